@@ -17,7 +17,7 @@ use towpath_protocol::message::{
     TRUSTED, fixed_name,
 };
 use towpath_protocol::oob::{Kind, OobAddress, OobMessage};
-use towpath_protocol::requests::{Request, RequestKind, Segment};
+use towpath_protocol::requests::{LocalRange, Request, RequestKind};
 
 fn frames() -> Vec<(&'static str, Vec<u8>)> {
     let options = [2, 4, 5, 0xb4, 1, 3, 3, 7];
@@ -303,7 +303,7 @@ fn control() -> Vec<(&'static str, Vec<u8>)> {
             }),
             0,
         ),
-        ("release", Message::Release(Release { what: RELEASE_APERTURE, number: 1 }), 0),
+        ("release", Message::Release(Release { kind: RELEASE_APERTURE, number: 1 }), 0),
         ("done", Message::Done, 0),
         ("done-too-many-descriptors", Message::Done, 8),
         ("error", refused.clone(), 0),
@@ -357,8 +357,8 @@ fn transfers() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Returns PDUs in cells: of both layers, with a cell lost, two at once, in circuits that close, and
-/// with checks for the target to correct.
+/// Returns PDUs in cells: of both layers, with a cell lost, two at once, in circuits that close,
+/// and with checks for the target to correct.
 fn cells() -> Vec<(&'static str, Vec<u8>)> {
     let bytes: Vec<u8> = (0..200).collect();
     let aal5: Vec<Cell> =
@@ -389,14 +389,14 @@ fn cells() -> Vec<(&'static str, Vec<u8>)> {
 
 /// Returns requests of each kind.
 fn requests() -> Vec<(&'static str, Vec<u8>)> {
-    let segment = Segment { offset: 4096, len: 64, memory: 1 };
-    let of = |kind, local: &[Segment]| {
+    let range = LocalRange { offset: 4096, len: 64, memory: 1 };
+    let of = |kind, local: &[LocalRange]| {
         Request::new(kind, 7, (5, 64), local).unwrap().to_bytes().to_vec()
     };
     vec![
-        ("write", of(RequestKind::Write, &[segment])),
-        ("write-value", of(RequestKind::WriteImmediate, &[segment; 2])),
-        ("read", of(RequestKind::Read, &[segment; 6])),
+        ("write", of(RequestKind::Write, &[range])),
+        ("write-value", of(RequestKind::WriteWithValue, &[range; 2])),
+        ("read", of(RequestKind::Read, &[range; 6])),
         ("send", Request::message(8, b"hello").unwrap().to_bytes().to_vec()),
     ]
 }

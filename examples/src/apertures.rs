@@ -1,12 +1,12 @@
-//! Connections by which an application lets others use its memory: each gets the key of an aperture of its
-//! own.
+//! Connections by which an application lets others use its memory: each gets the key of an aperture
+//! of its own.
 
 use std::error::Error;
 use std::net::SocketAddr;
 
 use towpath_client::{
-    Access, ApertureKey, Endpoint, Memory, OobAddress, OobKind, PeerState, ReceivedOob, Rule,
-    Session,
+    Access, ApertureKey, Endpoint, Export, Memory, OobAddress, OobKind, PeerState, ReceivedOob,
+    Rule, Session,
 };
 
 const TCP: u8 = 6;
@@ -21,8 +21,16 @@ pub fn address(text: &str) -> Result<OobAddress, Box<dyn Error>> {
     Ok(OobAddress { ip: at.ip(), protocol: TCP, port: at.port() })
 }
 
-/// Connects an endpoint with an application that asked for it, and sends it the key of an aperture of
-/// the first `bytes` bytes of a memory. Returns `None` if the application does not wait any more.
+/// An application that has an aperture.
+#[derive(Debug)]
+pub struct Admitted {
+    endpoint: Endpoint,
+    export: Export,
+}
+
+/// Connects an endpoint with an application that asked for it, and sends it the key of an aperture
+/// of the first `bytes` bytes of a memory. Returns `None` if the application does not wait any
+/// more.
 ///
 /// # Errors
 /// The errors of the session.
@@ -30,7 +38,7 @@ pub fn admit(
     session: &mut Session,
     request: &ReceivedOob,
     (memory, bytes, access): (&Memory, usize, Access),
-) -> Result<Option<Endpoint>, Box<dyn Error>> {
+) -> Result<Option<Admitted>, Box<dyn Error>> {
     if request.kind() != OobKind::Request {
         return Ok(None);
     }
@@ -43,30 +51,36 @@ pub fn admit(
         session.close(endpoint)?;
         return Ok(None);
     }
-    let export = session.export(endpoint, memory, 0..bytes, access)?;
+    // With as many as it may have, the example refuses others.
+    let Ok(export) = session.export(endpoint, memory, 0..bytes, access) else {
+        session.close(endpoint)?;
+        return Ok(None);
+    };
     session.send_oob(endpoint, request.from(), &export.key().0.to_le_bytes())?;
     session.flush()?;
-    Ok(Some(endpoint))
+    Ok(Some(Admitted { endpoint, export }))
 }
 
-/// Closes the endpoints whose peers have closed or died.
+/// Closes the endpoints whose peers have closed or died, and revokes their apertures, which count
+/// until then.
 ///
 /// # Errors
 /// The errors of the session.
 pub fn close_gone(
     session: &mut Session,
-    endpoints: &mut Vec<Endpoint>,
+    admitted: &mut Vec<Admitted>,
 ) -> Result<(), Box<dyn Error>> {
-    let is_gone = |one: &Endpoint| session.peer_state(*one) != PeerState::Connected;
-    let gone: Vec<_> = endpoints.extract_if(.., |one| is_gone(one)).collect();
-    for endpoint in gone {
+    let is_gone = |one: &mut Admitted| session.peer_state(one.endpoint) != PeerState::Connected;
+    let gone: Vec<_> = admitted.extract_if(.., is_gone).collect();
+    for Admitted { endpoint, export } in gone {
+        session.revoke(export)?;
         session.close(endpoint)?;
     }
     Ok(())
 }
 
-/// Connects with the application at an address. Returns the endpoint, and the key of the aperture that
-/// the application sent.
+/// Connects with the application at an address. Returns the endpoint, and the key of the aperture
+/// that the application sent.
 ///
 /// # Errors
 /// A refusal, or the errors of the session.
@@ -76,6 +90,7 @@ pub fn ask(
 ) -> Result<(Endpoint, ApertureKey), Box<dyn Error>> {
     let endpoint = session.open(&Rule::new().tcp(0).out_of_band())?;
     session.request_connection(endpoint, to, b"")?;
+    let mut peer = None;
     loop {
         let state = session.peer_state(endpoint);
         if !matches!(state, PeerState::Requested | PeerState::Connected) {
@@ -83,7 +98,14 @@ pub fn ask(
         }
         session.wait(None)?;
         session.receive(0, usize::MAX, |_| {})?;
+        // Others may send messages to the endpoint, too. The answer tells the peer's address.
         while let Some(message) = session.receive_oob(endpoint)? {
+            if message.kind() == OobKind::Accept {
+                peer = Some(message.from());
+            }
+            if peer != Some(message.from()) {
+                continue;
+            }
             let key = message.payload().first_chunk().copied();
             if let Some(key) = key.filter(|_| message.kind() == OobKind::Message) {
                 return Ok((endpoint, ApertureKey(u32::from_le_bytes(key))));

@@ -1,5 +1,5 @@
-//! Code that the example programs share: usage and errors, reported in one line; and connections by which
-//! one application lets another one use its memory.
+//! Code that the example programs share: usage and errors, reported in one line; and connections by
+//! which one application lets another one use its memory.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -13,8 +13,8 @@ const USAGE: u8 = 2;
 /// Runs an example that takes `N` arguments, and returns its exit status.
 ///
 /// `usage` is the name of the example and of its arguments, such as `"echo SOCKET"`. Arguments in
-/// brackets at the end may be left out together; they are then empty. The first line of `about` is the
-/// example's purpose. `--help` prints both with status 0. Another number of arguments, or an
+/// brackets at the end may be left out together; they are then empty. The first line of `about` is
+/// the example's purpose. `--help` prints both with status 0. Another number of arguments, or an
 /// unknown option, prints one line on standard error and returns status 2. An error of `run` prints
 /// one line of text and returns status 1.
 ///

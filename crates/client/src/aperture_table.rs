@@ -16,8 +16,8 @@ use crate::tripwire_table::TripwireTable;
 /// The apertures and tripwires of a session.
 pub(crate) struct Apertures {
     pub(crate) states: PeerWords,
-    /// The memories of other sessions that are mapped, by their numbers and whether for writing, with
-    /// the number of apertures in each.
+    /// The memories of other sessions that are mapped, by their numbers and whether for writing,
+    /// with the number of apertures in each.
     mapped: HashMap<(u64, bool), (CommonMemory, usize)>,
     /// The armed words of other sessions, by the sessions' numbers.
     armed: HashMap<u32, PeerWords>,

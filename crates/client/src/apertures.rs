@@ -16,9 +16,9 @@ use crate::session::Session;
 use crate::tripwire_table::{ImportedTripwire, Tripwire};
 
 impl Session {
-    /// Creates memory of at least `bytes` bytes, up to 1 GiB, of which the session can export ranges. The
-    /// server allocates it, and its bytes count against the limits of the session
-    /// ([`Options::apertures`](crate::Options::apertures)).
+    /// Creates memory of at least `bytes` bytes, up to 1 GiB, of which the session can export
+    /// ranges. The server allocates it, and its bytes count against the policy's `session-bytes`
+    /// and `bytes-per-user`.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -27,7 +27,7 @@ impl Session {
         let create = message::CreateMemory {
             bytes: bytes as u64,
             sharing: sharing as u32,
-            sequence: self.next_request(),
+            sequence: self.next_sequence(),
         };
         let (answer, descriptors) = self.ask_with(&Message::CreateMemory(create))?;
         let (Message::Created(created), Some(file)) = (answer, descriptors.into_iter().next())
@@ -40,16 +40,19 @@ impl Session {
         Ok(Memory { number: created.number, common, sharing })
     }
 
-    /// Exports a range of a memory to the peer of an endpoint, with these rights, for as long as their
-    /// connection lasts. The peer needs the key, which an out-of-band message can tell it.
+    /// Exports a range of a memory to the peer of an endpoint, with these rights, for as long as
+    /// their connection lasts. The peer needs the key, which an out-of-band message can tell it.
+    /// Also after the connection has ended, the aperture counts as one of the session's, and keeps
+    /// its range, until [`Session::revoke`]. For [`Aperture::load`] and `store`, the range begins
+    /// at a multiple of 8.
     ///
-    /// If the memory's sharing is not [`Sharing::Requests`], the peer **maps all of the memory**, and
-    /// the rights of a mapping cannot be taken back. docs/apertures.md has more.
+    /// If the memory's sharing is not [`Sharing::Requests`], the peer **maps all of the memory**,
+    /// and the rights of a mapping cannot be taken back. docs/apertures.md has more.
     ///
     /// # Errors
     /// [`OpenError`]: the endpoint is not connected, the range is empty, not inside, or overlaps that of
-    /// another aperture and one of the two may be written, or the session has as many apertures as it
-    /// asked for.
+    /// another aperture and one of the two may be written, or the session has as many apertures as
+    /// it asked for.
     pub fn export(
         &mut self,
         endpoint: Endpoint,
@@ -64,7 +67,7 @@ impl Session {
             endpoint: endpoint.number,
             memory: memory.number,
             access: access as u32,
-            sequence: self.next_request(),
+            sequence: self.next_sequence(),
         };
         match self.ask_with(&Message::Export(export))? {
             (Message::Created(created), _) => {
@@ -74,8 +77,9 @@ impl Session {
         }
     }
 
-    /// Revokes an aperture that this session exports. When the call returns, the peer's library refuses
-    /// each access, and the server carries out no request. A peer that mapped the memory and does not
+    /// Revokes an aperture that this session exports, or forgets one that has ended: the server may
+    /// give its number to another one. When the call returns, the peer's library refuses each
+    /// access, and the server carries out no request. A peer that mapped the memory and does not
     /// use this library can still access it, so the owner uses such memory for this peer alone.
     ///
     /// # Errors
@@ -84,9 +88,9 @@ impl Session {
         self.ask_release(message::RELEASE_APERTURE, export.number)
     }
 
-    /// Imports an aperture that the peer of an endpoint exports for their connection. If its memory is
-    /// mapped, its bytes count against the limits of this session too, until this session releases its
-    /// last aperture there: the owner cannot take a mapping back.
+    /// Imports an aperture that the peer of an endpoint exports for their connection. If its memory
+    /// is mapped, its bytes count against the limits of this session too, until this session
+    /// releases its last aperture there: the owner cannot take a mapping back.
     ///
     /// # Errors
     /// [`OpenError`]: there is no such aperture for this endpoint, it is imported already, or a limit is
@@ -96,7 +100,7 @@ impl Session {
         let import = message::Import {
             endpoint: endpoint.number,
             key: key.0,
-            sequence: self.next_request(),
+            sequence: self.next_sequence(),
             reserved: 0,
         };
         let (answer, descriptors) = self.ask_with(&Message::Import(import))?;
@@ -162,8 +166,8 @@ impl Session {
         self.ask_release(message::RELEASE_APERTURE, aperture.number)
     }
 
-    /// Releases a memory without exported apertures and without tripwires. Its content is lost, unless an
-    /// importer still maps it; the value is of no more use.
+    /// Releases a memory without exported apertures and without tripwires. Its content is lost,
+    /// unless an importer still maps it; the value is of no more use.
     ///
     /// # Errors
     /// [`OpenError`]; then the memory is as before.
@@ -171,11 +175,12 @@ impl Session {
         self.ask_release(message::RELEASE_MEMORY, memory.number)
     }
 
-    /// Sets a tripwire on a range of a memory of this session. It tells of these kinds of access, once
-    /// it is armed ([`Session::arm_tripwire`]). At most 8 tripwires of a memory may contain one place.
+    /// Sets a tripwire on a range of a memory of this session. It tells of these kinds of access,
+    /// once it is armed ([`Session::arm_tripwire`]). It may overlap at most 8 others.
     ///
     /// # Errors
-    /// [`OpenError`].
+    /// [`OpenError`]: the range is empty or not inside, 8 others overlap it, or the session has as many as
+    /// it asked for ([`Options::tripwires`](crate::Options::tripwires)).
     pub fn set_tripwire(
         &mut self,
         memory: &Memory,
@@ -188,7 +193,7 @@ impl Session {
             len: range.end.saturating_sub(range.start) as u64,
             memory: memory.number,
             access: access as u32,
-            sequence: self.next_request(),
+            sequence: self.next_sequence(),
             reserved: 0,
         };
         match self.ask_with(&Message::SetTripwire(set))? {
@@ -198,11 +203,13 @@ impl Session {
     }
 
     /// Imports a tripwire of an aperture's owner that lies in the aperture, by its number
-    /// ([`Tripwire::number`]), so that this application can fire it after it has accessed the memory
-    /// ([`Session::trip`]).
+    /// ([`Tripwire::number`]), so that this application can fire it after it has accessed the
+    /// memory ([`Session::trip`]). The owner tells the number, in an out-of-band message for
+    /// instance. Both sessions need [`Options::tripwires`](crate::Options::tripwires).
     ///
     /// # Errors
-    /// [`OpenError`].
+    /// [`OpenError`]: the aperture has ended, or contains no such tripwire; or this session has as many as
+    /// it asked for.
     pub fn import_tripwire(
         &mut self,
         aperture: &Aperture,
@@ -212,7 +219,7 @@ impl Session {
         let import = message::ImportTripwire {
             aperture: aperture.number,
             tripwire: number,
-            sequence: self.next_request(),
+            sequence: self.next_sequence(),
             reserved: 0,
         };
         let (answer, descriptors) = self.ask_with(&Message::ImportTripwire(import))?;
@@ -254,8 +261,8 @@ impl Session {
         Ok(())
     }
 
-    fn ask_release(&mut self, what: u32, number: u32) -> Result<(), OpenError> {
+    fn ask_release(&mut self, kind: u32, number: u32) -> Result<(), OpenError> {
         self.check()?;
-        self.ask_with(&Message::Release(message::Release { what, number })).map(|_| ())
+        self.ask_with(&Message::Release(message::Release { kind, number })).map(|_| ())
     }
 }

@@ -39,7 +39,8 @@ pub enum Lost {
          not even after a reset; attach again, without Options::own_queue if it happens again"
     )]
     QueueBroke,
-    /// Two servers crashed or hung while they served the session, so the next one does not resume it.
+    /// Two servers crashed or hung while they served the session, so the next one does not resume
+    /// it.
     #[error(
         "the driver server does not resume the session, because two servers crashed or hung while they \
          served it; tell the administrator, whose log says more, and attach again"
@@ -157,7 +158,7 @@ pub enum OpenError {
 pub enum AccessError {
     /// The range is not inside, or a word does not begin at a multiple of 8 bytes.
     #[error(
-        "{len} bytes from byte {offset} on, of {bytes}; a word of 8 bytes is aligned to 8 bytes"
+        "{len} bytes from byte {offset} on do not lie in the {bytes} bytes, or the word is not aligned to 8 bytes"
     )]
     Range {
         /// Where the range begins, in bytes.

@@ -22,8 +22,8 @@ use towpath_queue::{OwnWords, PeerWords};
 
 use crate::oob_queues::Oob;
 
-/// What only the first lane has.
-pub(crate) struct First {
+/// The parts that only the first lane has.
+pub(crate) struct FirstLaneParts {
     /// The queues of out-of-band messages.
     pub(crate) oob: Option<Box<Oob>>,
     /// The states of apertures.
@@ -83,7 +83,7 @@ pub(crate) fn lanes(
     mut own: OwnWords,
     server: &PeerWords,
     state: &PeerWords,
-) -> (Vec<Lane>, Vec<QueuePair>, Option<First>) {
+) -> (Vec<Lane>, Vec<QueuePair>, Option<FirstLaneParts>) {
     let (mut lanes, mut queue_pairs, mut first) = (Vec::new(), Vec::new(), None);
     let words = shape.server_words();
     for (number, wake) in wakes.into_iter().enumerate() {
@@ -108,7 +108,7 @@ pub(crate) fn lanes(
         if number == 0 {
             let oob = Oob::new(shape, own.oob, &pages.oob, &pages.requests);
             let (apertures, fired, requests) = (pages.apertures, pages.fired, pages.requests);
-            first = Some(First { oob, apertures, fired, requests });
+            first = Some(FirstLaneParts { oob, apertures, fired, requests });
         }
         let flag = state.part(number * STATE_WORDS + STATE_SLEEP_WORD, 1);
         lanes.push(Lane {

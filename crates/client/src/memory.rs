@@ -7,11 +7,12 @@ use towpath_queue::PeerWords;
 use crate::error::AccessError;
 use crate::fork::ForkGuard;
 
-/// Memory that this session created, of which it exports ranges ([`crate::Session::create_memory`]).
+/// Memory that this session created, of which it exports ranges
+/// ([`crate::Session::create_memory`]).
 ///
 /// Others may write it at any time, by the rights of the apertures. So there are no references into
-/// it: every access copies. The memory stays mapped while this value lives, also after the session's
-/// end.
+/// it: every access copies. The memory stays mapped while this value lives, also after the
+/// session's end. Dropping the value releases nothing: see [`crate::Session::release_memory`].
 #[derive(Debug)]
 pub struct Memory {
     pub(crate) number: u32,
@@ -19,8 +20,8 @@ pub struct Memory {
     pub(crate) sharing: Sharing,
 }
 
-/// The key of an aperture. The application at the other end of the connection imports the aperture by
-/// it; anyone else can do nothing with it.
+/// The key of an aperture. The application at the other end of the connection imports the aperture
+/// by it; anyone else can do nothing with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ApertureKey(pub u32);
 
@@ -84,8 +85,8 @@ impl Memory {
         read(&self.common, offset, to)
     }
 
-    /// Copies bytes into the memory, in ascending order. A reader never sees a part of an aligned word of
-    /// 8 bytes.
+    /// Copies bytes into the memory, in ascending order. A reader sees all or none of the new bytes
+    /// of each aligned word of 8 bytes that the write covers completely.
     ///
     /// # Errors
     /// [`AccessError::Range`].
@@ -94,8 +95,8 @@ impl Memory {
         write(&self.common, offset, from)
     }
 
-    /// Returns the aligned word of 8 bytes at an offset. The application then also sees all that the
-    /// writer of the word wrote before it, here and in other memory.
+    /// Returns the aligned word of 8 bytes at an offset. The application then also sees all that
+    /// the writer of the word wrote before it, here and in other memory.
     ///
     /// # Errors
     /// [`AccessError::Range`].
@@ -104,8 +105,8 @@ impl Memory {
         inside(self.common.load(offset), (offset, 8), &self.common)
     }
 
-    /// Stores an aligned word of 8 bytes. A reader that loads it also sees all that this thread wrote
-    /// before.
+    /// Stores an aligned word of 8 bytes. A reader that loads it also sees all that this thread
+    /// wrote before.
     ///
     /// # Errors
     /// [`AccessError::Range`].
@@ -119,7 +120,8 @@ impl Memory {
 ///
 /// Each access first looks whether the aperture still exists: one load of a word that the server
 /// writes. The owner can revoke the aperture at any time. Its memory stays mapped while this value
-/// lives, and an access under way when the owner revokes it still takes place.
+/// lives, and an access under way when the owner revokes it still takes place. Dropping the value
+/// releases nothing: see [`crate::Session::release_aperture`].
 #[derive(Debug)]
 pub struct Aperture {
     pub(crate) number: u32,

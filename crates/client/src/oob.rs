@@ -84,8 +84,8 @@ impl Session {
         Ok(())
     }
 
-    /// Returns what an endpoint's peer does: one load of a word that the server writes. So before it
-    /// sends, an application can tell whether the peer has closed or died.
+    /// Returns what an endpoint's peer does: one load of a word that the server writes. So before
+    /// it sends, an application can tell whether the peer has closed or died.
     #[inline]
     #[must_use]
     pub fn peer_state(&self, endpoint: Endpoint) -> PeerState {
@@ -116,9 +116,9 @@ impl Session {
     }
 
     /// Returns the number of an endpoint that has out-of-band messages, which is the same until the
-    /// application has taken them; or a new [`Session::peer_state`], or a request that is complete or
-    /// failed ([`Session::request_state`]), which are reported once. Only
-    /// [`Session::wait`] and [`Session::poll`] take events.
+    /// application has taken them; or a new [`Session::peer_state`], or a request that is complete
+    /// or failed ([`Session::request_state`]), which are reported once. Only [`Session::wait`] and
+    /// [`Session::poll`] take events.
     ///
     /// # Errors
     /// [`Lost`].

@@ -22,7 +22,7 @@ pub enum OobKind {
     /// A peer rejected this endpoint's request.
     Reject,
     /// The peer wrote into an aperture with a value ([`ReceivedOob::value`]).
-    Immediate,
+    Value,
 }
 
 /// An out-of-band message that an endpoint received.
@@ -41,7 +41,7 @@ impl ReceivedOob {
             Kind::Request => OobKind::Request,
             Kind::Accept => OobKind::Accept,
             Kind::Reject => OobKind::Reject,
-            Kind::Immediate => OobKind::Immediate,
+            Kind::Value => OobKind::Value,
             Kind::Close => return Err(Violation::Flags),
         };
         Ok(ReceivedOob { kind, from, message })
@@ -72,12 +72,12 @@ impl ReceivedOob {
         self.message.session
     }
 
-    /// Returns the value that came with a write into an aperture, and the number of bytes written; `None`
-    /// for another kind of message.
+    /// Returns the value that came with a write into an aperture, and the number of bytes written;
+    /// `None` for another kind of message.
     #[must_use]
     pub fn value(&self) -> Option<(u32, u32)> {
         let payload = self.message.payload().first_chunk::<8>();
-        let [a, b, c, d, e, f, g, h] = *payload.filter(|_| self.kind == OobKind::Immediate)?;
+        let [a, b, c, d, e, f, g, h] = *payload.filter(|_| self.kind == OobKind::Value)?;
         Some((u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])))
     }
 
@@ -163,8 +163,8 @@ impl Oob {
         self.ready.is_empty()
     }
 
-    /// Returns the first endpoint with news. `is_wait`: a wait asks, which reports a new state, and what
-    /// became of requests, once.
+    /// Returns the first endpoint with news. `is_wait`: a wait asks, which reports a new state, and
+    /// what became of requests, once.
     pub(crate) fn first_ready(&mut self, is_wait: bool) -> Result<Option<u32>, Violation> {
         while let Some(endpoint) = self.ready.front().copied() {
             let queue = &mut self.queues[endpoint as usize];

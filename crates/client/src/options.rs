@@ -24,11 +24,11 @@ pub struct Options {
     pub transmit_buffer_bytes: u32,
     /// Data bytes of a receive buffer.
     pub receive_buffer_bytes: u32,
-    /// Out-of-band messages that the queue of each endpoint holds: a power of two from 8 to 256, or 0
-    /// for no queues. A message takes 128 bytes.
+    /// Out-of-band messages that the queue of each endpoint holds: a power of two from 8 to 256, or
+    /// 0 for no queues. A message takes 128 bytes.
     pub oob_slots: u32,
-    /// The maximum number of apertures, exported and imported: 0 to 16 384. They need connections, and
-    /// so queues of out-of-band messages.
+    /// The maximum number of apertures, exported and imported: 0 to 16 384. They need connections,
+    /// and so queues of out-of-band messages.
     pub apertures: u32,
     /// The maximum number of tripwires, set and imported: 0 to 16 384, and none without apertures.
     pub tripwires: u32,
@@ -53,9 +53,9 @@ pub struct Options {
     pub expedited_queue_pair: Option<u32>,
     /// How long the client waits for the server when it attaches, and for each later request of the
     /// session (open, close, set); 10 s by default. A request that gets no answer in time ends the
-    /// session with [`crate::Lost::NoAnswer`]. A deadline beyond the clock's range never expires. If
-    /// the server is killed meanwhile, the request waits up to `resume_timeout` for the next server,
-    /// and this time begins anew.
+    /// session with [`crate::Lost::NoAnswer`]. A deadline beyond the clock's range never expires.
+    /// If the server is killed meanwhile, the request waits up to `resume_timeout` for the next
+    /// server, and this time begins anew.
     pub answer_timeout: Duration,
     /// How long a session waits for another server after its server was killed, by default 30 s.
     /// Calls that wait go on waiting meanwhile. Then the session is over

@@ -1,4 +1,4 @@
-//! What became of a session's requests.
+//! The outcome of a session's requests.
 
 use towpath_protocol::layout::REQUEST_WORDS;
 use towpath_protocol::requests::RequestFault;
@@ -11,12 +11,13 @@ pub struct RequestId {
     pub(crate) sequence: u32,
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestState {
     /// The server has yet to carry it out.
     Pending,
-    /// All of it is done: bytes that it wrote are in the aperture, bytes that it read in local memory.
+    /// All of it is done: bytes that it wrote are in the aperture, bytes that it read in local
+    /// memory.
     Complete,
     /// It failed, and with it the endpoint's connection. Some of its bytes may be moved.
     Failed(RequestFault),
@@ -27,7 +28,8 @@ pub enum RequestState {
 pub(crate) struct EndpointRequests {
     /// The number of the last request.
     pub(crate) last: u32,
-    /// The requests that failed with an earlier connection: the first one with its fault, and the last.
+    /// The requests that failed with an earlier connection: the first one with its fault, and the
+    /// last.
     failed: Option<(u32, RequestFault, u32)>,
 }
 
@@ -61,8 +63,8 @@ impl RequestTable {
         self.words.observe(endpoint as usize * REQUEST_WORDS) as u32
     }
 
-    /// Begins with a new connection of an endpoint, which has none: what is not complete has failed, or
-    /// fails as soon as the server comes to it.
+    /// Begins with a new connection of an endpoint, which has none: what is not complete has
+    /// failed, or fails as soon as the server comes to it.
     pub(crate) fn connect(&mut self, endpoint: u32) {
         let (failed, completed) = (self.failed(endpoint), self.completed(endpoint));
         let Some(one) = self.endpoints.get_mut(endpoint as usize) else { return };

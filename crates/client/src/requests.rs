@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use towpath_protocol::requests::{self, MAX_SEGMENTS, RequestFault, RequestKind, Segment};
+use towpath_protocol::requests::{self, LocalRange, MAX_LOCAL_RANGES, RequestFault, RequestKind};
 use towpath_queue::descriptor::{Descriptor, MESSAGE_BYTES, REQUEST, TOGETHER};
 use zerocopy::IntoBytes;
 
@@ -18,72 +18,76 @@ use crate::session::Session;
 pub struct Request {
     kind: RequestKind,
     remote: (u32, u64),
-    local: [Segment; MAX_SEGMENTS],
-    /// The number of local ranges, also of those for which there was no place; of a message, its bytes.
+    local: [LocalRange; MAX_LOCAL_RANGES],
+    /// The number of local ranges, also of those for which there was no place; of a message, its
+    /// bytes.
     count: usize,
     /// `true` if a local range is empty or not inside of its memory.
     is_outside: bool,
-    immediate: u32,
+    value: u32,
     together: bool,
 }
 
 impl Request {
     fn new(kind: RequestKind, remote: (u32, u64)) -> Request {
-        let local = [Segment::default(); MAX_SEGMENTS];
-        let (count, is_outside, immediate, together) = (0, false, 0, false);
-        Request { kind, remote, local, count, is_outside, immediate, together }
+        let local = [LocalRange::default(); MAX_LOCAL_RANGES];
+        let (count, is_outside, value, together) = (0, false, 0, false);
+        Request { kind, remote, local, count, is_outside, value, together }
     }
 
-    /// Writes from local memory into an aperture, from its byte `offset` on.
+    /// Returns a request that writes from local memory into an aperture, from its byte `offset` on.
     #[must_use]
     pub fn write(key: ApertureKey, offset: u64) -> Request {
         Request::new(RequestKind::Write, (key.0, offset))
     }
 
-    /// Reads from an aperture, from its byte `offset` on, into local memory.
+    /// Returns a request that reads from an aperture, from its byte `offset` on, into local memory.
     #[must_use]
     pub fn read(key: ApertureKey, offset: u64) -> Request {
         Request::new(RequestKind::Read, (key.0, offset))
     }
 
-    /// Puts a message of at most 64 bytes into the queue of the endpoint at the other end, which it takes
-    /// as an out-of-band message. Unlike [`Session::send_oob`], this waits for room there.
+    /// Returns a request that puts a message of at most 64 bytes into the queue of the endpoint at
+    /// the other end, which it takes as an out-of-band message. Unlike [`Session::send_oob`], this
+    /// waits for room there.
     #[must_use]
     pub fn send(payload: &[u8]) -> Request {
         let mut request = Request::new(RequestKind::Send, (0, 0));
         request.count = payload.len();
         if let Some(message) = requests::Request::message(0, payload) {
-            request.local = message.segments;
+            request.local = message.local;
         }
         request
     }
 
-    /// Adds a range of a memory of this session. A request has 1 to 6 of them, one behind the other in
-    /// the aperture, and at most 1 GiB in all.
+    /// Adds a range of a memory of this session, whose bytes the application leaves alone until the
+    /// request is complete. A request has 1 to 6 of them, one behind the other in the aperture, and
+    /// at most 1 GiB in all.
     #[must_use]
     pub fn local(mut self, memory: &Memory, range: Range<usize>) -> Request {
         let len = range.end.saturating_sub(range.start);
         self.is_outside |= len == 0 || range.end > memory.len();
         if let Some(place) = self.local.get_mut(self.count) {
             let len = u32::try_from(len).unwrap_or(u32::MAX);
-            *place = Segment { offset: range.start as u64, len, memory: memory.number };
+            *place = LocalRange { offset: range.start as u64, len, memory: memory.number };
         }
         self.count += 1;
         self
     }
 
-    /// After the write, the endpoint at the other end receives this value ([`crate::OobKind::Immediate`]).
+    /// Has the server send this value to the endpoint at the other end after the write
+    /// ([`crate::OobKind::Value`]). Reads and messages ignore it.
     #[must_use]
     pub fn with_value(mut self, value: u32) -> Request {
         if self.kind == RequestKind::Write {
-            self.kind = RequestKind::WriteImmediate;
+            self.kind = RequestKind::WriteWithValue;
         }
-        self.immediate = value;
+        self.value = value;
         self
     }
 
-    /// The next request of the endpoint belongs to the same message: the server carries out nothing else
-    /// between the two, up to a limit of its own.
+    /// Groups this request with the endpoint's next one: the server carries out nothing between
+    /// them, up to a limit of its own.
     #[must_use]
     pub fn together(mut self) -> Request {
         self.together = true;
@@ -104,14 +108,15 @@ impl Request {
         let made =
             local.and_then(|all| requests::Request::new(self.kind, sequence, self.remote, all));
         let made = made.ok_or(RequestError::Ranges { count: self.count })?;
-        Ok(requests::Request { immediate: self.immediate, ..made })
+        Ok(requests::Request { value: self.value, ..made })
     }
 }
 
 impl Session {
-    /// Queues a request of a connected endpoint. The next [`Session::flush`], or [`Session::wait`], sends
-    /// it; the server carries out the requests of an endpoint in their order, and a wait ends when one is
-    /// complete or failed. docs/apertures.md says what may be relied on.
+    /// Queues a request of a connected endpoint. The next [`Session::flush`], or [`Session::wait`],
+    /// sends it; the server carries out the requests of an endpoint in their order. A wait ends
+    /// when one is complete or failed, and [`Session::ready_oob`] then returns the endpoint.
+    /// docs/apertures.md says what may be relied on.
     ///
     /// # Errors
     /// [`RequestError`]; then nothing was queued.
@@ -153,9 +158,10 @@ impl Session {
         Ok(RequestId { endpoint: number, sequence })
     }
 
-    /// Returns what became of a request: loads of two words that the server writes. If a request is
-    /// complete, so are all that the endpoint made before. Ids of an endpoint that is closed, and those
-    /// of more than two billion requests ago, have no meaning.
+    /// Returns the outcome of a request: loads of two words that the server writes. If a request is
+    /// complete, so are all earlier ones of the same connection. Ids of an endpoint that is closed,
+    /// of connections before the last one that failed, and of more than two billion requests ago,
+    /// have no meaning.
     #[inline]
     #[must_use]
     pub fn request_state(&self, id: RequestId) -> RequestState {

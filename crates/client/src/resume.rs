@@ -22,8 +22,8 @@ use crate::reconnect::Progress;
 use crate::session::Session;
 
 impl Session {
-    /// Starts to resume the session, unless an attempt is under way. Returns `false` if no server can
-    /// resume it.
+    /// Starts to resume the session, unless an attempt is under way. Returns `false` if no server
+    /// can resume it.
     pub(crate) fn start_resuming(&mut self) -> bool {
         if self.lost.is_some() || self.lanes.iter().any(crate::lanes::Lane::is_closed) {
             return false;
@@ -122,8 +122,8 @@ impl Session {
         }
     }
 
-    /// Adopts the answering server's doorbell and wake descriptors, and notifies it of all packets in
-    /// flight.
+    /// Adopts the answering server's doorbell and wake descriptors, and notifies it of all packets
+    /// in flight.
     fn adopt_server(
         &mut self,
         granted: &Attached,

@@ -26,7 +26,7 @@ use crate::control::{Answer, Deadline, ask, connect};
 use crate::error::{AttachError, Lost, OpenError, Refusal};
 use crate::fork::ForkGuard;
 use crate::hold::DoorbellHold;
-use crate::lanes::{First, Lane, QueuePair, lanes, no_counters};
+use crate::lanes::{FirstLaneParts, Lane, QueuePair, lanes, no_counters};
 use crate::oob_queues::Oob;
 use crate::options::{Endpoint, Info, Options, Statistics, read_info};
 use crate::pool::{ReceivePool, TransmitPool};
@@ -136,7 +136,7 @@ impl Session {
         let receive_pool =
             PoolShape::new(buffers, shape.receive_pool.data_bytes()).ok_or_else(small)?;
         let (lanes, mut queue_pairs, first) = lanes(&shape, wakes, own, &server, &state);
-        let First { oob, apertures, fired, requests } =
+        let FirstLaneParts { oob, apertures, fired, requests } =
             first.ok_or_else(|| AttachError::Protocol("the session has no lanes".into()))?;
         let guard = ForkGuard::new()?;
         let apertures =
@@ -240,7 +240,7 @@ impl Session {
     /// [`OpenError`].
     pub fn open(&mut self, rule: &Rule) -> Result<Endpoint, OpenError> {
         self.check()?;
-        let open = message::Open { sequence: self.next_request(), ..rule.to_message() };
+        let open = message::Open { sequence: self.next_sequence(), ..rule.to_message() };
         match self.ask(&Message::Open(open))? {
             Message::Opened(opened) => {
                 let endpoint = Endpoint {
@@ -256,8 +256,8 @@ impl Session {
         }
     }
 
-    /// Returns the number of the next request that creates something.
-    pub(crate) fn next_request(&mut self) -> u32 {
+    /// Returns the sequence number of the next message that creates something.
+    pub(crate) fn next_sequence(&mut self) -> u32 {
         self.requests = self.requests.wrapping_add(1).max(1);
         self.requests
     }

@@ -75,18 +75,19 @@ impl TripwireTable {
         self.ready.is_empty()
     }
 
-    /// Returns the first tripwire with an event that is armed and has fired.
+    /// Returns the first tripwire with an event that is armed and has fired. Drops events of others
+    /// before it.
     pub(crate) fn first_fired(&mut self) -> Option<u32> {
         while let Some(tripwire) = self.ready.front().copied() {
             if self.own.has_fired(tripwire) {
                 return Some(tripwire);
             }
-            self.take(tripwire);
+            self.pop_first(tripwire);
         }
         None
     }
 
-    pub(crate) fn take(&mut self, tripwire: u32) {
+    pub(crate) fn pop_first(&mut self, tripwire: u32) {
         self.ready.pop_front();
         self.is_ready[tripwire as usize] = false;
     }

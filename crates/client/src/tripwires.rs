@@ -12,9 +12,9 @@ impl Session {
         self.apertures.as_mut().and_then(|one| one.tripwires.as_mut())
     }
 
-    /// Arms a tripwire: the next access of its kind fires it. The application then looks at the memory,
-    /// and waits only if there is nothing new: an access before this call fires nothing. Costs a store
-    /// and a barrier, and no system call. A tripwire of another session is ignored.
+    /// Arms a tripwire: the next access of its kind fires it. The application then looks at the
+    /// memory, and waits only if there is nothing new: an access before this call fires nothing.
+    /// Costs a store and a barrier, and no system call. A tripwire of another session is ignored.
     #[inline]
     pub fn arm_tripwire(&mut self, tripwire: Tripwire) {
         if self.is_parents()
@@ -34,7 +34,8 @@ impl Session {
         }
     }
 
-    /// Returns `true` if a tripwire is armed and has fired: one load of a word that the server writes.
+    /// Returns `true` if a tripwire is armed and has fired: one load of a word that the server
+    /// writes.
     #[inline]
     #[must_use]
     pub fn has_fired(&self, tripwire: Tripwire) -> bool {
@@ -56,8 +57,8 @@ impl Session {
         }
     }
 
-    /// Returns a tripwire that fired, and disarms it: the application looks at the memory, and arms it
-    /// again if it waits for more. Only [`Session::wait`] and [`Session::poll`] take events.
+    /// Returns a tripwire that fired, and disarms it: the application looks at the memory, and arms
+    /// it again if it waits for more. Only [`Session::wait`] and [`Session::poll`] take events.
     ///
     /// # Errors
     /// [`Lost`].
@@ -65,14 +66,16 @@ impl Session {
         self.check()?;
         let Some(table) = self.tripwires() else { return Ok(None) };
         let Some(number) = table.first_fired() else { return Ok(None) };
-        table.take(number);
+        table.pop_first(number);
         table.own.disarm(number);
         Ok(Some(Tripwire { number }))
     }
 
-    /// Has the server fire an imported tripwire, if its owner armed it. The application calls this after
-    /// it has accessed the mapped memory; requests do so by themselves. Returns `true` if the owner is
-    /// told. As long as the tripwire is not armed, the call costs a barrier and a load.
+    /// Has the server fire an imported tripwire, if its owner armed it. The application calls this
+    /// after it has accessed the mapped memory; requests do so by themselves. Returns `true` if
+    /// this call told the server; `false` if the tripwire is not armed, or the server was told
+    /// since it was armed. As long as the tripwire is not armed, the call costs a barrier and a
+    /// load. It has no effect once the aperture has ended.
     ///
     /// # Errors
     /// [`Lost`].
@@ -82,17 +85,17 @@ impl Session {
         let fenced = fence();
         let Some(table) = self.tripwires() else { return Ok(false) };
         let armed = table.imported.get_mut(&tripwire.number);
-        if !armed.is_some_and(|armed| armed.must_tell(fenced)) {
+        if !armed.is_some_and(|armed| armed.must_report(fenced)) {
             return Ok(false);
         }
-        self.tell_of_access(tripwire.number)?;
+        self.report_access(tripwire.number)?;
         Ok(true)
     }
 
     #[cold]
-    fn tell_of_access(&mut self, tripwire: u32) -> Result<(), Lost> {
+    fn report_access(&mut self, tripwire: u32) -> Result<(), Lost> {
         if self.hung_up {
-            // The next server is told of all imported tripwires when it resumes the session.
+            // The session tells the next server of all imported tripwires when it resumes.
             return Ok(());
         }
         let lane = &mut self.lanes[0];

@@ -20,13 +20,13 @@ const FAR: Duration = Duration::from_secs(86_400);
 
 impl Session {
     /// Waits until a queue pair has news: packets, or room that the application requested
-    /// ([`Session::want_room`]); or an endpoint has: out-of-band messages, or a new state of its peer
-    /// ([`Session::ready_oob`]); or a tripwire fired ([`Session::ready_tripwire`]). It also returns once after the server has closed an endpoint
-    /// ([`Session::is_revoked`]). If the server was killed, the call waits for the next server, and
-    /// returns `true` once that server has resumed the session. Returns `false` when the timeout
-    /// expires. `None` and a deadline beyond the clock's range never expire; zero only checks.
-    /// Packets that were received before and not taken are news too. The client first flushes the
-    /// transmit queues.
+    /// ([`Session::want_room`]); or an endpoint has: out-of-band messages, or a new state of its
+    /// peer ([`Session::ready_oob`]); or a tripwire fired ([`Session::ready_tripwire`]). It also
+    /// returns once after the server has closed an endpoint ([`Session::is_revoked`]). If the
+    /// server was killed, the call waits for the next server, and returns `true` once that server
+    /// has resumed the session. Returns `false` when the timeout expires. `None` and a deadline
+    /// beyond the clock's range never expire; zero only checks. Packets that were received before
+    /// and not taken are news too. The client first flushes the transmit queues.
     ///
     /// # Errors
     /// [`Lost`]: within milliseconds if the server ended in order; after

@@ -57,7 +57,8 @@ impl Pair {
         (memory, self.importer.import(self.to, key).unwrap())
     }
 
-    /// Returns `true` if a tripwire fires within a time in which an engine handles an event many times over.
+    /// Returns `true` if a tripwire fires within a time in which an engine handles an event many
+    /// times over.
     fn fires(&mut self, tripwire: Tripwire) -> bool {
         let until = Instant::now() + Duration::from_millis(50);
         while Instant::now() < until && !self.owner.has_fired(tripwire) {
@@ -322,8 +323,8 @@ fn a_user_has_a_limited_number_of_memories() {
     eventually(|| sessions[3].create_memory(1, Sharing::Requests).is_ok());
 }
 
-/// Requests that were queued when the peer closed the connection have failed, also if the endpoint is
-/// connected again before the server came to them.
+/// Requests that were queued when the peer closed the connection have failed, also if the endpoint
+/// is connected again before the server came to them.
 #[test]
 fn requests_of_an_ended_connection_do_not_become_complete() {
     let mut pair = pair();
@@ -363,7 +364,7 @@ fn a_session_has_as_many_as_it_asked_for() {
         .map(|at| pair.owner.export(pair.from, &memory, at..at + 1, Access::Write).unwrap())
         .collect();
     let outcome = pair.owner.export(pair.from, &memory, 20..21, Access::Write);
-    refused(outcome, Refusal::Limit, "as many as it may have");
+    refused(outcome, Refusal::Limit, "as many as it asked for");
     pair.owner.revoke(exports[3]).unwrap();
     pair.owner.export(pair.from, &memory, 20..21, Access::Write).unwrap();
     let mut plain = pair.world.attach("plain");
@@ -371,7 +372,7 @@ fn a_session_has_as_many_as_it_asked_for() {
     let memories: Vec<_> =
         (1..64).map(|_| pair.owner.create_memory(1, Sharing::Requests).unwrap()).collect();
     let outcome = pair.owner.create_memory(1, Sharing::Requests);
-    refused(outcome, Refusal::Limit, "as many as it may have");
+    refused(outcome, Refusal::Limit, "as many as it asked for");
     for memory in memories {
         pair.owner.release_memory(&memory).unwrap();
     }
@@ -379,7 +380,7 @@ fn a_session_has_as_many_as_it_asked_for() {
         .map(|at| pair.owner.set_tripwire(&memory, at..at + 1, Access::Write).unwrap())
         .collect();
     let outcome = pair.owner.set_tripwire(&memory, 200..201, Access::Write);
-    refused(outcome, Refusal::Limit, "as many as it may have");
+    refused(outcome, Refusal::Limit, "as many as it asked for");
     refused(pair.owner.release_memory(&memory), Refusal::State, "first");
     for tripwire in tripwires {
         pair.owner.release_tripwire(tripwire).unwrap();
@@ -389,7 +390,7 @@ fn a_session_has_as_many_as_it_asked_for() {
         pair.owner.set_tripwire(&memory, 0..64, Access::Write).unwrap();
     }
     let outcome = pair.owner.set_tripwire(&memory, 63..65, Access::Write);
-    refused(outcome, Refusal::Limit, "8 tripwires overlap");
+    refused(outcome, Refusal::Limit, "8 other tripwires overlap");
 }
 
 #[test]
@@ -604,7 +605,7 @@ fn a_value_or_message_comes_behind_the_bytes() {
         pair.importer.request(pair.to, &Request::send(&round.to_le_bytes())).unwrap();
         pair.importer.flush().unwrap();
         let value = next(&mut pair.owner, pair.from);
-        assert_eq!((value.kind(), value.value()), (OobKind::Immediate, Some((round, 8))));
+        assert_eq!((value.kind(), value.value()), (OobKind::Value, Some((round, 8))));
         assert_eq!(remote.load(8), Ok(u64::from(round) + 1));
         let message = next(&mut pair.owner, pair.from);
         assert_eq!(

@@ -12,10 +12,12 @@ use towpath_queue::copy::{copy, copy_in_order};
 use crate::Mapping;
 
 /// A range of mapped memory that this process, others, and any number of threads read and write.
-/// There are no references into it: every access copies, by atomics.
+/// There are no references into it: every access copies by [`towpath_queue::copy`], or is one
+/// atomic word.
 ///
-/// A write places its bytes in ascending order, and never a part of an aligned word of 8 bytes. A
-/// reader that sees the last word, by [`CommonMemory::load`], sees everything before it.
+/// A write places its bytes in ascending order. A reader sees all or none of the new bytes of each
+/// aligned word of 8 bytes that the write covers completely. A reader that sees the last word, by
+/// [`CommonMemory::load`], sees everything before it.
 #[derive(Clone, Debug)]
 pub struct CommonMemory {
     mapping: Arc<Mapping>,
@@ -76,7 +78,8 @@ impl CommonMemory {
     }
 
     /// Copies bytes out of the memory. Where others write meanwhile, old and new bytes are mixed.
-    /// Returns whether the range lies inside; if not, copies nothing.
+    /// Returns `true` if the range lies inside; if not, copies
+    /// nothing.
     #[inline]
     #[must_use]
     pub fn read(&self, offset: usize, to: &mut [u8]) -> bool {
@@ -98,8 +101,8 @@ impl CommonMemory {
         true
     }
 
-    /// Copies bytes into the memory, in ascending order. Returns whether this process may write it and
-    /// the range lies inside; if not, copies nothing.
+    /// Copies bytes into the memory, in ascending order. Returns `true` if this process may write
+    /// it and the range lies inside; if not, copies nothing.
     #[inline]
     #[must_use]
     pub fn write(&self, offset: usize, from: &[u8]) -> bool {
@@ -112,9 +115,9 @@ impl CommonMemory {
         true
     }
 
-    /// Copies from other such memory, in ascending order. Returns whether this process may write this
-    /// memory and both ranges lie inside; if not, copies nothing. Where the ranges overlap, the bytes
-    /// are arbitrary.
+    /// Copies from other such memory, in ascending order. Returns `true` if this process may write
+    /// this memory and both ranges lie inside; if not, copies nothing. Where the ranges overlap,
+    /// the bytes are arbitrary.
     #[inline]
     #[must_use]
     pub fn copy_from(
@@ -156,8 +159,8 @@ impl CommonMemory {
         self.is_writable
     }
 
-    /// Returns the aligned word of 8 bytes at an offset, with an acquire load: the caller sees all that
-    /// the word's writer wrote before. `None` if the word is not inside or not aligned.
+    /// Returns the aligned word of 8 bytes at an offset, with an acquire load: the caller sees all
+    /// that the word's writer wrote before. `None` if the word is not inside or not aligned.
     #[inline]
     #[must_use]
     pub fn load(&self, offset: usize) -> Option<u64> {
@@ -165,8 +168,8 @@ impl CommonMemory {
         self.word(offset).map(|word| word.load(Ordering::Acquire))
     }
 
-    /// Stores an aligned word of 8 bytes, with a release store. Returns whether this process may write
-    /// the memory, and the word is inside and aligned; if not, stores nothing.
+    /// Stores an aligned word of 8 bytes, with a release store. Returns `true` if this process may
+    /// write the memory, and the word is inside and aligned; if not, stores nothing.
     #[inline]
     #[must_use]
     pub fn store(&self, offset: usize, value: u64) -> bool {

@@ -113,8 +113,8 @@ impl SharedFile {
         )?)
     }
 
-    /// Maps the whole file for common use: others may write it at any time, and so may this process if
-    /// `is_writable`. The caller makes no [`Region`] of the same file.
+    /// Maps the whole file for common use: others may write it at any time, and so may this process
+    /// if `is_writable`. The caller makes no [`Region`] of the same file.
     ///
     /// # Errors
     /// The error of `mmap`.

@@ -6,8 +6,8 @@
 //! | aperture | the session that exported it, and the one that imported it | a range of a memory, for the connection of one endpoint |
 //! | tripwire | the session that set it, and those that imported it | a place in a memory, whose owner learns of accesses |
 //!
-//! Each session numbers its own. The numbers of apertures and tripwires also number words and bits in
-//! the session's server pages, in which the server tells their state.
+//! Each session numbers its own. The numbers of apertures and tripwires also number words and bits
+//! in the session's server pages, in which the server tells their state.
 
 /// The most memories that a session creates.
 pub const MAX_MEMORIES: u32 = 64;
@@ -15,7 +15,7 @@ pub const MAX_MEMORIES: u32 = 64;
 pub const MAX_APERTURES: u32 = 16_384;
 /// The most tripwires of a session, its own and imported.
 pub const MAX_TRIPWIRES: u32 = 16_384;
-/// The most tripwires that its owner sets in one memory and that contain one place.
+/// The most other tripwires of a memory that a tripwire may overlap when its owner sets it.
 pub const MAX_OVERLAPPING: usize = 8;
 
 /// The way in which the importers of a memory's apertures reach it.
@@ -26,7 +26,8 @@ pub enum Sharing {
     Requests = 1,
     /// Importers map the whole memory for reading.
     MapRead = 2,
-    /// The importer, one other session, maps the whole memory for reading and writing.
+    /// The importer, one other session, maps the whole memory: for writing only if the aperture's
+    /// rights include writing.
     MapWrite = 3,
 }
 
@@ -97,7 +98,8 @@ pub enum ApertureState {
 }
 
 impl ApertureState {
-    /// Returns the state of a word. That of a later version is one in which nothing may be accessed.
+    /// Returns the state of a word. That of a later version is one in which nothing may be
+    /// accessed.
     #[must_use]
     pub fn from_word(word: u64) -> ApertureState {
         use ApertureState::{Closed, Gone, None, Revoked, Valid};

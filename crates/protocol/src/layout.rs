@@ -14,8 +14,8 @@
 //! but the transmit pool then has as many parts of this layout, one behind the other: part i
 //! belongs to lane i, so each word still has one writer, and each receive buffer, too. All lanes
 //! send from one transmit pool, which they only read, and each has a ledger for it of its own.
-//! Out-of-band messages, apertures and tripwires use the first lane; their words in the parts of other
-//! lanes stay empty.
+//! Out-of-band messages, apertures and tripwires use the first lane; their words in the parts of
+//! other lanes stay empty.
 
 use towpath_queue::buffers::Ledger;
 use towpath_queue::events::EventShape;
@@ -45,8 +45,8 @@ pub const PARKED_WORD: usize = 1;
 /// Word of the server pages' header that counts the endpoints that the server closed because the
 /// policy changed.
 pub const REVOKED_WORD: usize = 2;
-/// Word of the accounts with the engine's time for the session, in nanoseconds: an estimate, of which
-/// the engine measures some poll iterations.
+/// Word of the accounts with the engine's time for the session, in nanoseconds: an estimate, of
+/// which the engine measures some poll iterations.
 pub const ENGINE_NS_WORD: usize = 0;
 /// The version since which the server pages have a line of accounts.
 const ACCOUNTS_SINCE: u16 = 9;
@@ -154,8 +154,8 @@ pub enum ShapeError {
 }
 
 impl SessionShape {
-    /// Creates a session's shape from its numbers, in the layout of [`VERSION`]; buffer sizes are data
-    /// bytes.
+    /// Creates a session's shape from its numbers, in the layout of [`VERSION`]; buffer sizes are
+    /// data bytes.
     ///
     /// # Errors
     /// [`ShapeError`] names the number that is out of its range.
@@ -216,7 +216,8 @@ impl SessionShape {
         Ok(self)
     }
 
-    /// Returns the shape with a queue of `slots` out-of-band messages for each endpoint; 0 for none.
+    /// Returns the shape with a queue of `slots` out-of-band messages for each endpoint; 0 for
+    /// none.
     ///
     /// # Errors
     /// [`ShapeError`] names the number that is out of its range.
@@ -254,8 +255,8 @@ impl SessionShape {
         SessionShape { apertures, tripwires, events, server_events, ..self }.check_memory()
     }
 
-    /// Returns the shape in the layout of a version that a server speaks. Versions without queues of
-    /// out-of-band messages, or without apertures, have a shape without them.
+    /// Returns the shape in the layout of a version that a server speaks. Versions without queues
+    /// of out-of-band messages, or without apertures, have a shape without them.
     #[must_use]
     pub fn of_version(self, version: u16) -> SessionShape {
         let oob = self.oob.filter(|_| version >= OOB_SINCE).map_or(0, OobShape::slots);
@@ -303,21 +304,22 @@ impl SessionShape {
             .ok_or(ShapeError::Buffers(self.transmit_pool.data_bytes(), bytes))
     }
 
-    /// Returns the shape of the event queue to the server. Its sources are the queue pairs, and then the
-    /// tripwires that the session imported, by their numbers among all of the session's.
+    /// Returns the shape of the event queue to the server. Its sources are the queue pairs, and
+    /// then the tripwires that the session imported, by their numbers among all of the session's.
     #[must_use]
     pub fn events_to_server(&self) -> EventShape {
         self.events
     }
 
-    /// Returns the shape of the event queue to the application. Its sources are the queue pairs, then
-    /// each endpoint's queue of out-of-band messages, and then the tripwires.
+    /// Returns the shape of the event queue to the application. Its sources are the queue pairs,
+    /// then each endpoint's queue of out-of-band messages, and then the tripwires.
     #[must_use]
     pub fn events_to_application(&self) -> EventShape {
         self.server_events
     }
 
-    /// Returns the shape of each endpoint's queue of out-of-band messages; `None` if there are none.
+    /// Returns the shape of each endpoint's queue of out-of-band messages; `None` if there are
+    /// none.
     #[must_use]
     pub fn oob(&self) -> Option<OobShape> {
         self.oob
@@ -494,8 +496,8 @@ impl SessionShape {
         .map(|len| words.split_off_front(len));
         let queue_pairs = (0..self.queue_pairs).map(|_| done.split_off_front(queue_pair)).collect();
         let oob = words.split_off_front(self.oob_ledger_words());
-        let requests = words.split_off_front(self.progress_words());
-        LedgerPages { transmit, receive, queue_pairs, oob, requests }
+        let progress = words.split_off_front(self.progress_words());
+        LedgerPages { transmit, receive, queue_pairs, oob, progress }
     }
 }
 
@@ -561,12 +563,12 @@ pub struct LedgerPages {
     pub receive: OwnWords,
     /// The words of each queue pair.
     pub queue_pairs: Vec<OwnWords>,
-    /// [`OOB_INTENT_WORDS`], then a word for each queue pair: how far its messages are handled, and a
-    /// word for each endpoint: its connection. None if there are no out-of-band messages.
+    /// [`OOB_INTENT_WORDS`], then a word for each queue pair: how far its messages are handled, and
+    /// a word for each endpoint: its connection. None if there are no out-of-band messages.
     pub oob: OwnWords,
-    /// A word for each queue pair: the request that is under way, and how far it is. None if there are no
-    /// apertures.
-    pub requests: OwnWords,
+    /// A word for each queue pair: the request that is under way, and how far it is. None if there
+    /// are no apertures.
+    pub progress: OwnWords,
 }
 
 #[cfg(test)]

@@ -79,8 +79,8 @@ pub struct Attach {
     /// [`ATTACH_OWN`], [`ATTACH_SHARED`], or 0 for either; and [`ATTACH_OWN_QUEUE`]; and from
     /// [`ATTACH_OOB_SHIFT`] on the out-of-band messages that a queue holds.
     pub flags: u32,
-    /// Apertures, at most. This field and the next are 0 from an application that speaks version 10 or
-    /// older, whose message ends before.
+    /// Apertures, at most. This field and the next are 0 from an application that speaks version 10
+    /// or older, whose message ends before.
     pub apertures: u32,
     /// Tripwires, at most.
     pub tripwires: u32,
@@ -104,11 +104,11 @@ pub const ATTACH_ALL: u32 = 7;
 /// endpoint's queue holds, 0 for none.
 pub const ATTACH_OOB_SHIFT: u32 = 16;
 
-/// The server's grant to a session. Descriptors come with it, in this order: server pages,
-/// receive pool, state page (these three read-only), application pages, transmit pool (both to be
-/// mapped writable now and sealed afterwards), the session's doorbell (a socket: readable after a
-/// notification, hung up at the session's end), the armed words if the session may have tripwires (as the
-/// application pages), and for each lane the eventfd that notifies its engine.
+/// The server's grant to a session. Descriptors come with it, in this order: server pages, receive
+/// pool, state page (these three read-only), application pages, transmit pool (both to be mapped
+/// writable now and sealed afterwards), the session's doorbell (a socket: readable after a
+/// notification, hung up at the session's end), the armed words if the session may have tripwires
+/// (as the application pages), and for each lane the eventfd that notifies its engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Attached {
@@ -168,8 +168,8 @@ pub const RESUMABLE: u32 = 16;
 
 /// Asks a server for a session of an earlier server that was killed. The peer must be the process
 /// that attached. It has restarted its event queues, and does not touch them until the answer
-/// arrives. With the answer come the session's new doorbell, and for each lane the eventfd that notifies its
-/// engine.
+/// arrives. With the answer come the session's new doorbell, and for each lane the eventfd that
+/// notifies its engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Resume {
@@ -213,8 +213,8 @@ pub struct Open {
     /// Remote port.
     pub remote_port: u16,
     /// The number of the request among those of the session, from 1; 0 for none. If its predecessor
-    /// carried the request out, a server that resumed the session answers with the endpoint that the
-    /// request opened.
+    /// carried the request out, a server that resumed the session answers with the endpoint that
+    /// the request opened.
     pub sequence: u32,
 }
 
@@ -253,11 +253,11 @@ pub const OPEN_CAPTURE: u32 = 8;
 /// solicitations that the endpoint sends; none of them reaches the device. For sessions that share
 /// the host's addresses, at most one for each; excludes a flow rule.
 pub const OPEN_NEIGHBOURS: u32 = 16;
-/// Lies within the VLAN of the rule: the application receives and sends packets without the tag. The
-/// server, or the device, removes and inserts it. Needs [`RULE_VLAN`].
+/// Lies within the VLAN of the rule: the application receives and sends packets without the tag.
+/// The server, or the device, removes and inserts it. Needs [`RULE_VLAN`].
 pub const OPEN_WITHIN_VLAN: u32 = 32;
-/// Takes and sends out-of-band messages ([`crate::oob`]). Needs [`RULE_PROTOCOL`] and [`RULE_PORT`],
-/// without remote fields and VLAN.
+/// Takes and sends out-of-band messages ([`crate::oob`]). Needs [`RULE_PROTOCOL`] and
+/// [`RULE_PORT`], without remote fields and VLAN.
 pub const OPEN_OUT_OF_BAND: u32 = 64;
 /// All `OPEN_…` bits.
 pub const OPEN_ALL: u32 = 127;
@@ -373,8 +373,8 @@ pub struct SetTripwire {
     pub reserved: u32,
 }
 
-/// Imports a tripwire in an aperture that the session has imported, so that the application can have
-/// the server fire it after accesses of its own.
+/// Imports a tripwire in an aperture that the session has imported, so that the application can
+/// have the server fire it after accesses of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ImportTripwire {
@@ -388,22 +388,22 @@ pub struct ImportTripwire {
     pub reserved: u32,
 }
 
-/// Releases a memory, an aperture or a tripwire of the session. An aperture that the session exported
-/// is revoked.
+/// Releases a memory, an aperture or a tripwire of the session. An aperture that the session
+/// exported is revoked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Release {
     /// [`RELEASE_MEMORY`], [`RELEASE_APERTURE`] or [`RELEASE_TRIPWIRE`].
-    pub what: u32,
+    pub kind: u32,
     /// Its number in the session.
     pub number: u32,
 }
 
-/// Releases a memory, of which no range is exported.
+/// The kind of a memory, of which no range is exported.
 pub const RELEASE_MEMORY: u32 = 1;
-/// Releases an aperture.
+/// The kind of an aperture.
 pub const RELEASE_APERTURE: u32 = 2;
-/// Releases a tripwire.
+/// The kind of a tripwire.
 pub const RELEASE_TRIPWIRE: u32 = 3;
 
 /// Changes a setting of the device, or of an endpoint.
@@ -782,7 +782,7 @@ mod tests {
             Message::Imported(Imported { number: 7, ..Imported::new_zeroed() }),
             Message::SetTripwire(SetTripwire { len: 8, ..SetTripwire::new_zeroed() }),
             Message::ImportTripwire(ImportTripwire { tripwire: 3, ..ImportTripwire::new_zeroed() }),
-            Message::Release(Release { what: RELEASE_MEMORY, number: 4 }),
+            Message::Release(Release { kind: RELEASE_MEMORY, number: 4 }),
         ]
     }
 

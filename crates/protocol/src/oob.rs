@@ -13,8 +13,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
 
 /// The most bytes of payload.
 pub const PAYLOAD_BYTES: usize = 64;
-/// The most bytes of payload of a request for a connection: as many as the private data of a request
-/// of the RDMA IP CM service of InfiniBand leaves to its user (Linux, `struct cma_hdr` of
+/// The most bytes of payload of a request for a connection: as many as the private data of a
+/// request of the RDMA IP CM service of InfiniBand leaves to its user (Linux, `struct cma_hdr` of
 /// `drivers/infiniband/core/cma.c`: 92 bytes without its 36).
 pub const REQUEST_BYTES: usize = 56;
 
@@ -64,17 +64,18 @@ pub enum Kind {
     /// Closes the connection of the endpoint that sends it, or takes its request back. Only to the
     /// server; its address does not count.
     Close = 5,
-    /// The value of a request that wrote with one ([`crate::requests::RequestKind::WriteImmediate`]): 4
-    /// bytes, and the number of bytes written, 4 bytes. Only from the server.
-    Immediate = 6,
+    /// The value of a request that wrote with one
+    /// ([`crate::requests::RequestKind::WriteWithValue`]): 4 bytes, and the number of bytes
+    /// written, 4 bytes. Only from the server.
+    Value = 6,
 }
 
 impl Kind {
     /// Returns the kind of a number; `None` if there is no such kind.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Kind> {
-        use Kind::{Accept, Close, Immediate, Plain, Reject, Request};
-        [Plain, Request, Accept, Reject, Close, Immediate]
+        use Kind::{Accept, Close, Plain, Reject, Request, Value};
+        [Plain, Request, Accept, Reject, Close, Value]
             .into_iter()
             .find(|kind| *kind as u8 == number)
     }
@@ -85,7 +86,7 @@ impl Kind {
         match self {
             Kind::Request => REQUEST_BYTES,
             Kind::Close => 0,
-            Kind::Immediate => 8,
+            Kind::Value => 8,
             _ => PAYLOAD_BYTES,
         }
     }
@@ -229,7 +230,8 @@ pub enum PeerState {
 pub enum Refused {
     /// The peer rejected the request.
     Rejected,
-    /// No endpoint of this server takes messages at the address, or it was closed before it answered.
+    /// No endpoint of this server takes messages at the address, or it was closed before it
+    /// answered.
     NoEndpoint,
     /// The policy lets the two users exchange no messages: the grants of both need
     /// `out-of-band = "all"`.

@@ -1,15 +1,15 @@
 //! Requests: an application has the server move bytes between memory of its own and an aperture.
 //!
-//! An application writes a [`Request`] into a transmit buffer, and sends it with the flag `REQUEST`.
-//! The server carries requests out in their order. It tells the number of the last request of an
-//! endpoint that is complete in a word of the server pages, and in another one why a request
-//! failed.
+//! An application writes a [`Request`] into a transmit buffer, and sends it with the flag
+//! `REQUEST`. The server carries requests out in their order. It tells the number of the last
+//! request of an endpoint that is complete in a word of the server pages, and in another one why a
+//! request failed.
 
 use towpath_queue::descriptor::MESSAGE_BYTES;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The most local ranges of a request.
-pub const MAX_SEGMENTS: usize = 6;
+pub const MAX_LOCAL_RANGES: usize = 6;
 /// The most bytes that a request moves.
 pub const MAX_REQUEST_BYTES: u64 = 1 << 30;
 /// The most bytes of a message that a request sends.
@@ -21,21 +21,22 @@ pub const SEND_BYTES: usize = 64;
 pub struct Request {
     /// A [`RequestKind`].
     pub kind: u8,
-    /// The number of local ranges, 1 to [`MAX_SEGMENTS`]; of a message, its bytes, 0 to
+    /// The number of local ranges, 1 to [`MAX_LOCAL_RANGES`]; of a message, its bytes, 0 to
     /// [`SEND_BYTES`].
     pub count: u8,
     /// Must be 0.
     pub reserved: u16,
-    /// The application's number for the request, one more than that of the endpoint's request before.
+    /// The application's number for the request, one more than that of the endpoint's request
+    /// before.
     pub sequence: u32,
     /// The key of the aperture.
     pub key: u32,
-    /// The value that the peer receives with a [`RequestKind::WriteImmediate`].
-    pub immediate: u32,
+    /// The value that the peer receives with a [`RequestKind::WriteWithValue`].
+    pub value: u32,
     /// Where the range begins in the aperture, in bytes.
     pub remote: u64,
     /// The local ranges, in their order; or the message.
-    pub segments: [Segment; MAX_SEGMENTS],
+    pub local: [LocalRange; MAX_LOCAL_RANGES],
     /// Must be 0.
     pub reserved_too: u64,
 }
@@ -45,7 +46,7 @@ pub struct Request {
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
-pub struct Segment {
+pub struct LocalRange {
     /// Where it begins in the memory, in bytes.
     pub offset: u64,
     /// Its length in bytes, at least 1.
@@ -55,7 +56,7 @@ pub struct Segment {
 }
 
 const _: () = assert!(size_of::<Request>() == MESSAGE_BYTES as usize);
-const _: () = assert!(MAX_SEGMENTS * size_of::<Segment>() >= SEND_BYTES);
+const _: () = assert!(MAX_LOCAL_RANGES * size_of::<LocalRange>() >= SEND_BYTES);
 
 /// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,9 +64,9 @@ const _: () = assert!(MAX_SEGMENTS * size_of::<Segment>() >= SEND_BYTES);
 pub enum RequestKind {
     /// Writes the local ranges into the aperture.
     Write = 1,
-    /// Writes as [`RequestKind::Write`] does, and then puts a value into the queue of the endpoint at the
-    /// other end.
-    WriteImmediate = 2,
+    /// Writes as [`RequestKind::Write`] does, and then puts a value into the queue of the endpoint
+    /// at the other end.
+    WriteWithValue = 2,
     /// Reads from the aperture into the local ranges.
     Read = 3,
     /// Puts a message into the queue of the endpoint at the other end.
@@ -103,38 +104,66 @@ impl RequestFault {
     }
 }
 
+impl std::fmt::Display for RequestFault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            RequestFault::Closed => {
+                "the endpoint has no connection, or it ended; connect it again, and ask for a new key"
+            }
+            RequestFault::Key => {
+                "the peer exports no aperture with this key for this connection, or revoked it; connect \
+                 again, and ask for a new key"
+            }
+            RequestFault::Range => {
+                "the range is not inside of the aperture; ask the owner for its length, and connect again"
+            }
+            RequestFault::Rights => {
+                "the aperture is not exported for this access; connect again, and ask for another key"
+            }
+            RequestFault::Local => {
+                "a local range is not in a memory of this session; use one that was not released, and \
+                 connect again"
+            }
+            RequestFault::NotReady => {
+                "the peer took nothing from its queue for a second; connect again"
+            }
+            RequestFault::Flushed => "a request before it failed, and closed the connection",
+        })
+    }
+}
+
 /// What a checked request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checked {
     /// The kind.
     pub kind: RequestKind,
     /// The number of local ranges.
-    pub segments: usize,
+    pub local: usize,
     /// The bytes of all of them.
     pub bytes: u64,
 }
 
 impl Request {
-    /// Makes a request for the local ranges; `None` if there are none, too many, or one is empty, or if
-    /// they have too many bytes.
+    /// Makes a request for the local ranges; `None` if there are none, too many, or one is empty,
+    /// or if they have too many bytes.
     #[must_use]
     pub fn new(
         kind: RequestKind,
         sequence: u32,
         (key, remote): (u32, u64),
-        local: &[Segment],
+        local: &[LocalRange],
     ) -> Option<Request> {
-        let mut segments = [Segment::default(); MAX_SEGMENTS];
-        segments.get_mut(..local.len())?.copy_from_slice(local);
+        let mut ranges = [LocalRange::default(); MAX_LOCAL_RANGES];
+        ranges.get_mut(..local.len())?.copy_from_slice(local);
         let request = Request {
             kind: kind as u8,
             count: local.len() as u8,
             reserved: 0,
             sequence,
             key,
-            immediate: 0,
+            value: 0,
             remote,
-            segments,
+            local: ranges,
             reserved_too: 0,
         };
         (kind != RequestKind::Send && request.check().is_some()).then_some(request)
@@ -143,7 +172,7 @@ impl Request {
     /// Makes a request that sends a message; `None` if it is too long.
     #[must_use]
     pub fn message(sequence: u32, payload: &[u8]) -> Option<Request> {
-        let mut bytes = [0; MAX_SEGMENTS * size_of::<Segment>()];
+        let mut bytes = [0; MAX_LOCAL_RANGES * size_of::<LocalRange>()];
         if payload.len() > SEND_BYTES {
             return None;
         }
@@ -154,9 +183,9 @@ impl Request {
             reserved: 0,
             sequence,
             key: 0,
-            immediate: 0,
+            value: 0,
             remote: 0,
-            segments: zerocopy::transmute!(bytes),
+            local: zerocopy::transmute!(bytes),
             reserved_too: 0,
         })
     }
@@ -176,29 +205,29 @@ impl Request {
     /// Returns the message of a request that sends one.
     #[must_use]
     pub fn payload(&self) -> &[u8] {
-        let bytes = self.segments.as_bytes();
+        let bytes = self.local.as_bytes();
         bytes.get(..usize::from(self.count)).unwrap_or(bytes)
     }
 
     /// Returns what the request asks for; `None` if no correct application sends it.
     #[must_use]
     pub fn check(&self) -> Option<Checked> {
-        use RequestKind::{Read, Send, Write, WriteImmediate};
-        let kinds = [Write, WriteImmediate, Read, Send];
+        use RequestKind::{Read, Send, Write, WriteWithValue};
+        let kinds = [Write, WriteWithValue, Read, Send];
         let kind = kinds.into_iter().find(|kind| *kind as u8 == self.kind)?;
         if self.reserved != 0 || self.reserved_too != 0 {
             return None;
         }
         let count = usize::from(self.count);
         if kind == Send {
-            return (count <= SEND_BYTES).then_some(Checked { kind, segments: 0, bytes: 0 });
+            return (count <= SEND_BYTES).then_some(Checked { kind, local: 0, bytes: 0 });
         }
-        let segments = self.segments.get(..count).filter(|all| !all.is_empty())?;
-        if segments.iter().any(|one| one.len == 0) {
+        let local = self.local.get(..count).filter(|all| !all.is_empty())?;
+        if local.iter().any(|one| one.len == 0) {
             return None;
         }
-        let bytes = segments.iter().map(|one| u64::from(one.len)).sum();
-        (bytes <= MAX_REQUEST_BYTES).then_some(Checked { kind, segments: count, bytes })
+        let bytes = local.iter().map(|one| u64::from(one.len)).sum();
+        (bytes <= MAX_REQUEST_BYTES).then_some(Checked { kind, local: count, bytes })
     }
 }
 
@@ -210,13 +239,13 @@ mod tests {
 
     #[test]
     fn requests_that_make_no_sense_are_not_made() {
-        let one = Segment { offset: 5, len: 7, memory: 1 };
-        let made = |local: &[Segment]| Request::new(RequestKind::Write, 1, (2, 3), local);
-        assert!(made(&[]).is_none() && made(&[one; MAX_SEGMENTS + 1]).is_none());
-        assert!(made(&[one, Segment { len: 0, ..one }]).is_none());
-        assert!(made(&[Segment { len: u32::MAX, ..one }]).is_none());
-        let checked = made(&[one; MAX_SEGMENTS]).unwrap().check().unwrap();
-        assert_eq!((checked.kind, checked.segments, checked.bytes), (RequestKind::Write, 6, 42));
+        let one = LocalRange { offset: 5, len: 7, memory: 1 };
+        let made = |local: &[LocalRange]| Request::new(RequestKind::Write, 1, (2, 3), local);
+        assert!(made(&[]).is_none() && made(&[one; MAX_LOCAL_RANGES + 1]).is_none());
+        assert!(made(&[one, LocalRange { len: 0, ..one }]).is_none());
+        assert!(made(&[LocalRange { len: u32::MAX, ..one }]).is_none());
+        let checked = made(&[one; MAX_LOCAL_RANGES]).unwrap().check().unwrap();
+        assert_eq!((checked.kind, checked.local, checked.bytes), (RequestKind::Write, 6, 42));
         assert!(Request::new(RequestKind::Send, 1, (2, 3), &[one]).is_none());
         for len in [0, 1, SEND_BYTES] {
             let payload: Vec<u8> = (0..len as u8).collect();
@@ -233,7 +262,7 @@ mod tests {
             (request.kind, request.reserved, request.reserved_too) = (kind, 0, 0);
             let _ = request.payload();
             if let Some(checked) = request.check() {
-                prop_assert!(checked.bytes <= MAX_REQUEST_BYTES && checked.segments <= MAX_SEGMENTS);
+                prop_assert!(checked.bytes <= MAX_REQUEST_BYTES && checked.local <= MAX_LOCAL_RANGES);
             }
         }
     }

@@ -59,9 +59,10 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     unsafe { copy_bytes(from, to, len) }
 }
 
-/// Copies `len` bytes in ascending order, each once, into memory that a peer reads meanwhile. The peer
-/// never sees a part of an aligned word of 8 bytes, and if it sees a byte by an acquire load of the
-/// last word, it sees all bytes before. This takes longer than [`copy`].
+/// Copies `len` bytes in ascending order, each once, into memory that a peer reads meanwhile. The
+/// peer sees all or none of the new bytes of each aligned word of 8 bytes that the copy covers
+/// completely, and if it sees a byte by an acquire load of the last word, it sees all bytes before.
+/// This takes longer than [`copy`].
 ///
 /// # Safety
 /// As [`copy`].

@@ -42,11 +42,11 @@ pub const TOGETHER: u16 = 8;
 /// An expedited packet: one buffer and at most [`EXPEDITED_BYTES`], sent ahead of others (only to
 /// the server, with no other flag). Tracey and Banerji's tiny messages, section 3.4.
 pub const EXPEDITED: u16 = 16;
-/// An out-of-band message, not a packet: one buffer with [`MESSAGE_BYTES`] (only to the server, with
-/// no other flag).
+/// An out-of-band message, not a packet: one buffer with [`MESSAGE_BYTES`] (only to the server,
+/// with no other flag).
 pub const OUT_OF_BAND: u16 = 32;
-/// A request, not a packet: one buffer with [`MESSAGE_BYTES`] (only to the server, with no other flag
-/// but [`TOGETHER`]).
+/// A request, not a packet: one buffer with [`MESSAGE_BYTES`] (only to the server, with no other
+/// flag but [`TOGETHER`]).
 pub const REQUEST: u16 = 64;
 /// The bytes of an out-of-band message, and of a request.
 pub const MESSAGE_BYTES: u32 = 128;

@@ -1,18 +1,18 @@
 //! Tripwires: a side learns that another one accessed a place in its memory, without a message
 //! (Riddoch and Pope, section 3.3).
 //!
-//! A tripwire is armed, fires once, and is armed again. Its owner arms it in a word of its own, which
-//! the server and those who access the memory read. The server says in a bitmap of its own which
-//! tripwires fired, so their owner polls 64 of them with one load.
+//! A tripwire is armed, fires once, and is armed again. Its owner arms it in a word of its own,
+//! which the server and those who access the memory read. The server says in a bitmap of its own
+//! which tripwires fired, so their owner polls 64 of them with one load.
 //!
 //! ```text
 //! armed word, by the owner    bit 0 armed   1..64 number of the arming
 //! fired bit, by the server    the lowest bit of the number of the arming for which it fired last
 //! ```
-//! The owner chooses the number of each arming so that its lowest bit differs from the fired bit. If
-//! the server fires for an earlier arming at that moment, the tripwire seems to have fired for the
-//! new one: the owner looks in vain once. To fire twice for one arming is the same as once, so a
-//! successor of the server need not know what its predecessor did.
+//! The owner chooses the number of each arming so that its lowest bit differs from the fired bit.
+//! If the server fires for an earlier arming at that moment, the tripwire seems to have fired for
+//! the new one: the owner wakes once without new data. To fire twice for one arming is the same as
+//! once, so a successor of the server need not know what its predecessor did.
 //!
 //! Owner: arm, fence, look at the memory, sleep. Accessor: access the memory, fence, read the armed
 //! word, and if it says armed have the server fire. At least one of the two sees the other's store.
@@ -73,9 +73,9 @@ fn parity(word: u64) -> bool {
 pub struct Tripwires {
     armed: OwnWords,
     fired: PeerWords,
-    /// The tripwires that are armed, and have not been taken since.
-    waiting: Box<[u64]>,
-    /// The fired bit of each that says that it fired.
+    /// The tripwires that are armed.
+    armed_bits: Box<[u64]>,
+    /// For each tripwire, its fired bit once it has fired for its latest arming.
     expected: Box<[u64]>,
     tripwires: u32,
 }
@@ -85,7 +85,13 @@ impl Tripwires {
     #[must_use]
     pub fn new(shape: TripwireShape, armed: OwnWords, fired: PeerWords) -> Tripwires {
         let zeros = || (0..shape.server_words()).map(|_| 0).collect();
-        Tripwires { armed, fired, waiting: zeros(), expected: zeros(), tripwires: shape.tripwires }
+        Tripwires {
+            armed,
+            fired,
+            armed_bits: zeros(),
+            expected: zeros(),
+            tripwires: shape.tripwires,
+        }
     }
 
     /// Arms a tripwire. **After this call, the caller looks at the memory, and waits only if there
@@ -101,7 +107,7 @@ impl Tripwires {
         let next = (last | ARMED).wrapping_add(2);
         // The lowest bit of the number differs from the fired bit.
         let next = if parity(next) == fired { next.wrapping_add(2) } else { next };
-        self.waiting[word] |= bit;
+        self.armed_bits[word] |= bit;
         self.expected[word] =
             if fired { self.expected[word] & !bit } else { self.expected[word] | bit };
         self.armed.publish(tripwire as usize, next);
@@ -117,7 +123,7 @@ impl Tripwires {
             return;
         }
         let (word, bit) = place(tripwire);
-        self.waiting[word] &= !bit;
+        self.armed_bits[word] &= !bit;
         let last = self.armed.get(tripwire as usize);
         self.armed.store(tripwire as usize, last & !ARMED);
     }
@@ -130,8 +136,8 @@ impl Tripwires {
         tripwire < self.tripwires && self.fired_in(word) & bit != 0
     }
 
-    /// Returns which of 64 tripwires, from number `64 * word` on, are armed and have fired: one load of
-    /// shared memory.
+    /// Returns which of 64 tripwires, from number `64 * word` on, are armed and have fired: one
+    /// load of shared memory.
     ///
     /// # Panics
     /// When there is no such word: see [`Tripwires::words`].
@@ -139,7 +145,7 @@ impl Tripwires {
     #[must_use]
     pub fn fired_in(&self, word: usize) -> u64 {
         // SYNC: pairs with the publication in `Firing::fire`.
-        self.waiting[word] & !(self.fired.observe(word) ^ self.expected[word])
+        self.armed_bits[word] & !(self.fired.observe(word) ^ self.expected[word])
     }
 
     /// Returns the number of words of 64 tripwires.
@@ -199,8 +205,8 @@ impl Firing {
 pub struct ArmedWord {
     words: PeerWords,
     tripwire: usize,
-    /// The arming for which this side told the server last.
-    told: u64,
+    /// The arming of which this side told the server last.
+    reported: u64,
 }
 
 impl ArmedWord {
@@ -208,25 +214,25 @@ impl ArmedWord {
     #[must_use]
     pub fn new(words: PeerWords, tripwire: u32) -> Option<ArmedWord> {
         let tripwire = tripwire as usize;
-        (tripwire < words.len()).then_some(ArmedWord { words, tripwire, told: 0 })
+        (tripwire < words.len()).then_some(ArmedWord { words, tripwire, reported: 0 })
     }
 
     /// Returns `true` if the tripwire is armed and the server is to fire it. The caller tells the
     /// server, since later calls do not ask for it again for the same arming.
     #[inline]
     #[must_use]
-    pub fn must_tell(&mut self, _: Fenced) -> bool {
+    pub fn must_report(&mut self, _: Fenced) -> bool {
         let armed = self.words.fetch(self.tripwire);
-        if armed & ARMED == 0 || armed == self.told {
+        if armed & ARMED == 0 || armed == self.reported {
             return false;
         }
-        self.told = armed;
+        self.reported = armed;
         true
     }
 
-    /// Forgets which arming the server was told of: another server has the session.
+    /// Forgets which arming was reported: another server has the session.
     pub fn restart(&mut self) {
-        self.told = 0;
+        self.reported = 0;
     }
 }
 
@@ -249,11 +255,11 @@ mod tests {
     #[test]
     fn a_tripwire_fires_once_for_each_arming() {
         let (mut own, mut firing, mut accessor, _) = sides(130);
-        assert!(!firing.fire(fence(), 129) && !accessor.must_tell(fence()), "not armed");
+        assert!(!firing.fire(fence(), 129) && !accessor.must_report(fence()), "not armed");
         for _ in 0..5 {
             own.arm(129);
             assert!(!own.has_fired(129));
-            assert!(accessor.must_tell(fence()) && !accessor.must_tell(fence()));
+            assert!(accessor.must_report(fence()) && !accessor.must_report(fence()));
             assert!(firing.fire(fence(), 129) && !firing.fire(fence(), 129));
             assert!(own.has_fired(129) && own.fired_in(2) == 2 && own.fired_in(0) == 0);
             own.disarm(129);
@@ -261,7 +267,7 @@ mod tests {
         }
         own.arm(129);
         own.disarm(129);
-        assert!(!accessor.must_tell(fence()) && !firing.fire(fence(), 129));
+        assert!(!accessor.must_report(fence()) && !firing.fire(fence(), 129));
         own.arm(129);
         own.arm(129);
         assert!(firing.fire(fence(), 129) && own.has_fired(129), "armed twice is armed");

@@ -56,13 +56,14 @@ pub enum Barrier {
     /// The sender wrote a request for room, and checks whether there is room. Partner:
     /// [`Barrier::MarkerChecks`].
     RequesterChecks,
-    /// The owner of a tripwire armed it, and looks at its memory. Partner: [`Barrier::AccessorChecks`].
+    /// The owner of a tripwire armed it, and looks at its memory. Partner:
+    /// [`Barrier::AccessorChecks`].
     ArmerChecks,
     /// A side accessed memory, and checks whether a tripwire there is armed. Partner:
     /// [`Barrier::ArmerChecks`].
     AccessorChecks,
-    /// The owner published a word ahead of its later stores ([`OwnWords::publish_ahead`]). Partner: an
-    /// acquire fence between a load of one of those and that of the word. Not a full barrier.
+    /// The owner published a word ahead of its later stores ([`OwnWords::publish_ahead`]). Partner:
+    /// an acquire fence between a load of one of those and that of the word. Not a full barrier.
     LaterStores,
 }
 
@@ -425,8 +426,8 @@ impl OwnWords {
         self.word(index).store(value, Ordering::Release);
     }
 
-    /// Publishes a word ahead of all later stores of this side: a reader that sees one of those, and executes
-    /// an acquire fence, sees this one, too.
+    /// Publishes a word ahead of all later stores of this side: a reader that sees one of those,
+    /// and executes an acquire fence, sees this one, too.
     #[inline]
     pub fn publish_ahead(&mut self, index: usize, value: u64) {
         self.publish(index, value);

@@ -1,11 +1,11 @@
 //! Memories, apertures and tripwires, as the control thread knows them.
 //!
-//! The control thread creates memory files, decides who may have their descriptors, and counts their
-//! bytes. The engine decides whether an aperture is valid: it knows the connections. What a
+//! The control thread creates memory files, decides who may have their descriptors, and counts
+//! their bytes. The engine decides whether an aperture is valid: it knows the connections. What a
 //! successor needs is in a record of each session ([`objects`]); the store keeps the memory files.
 //!
-//! The importer of a mapped memory keeps it as long as it likes: no descriptor and no mapping can be
-//! taken back. So the bytes of a memory count against its owner until the owner releases it, and
+//! The importer of a mapped memory keeps it as long as it likes: no descriptor and no mapping can
+//! be taken back. So the bytes of a memory count against its owner until the owner releases it, and
 //! against each importer that maps it until the importer releases its last aperture there.
 //!
 //! | module | holds |

@@ -15,7 +15,7 @@ use towpath_protocol::peer::Peer;
 use towpath_protocol::settings::Values;
 
 use crate::addresses::Lease;
-use crate::apertures::tables::SessionApertures;
+use crate::apertures::tables::ApertureTables;
 use crate::engine::commands::Listening;
 use crate::engine::demux::{Rule, Vlan};
 use crate::engine::forbidden::Forbidden;
@@ -100,7 +100,7 @@ pub(crate) struct Connection {
     /// Endpoint numbers that were returned, and the first number that was never given.
     pub(crate) free: (BinaryHeap<Reverse<u32>>, u32),
     /// The session's memories, apertures and tripwires; `None` if it can have none.
-    pub(crate) apertures: Option<Box<SessionApertures>>,
+    pub(crate) apertures: Option<Box<ApertureTables>>,
     /// The last request for an endpoint that an earlier server carried out, and the endpoint.
     pub(crate) last_resumed: Option<(u32, u32)>,
 }
@@ -145,8 +145,8 @@ impl Opened {
         self.listening.is_none() && !self.is_for_neighbours
     }
 
-    /// Returns the endpoint's addresses for out-of-band messages, in a session with these addresses:
-    /// none if the endpoint takes none, or has an address that is not the session's.
+    /// Returns the endpoint's addresses for out-of-band messages, in a session with these
+    /// addresses: none if the endpoint takes none, or has an address that is not the session's.
     pub(crate) fn oob_addresses(&self, session: &Addresses) -> Vec<OobAddress> {
         let all = oob_addresses(&self.rule, session);
         all.filter(|_| self.out_of_band).collect()
@@ -164,7 +164,8 @@ impl Opened {
     }
 }
 
-/// Returns the addresses of a flow rule for out-of-band messages, in a session with these addresses.
+/// Returns the addresses of a flow rule for out-of-band messages, in a session with these
+/// addresses.
 pub(crate) fn oob_addresses(
     rule: &Rule,
     session: &Addresses,
@@ -280,8 +281,8 @@ impl Connection {
         }
     }
 
-    /// Finds the free endpoint numbers and the last request of a resumed session. The caller has entered
-    /// the endpoints under their old numbers.
+    /// Finds the free endpoint numbers and the last request of a resumed session. The caller has
+    /// entered the endpoints under their old numbers.
     pub(crate) fn find_free_endpoints(&mut self) {
         let next = self.endpoints.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
         let gaps = (0u32..).zip(&self.endpoints[..next]);

@@ -26,7 +26,7 @@ use towpath_protocol::store::Store;
 use tracing::{error, info, warn};
 
 use crate::addresses::Pool;
-use crate::apertures::tables::ApertureKey;
+use crate::apertures::tables::ExportedAperture;
 use crate::config::PolicyError;
 use crate::connection::{Connection, Refused};
 use crate::connections::Connections;
@@ -156,9 +156,9 @@ pub(crate) struct Control {
     /// The addresses of endpoints for out-of-band messages.
     pub(crate) oob_addresses: HashSet<OobAddress>,
     /// The apertures by their keys.
-    pub(crate) aperture_keys: HashMap<u32, ApertureKey>,
-    /// Memories whose owners have released them, and which importers still map, by their ids, with the
-    /// users of their owners.
+    pub(crate) exported_apertures: HashMap<u32, ExportedAperture>,
+    /// Memories whose owners have released them, and which importers still map, by their ids, with
+    /// the users of their owners.
     pub(crate) released_memories: HashMap<u64, (OwnedFd, u32)>,
     pub(crate) filters: Filters,
     pub(crate) own_queues: OwnQueues,
@@ -167,7 +167,8 @@ pub(crate) struct Control {
     pub(crate) unclaimed: VecDeque<(Instant, u64)>,
     pub(crate) ended: Option<Result<(), DeviceError>>,
     pub(crate) stopping: bool,
-    /// `true` if the server leaves its sessions to the next one: for an upgrade, or after a failure.
+    /// `true` if the server leaves its sessions to the next one: for an upgrade, or after a
+    /// failure.
     pub(crate) leaves: bool,
     /// The error that stops the control thread, if it stops without a request.
     pub(crate) failed: Option<DeviceError>,
@@ -234,7 +235,7 @@ impl Control {
             rules: HashMap::new(),
             rule_sets: Sets::default(),
             oob_addresses: HashSet::new(),
-            aperture_keys: HashMap::new(),
+            exported_apertures: HashMap::new(),
             released_memories: HashMap::new(),
             filters: Filters::default(),
             own_queues: OwnQueues::new(parts.headers.take(), opener, takes_all),
@@ -317,7 +318,8 @@ impl Control {
         }
     }
 
-    /// Ends the server, and leaves sessions and device to the next one if there is one. The device works.
+    /// Ends the server, and leaves sessions and device to the next one if there is one. The device
+    /// works.
     fn leave(&mut self) {
         self.leaves = self.parts.store.outlives_server();
         if self.leaves {

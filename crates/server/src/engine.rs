@@ -343,7 +343,7 @@ impl Engine {
         work += self.close_condemned();
         work += self.go_on_closing();
         if self.apertures.has_ending() {
-            work += self.apertures.go_on_ending(&mut self.sessions);
+            work += self.apertures.remove_ended(&mut self.sessions);
         }
         work += usize::from(self.has_commands_left());
         self.sessions.iteration_over(work);

@@ -34,8 +34,8 @@ pub(crate) enum Reply {
     Imported(u64, u32),
     /// The engine has entered a tripwire that the session set.
     TripwireSet(u64, u32),
-    /// The session has imported a tripwire of this number, which another session set, and whose armed
-    /// words it gets.
+    /// The session has imported a tripwire of this number, which another session set, and whose
+    /// armed words it gets.
     TripwireImported(u64, Created, OwnedFd),
     /// The application has claimed its session, and gets these descriptors.
     Claimed(u64, Vec<OwnedFd>),

@@ -45,7 +45,8 @@ pub(crate) const ARMED: &str = "armed";
 /// application's process, and the descriptors that keep its pages in place.
 pub(crate) const RECORD: &str = "record";
 pub(crate) const APERTURES: &str = "apertures";
-/// The beginning of the names of the memories that the session created; the memory's number follows.
+/// The beginning of the names of the memories that the session created; the memory's number
+/// follows.
 pub(crate) const MEMORY: &str = "memory-";
 pub(crate) const PROCESS: &str = "process";
 pub(crate) const PINS: &str = "pins";

@@ -106,8 +106,8 @@ pub(crate) struct Session {
     /// Descriptors that the server, and its keeper once more, hold for the session's sake: its
     /// memories, its record, its process, the pins, and ports.
     pub descriptors: usize,
-    /// The engines' time for the session, in nanoseconds, by measuring some poll iterations. Not for
-    /// an application of a version before 9 of the protocol.
+    /// The engines' time for the session, in nanoseconds, by measuring some poll iterations. Not
+    /// for an application of a version before 9 of the protocol.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine_ns: Option<u64>,
     /// The session's endpoints.

@@ -12,7 +12,7 @@ use towpath_protocol::settings::{Scope, Setting, SettingError};
 use tracing::{debug, info};
 
 use crate::addresses::{Holder, Lease, PoolError};
-use crate::apertures::tables::SessionApertures;
+use crate::apertures::tables::ApertureTables;
 use crate::connection::{Connection, Opened, Progress, Refused, oob_addresses, read_attach};
 use crate::control::{Control, Parts};
 use crate::engine::coalescing;
@@ -41,7 +41,7 @@ struct Made {
     handed: Vec<OwnedFd>,
     /// The record for a successor; `None` if none can resume the session.
     record: Option<Record>,
-    apertures: Option<Box<SessionApertures>>,
+    apertures: Option<Box<ApertureTables>>,
 }
 
 impl Control {

@@ -3,11 +3,12 @@
 //! point, where servers are killed, and when the device stalls. So a seed that fails does the same
 //! again.
 //!
-//! The engine's own `run` is the main line. At each of its stores into shared memory, at each reading
-//! of the clock, at most calls of the device and while it sleeps, the others may act
-//! ([`towpath_queue::simulation`]). There the server may also be killed; the next one goes on with the
-//! sessions' memories. The control thread's part is played by `control`, which prepares, restores and
-//! claims sessions by the same functions; its own processes and sockets are tested with real kills.
+//! The engine's own `run` is the main line. At each of its stores into shared memory, at each
+//! reading of the clock, at most calls of the device and while it sleeps, the others may act
+//! ([`towpath_queue::simulation`]). There the server may also be killed; the next one goes on with
+//! the sessions' memories. The control thread's part is played by `control`, which prepares,
+//! restores and claims sessions by the same functions; its own processes and sockets are tested
+//! with real kills.
 //!
 //! `tests/simulate [SEEDS [FIRST]]` runs many seeds, and `tests/simulate 1 SEED` one.
 

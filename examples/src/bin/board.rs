@@ -5,8 +5,8 @@
 //! cargo run -p towpath-examples --bin board -- /run/towpath/tap0.sock 10.77.0.2:9
 //! ```
 //!
-//! A reader loads the counters from the owner's memory: no message, no system call, and nothing that
-//! the owner would notice. docs/apertures.md describes apertures.
+//! A reader loads the counters from the owner's memory: no message, no system call, and the owner
+//! executes nothing. docs/apertures.md describes apertures.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -15,7 +15,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use towpath_client::{Access, Endpoint, OobAddress, Options, Rule, Session, Sharing};
+use towpath_client::{Access, OobAddress, Options, Rule, Session, Sharing};
 use towpath_examples::apertures::{address, admit, ask, close_gone};
 
 /// Where the counters are in the memory, in bytes: each is an aligned word.
@@ -44,7 +44,7 @@ fn show(mut session: Session) -> Result<(), Box<dyn Error>> {
     let listener = session.open(&Rule::new().tcp(9).out_of_band())?;
     println!("showing at {}, port 9", session.info().ipv4.ok_or("no IPv4 address")?.0);
     let board = session.create_memory(BYTES, Sharing::MapRead)?;
-    let mut readers: Vec<Endpoint> = Vec::new();
+    let mut readers = Vec::new();
     while !session.is_revoked(listener) {
         session.wait(Some(Duration::from_millis(10)))?;
         session.receive(0, usize::MAX, |_| {})?;

@@ -5,8 +5,8 @@
 //! cargo run -p towpath-examples --bin kv -- /run/towpath/tap0.sock 10.77.0.2:9 sky
 //! ```
 //!
-//! A lookup is a request to read from the table: the server carries it out, and the owner of the table
-//! does not even wake up. docs/apertures.md describes requests.
+//! A lookup is a request to read from the table: the server carries it out, and the owner of the
+//! table does not even wake up. docs/apertures.md describes requests.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -14,9 +14,7 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use towpath_client::{
-    Access, Endpoint, Memory, Options, Request, RequestState, Rule, Session, Sharing,
-};
+use towpath_client::{Access, Memory, Options, Request, RequestState, Rule, Session, Sharing};
 use towpath_examples::apertures::{address, admit, ask, close_gone};
 
 /// The places of the table, each with a key and its value, padded with zeros.
@@ -28,7 +26,7 @@ const PROBED: usize = 8;
 const BYTES: usize = (PLACES + PROBED) * PLACE_BYTES;
 
 fn main() -> ExitCode {
-    let about = "Keeps the pairs of key and value that it reads; with an address, looks a key up.";
+    let about = "Keeps the lines of key and value that it reads; with an address, looks a key up.";
     towpath_examples::run("kv SOCKET [ADDRESS:PORT KEY]", about, |arguments: [OsString; 3]| {
         let [path, to, key] = arguments;
         let options = Options { oob_slots: 16, apertures: 64, endpoints: 64, ..Options::default() };
@@ -54,7 +52,7 @@ fn fill(table: &Memory) -> Result<(), Box<dyn Error>> {
             return Err(format!("{line}: too long").into());
         }
         let places = (0..PROBED).map(|place| first_place(key) + place * PLACE_BYTES);
-        let mut free = places.filter(|at| table.load(*at) == Ok(0));
+        let mut free = places.filter(|at| table.load(*at) == Ok(0) && !key.is_empty());
         let at = free.next().ok_or_else(|| format!("{line}: no place left for this key"))?;
         table.write(at + KEY_BYTES, value.as_bytes())?;
         table.write(at, key.as_bytes())?;
@@ -67,7 +65,7 @@ fn keep(mut session: Session) -> Result<(), Box<dyn Error>> {
     fill(&table)?;
     let listener = session.open(&Rule::new().tcp(9).out_of_band())?;
     println!("answering at {}, port 9", session.info().ipv4.ok_or("no IPv4 address")?.0);
-    let mut peers: Vec<Endpoint> = Vec::new();
+    let mut peers = Vec::new();
     while !session.is_revoked(listener) {
         session.wait(None)?;
         session.receive(0, usize::MAX, |_| {})?;
@@ -89,11 +87,11 @@ fn look_up(mut session: Session, to: &str, key: &str) -> Result<(), Box<dyn Erro
         session.wait(None)?;
     }
     if let RequestState::Failed(fault) = session.request_state(id) {
-        return Err(format!("{to}: {fault:?}").into());
+        return Err(format!("{to}: {fault}").into());
     }
     memory.read(0, &mut places)?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned();
     let mut found = places.chunks(PLACE_BYTES).map(|place| place.split_at(KEY_BYTES));
-    let found = found.find(|(one, _)| text(one) == key).ok_or("no such key")?;
+    let found = found.find(|(one, _)| text(one) == key && !key.is_empty()).ok_or("no such key")?;
     Ok(writeln!(io::stdout(), "{}", text(found.1))?)
 }

@@ -148,8 +148,8 @@ impl Target {
     /// Sends a packet to this session's own address, and receives what has come. Returns how many
     /// packets came that were not to this session; `None` once the session is over.
     ///
-    /// The server frees the memory of a session that it closes. The application then reads zeros in place of
-    /// a packet; such zeros count only if the session goes on.
+    /// The server frees the memory of a session that it closes. The application then reads zeros in
+    /// place of a packet; such zeros count only if the session goes on.
     pub(crate) fn exchange(&mut self) -> Option<u64> {
         let own = self.session.info().mac;
         let _ = self.session.send_bytes(self.endpoint, &self.packet);

@@ -87,9 +87,9 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Copies `len` bytes in ascending order. x86-64 makes stores visible in the order of the program, and
-/// none of those below crosses a multiple of its own length. A store of 16 bytes may become visible
-/// as two of 8 bytes.
+/// Copies `len` bytes in ascending order. x86-64 makes stores visible in the order of the program,
+/// and none of those below crosses a multiple of its own length. A store of 16 bytes may become
+/// visible as two of 8 bytes.
 ///
 /// # Safety
 /// As [`super::copy`].

@@ -23,7 +23,7 @@ fn accesses() {
         for value in 1..=2 {
             stored.publish(0, value);
             let fenced = fence();
-            if word.must_tell(fenced) && firing.fire(fence(), 0) {
+            if word.must_report(fenced) && firing.fire(fence(), 0) {
                 bell.notify();
             }
         }

@@ -1,4 +1,4 @@
-//! What an earlier server left of a session's apertures.
+//! What a predecessor left of a session's apertures.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,9 +10,9 @@ use towpath_protocol::layout::SessionShape;
 use tracing::warn;
 
 use super::objects::{Entry, Objects, What};
-use super::tables::{MemoryFile, SessionApertures};
+use super::tables::{ApertureTables, MemoryFile};
 
-/// What an earlier server left of a session's apertures.
+/// What a predecessor left of a session's apertures.
 #[derive(Debug, Default)]
 pub(crate) struct LeftApertures {
     /// The record.
@@ -23,9 +23,9 @@ pub(crate) struct LeftApertures {
     pub(crate) memories: BTreeMap<u64, Vec<OwnedFd>>,
 }
 
-impl SessionApertures {
-    /// Takes over the tables and memories of a session; `None` if it can have none. A memory that is
-    /// missing is left out, with all that is in it.
+impl ApertureTables {
+    /// Takes over the tables and memories of a session; `None` if it can have none. A memory that
+    /// is missing is left out, with all that is in it.
     ///
     /// # Errors
     /// Fails with the reason why the record cannot be used.
@@ -34,13 +34,13 @@ impl SessionApertures {
         shape: &SessionShape,
         left: &mut LeftApertures,
         armed: Option<OwnedFd>,
-    ) -> io::Result<Option<Box<SessionApertures>>> {
+    ) -> io::Result<Option<Box<ApertureTables>>> {
         if shape.apertures() == 0 {
             return Ok(None);
         }
         let record = left.record.as_ref().ok_or(io::ErrorKind::NotFound)?;
         let objects = Objects::adopt(session, shape, record.as_fd())?;
-        let mut apertures = SessionApertures::with(objects, armed);
+        let mut apertures = ApertureTables::with(objects, armed);
         for (number, entry) in copies(&apertures.objects, What::Memory) {
             // The store goes on to hold the file, and those that keep its pages in place.
             let file = left.memories.get(&entry.offset).and_then(|all| all.first());
@@ -55,7 +55,12 @@ impl SessionApertures {
         for what in [What::Aperture, What::Tripwire] {
             for (number, entry) in copies(&apertures.objects, what) {
                 if !apertures.is_possible(&entry) {
-                    warn!(session, number, ?what, "an entry of its record is not possible");
+                    warn!(
+                        session,
+                        number,
+                        ?what,
+                        "the aperture record has an entry outside of its memory; the server drops it"
+                    );
                     apertures.objects.remove(what, number);
                 }
             }
@@ -80,7 +85,10 @@ pub(super) fn copies(objects: &Objects, what: What) -> Vec<(u32, Entry)> {
 fn adopt_memory(file: io::Result<Option<OwnedFd>>, entry: &Entry) -> io::Result<MemoryFile> {
     let file = SharedFile::adopt(file?.ok_or(io::ErrorKind::NotFound)?)?;
     if file.len() as u64 != entry.len {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "another length than recorded"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the file's length differs from the recorded length",
+        ));
     }
     let mapped = file.map_common(true)?;
     mapped.mapping().keep_from_children()?;

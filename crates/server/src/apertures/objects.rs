@@ -1,7 +1,8 @@
-//! A session's objects by their numbers, and their record for a successor.
+//! A session's memories, apertures and tripwires by their numbers, and their record for a
+//! successor.
 //!
-//! The record is a memory file with a place for each object that the session may have. The first
-//! word of a place is stored last, and cleared first, so a successor finds whole entries.
+//! The aperture record is a memory file with a place for each object that the session may have. The
+//! first word of a place is stored last, and cleared first, so a successor finds whole entries.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -32,16 +33,16 @@ pub(crate) struct Entry {
     pub(crate) kind: u32,
     /// The number of the request that created it.
     pub(crate) sequence: u32,
-    /// The key of an aperture, or of the one that an imported tripwire is in; 0 once the owner has released
-    /// that tripwire.
+    /// The key of an aperture, or of the one that an imported tripwire is in; 0 once the owner has
+    /// released that tripwire.
     pub(crate) key: u32,
-    /// The number of the memory of an exported aperture or a tripwire; of the imported aperture that
-    /// an imported tripwire is in.
+    /// The number of the memory of an exported aperture or a tripwire; of the imported aperture
+    /// that an imported tripwire is in.
     pub(crate) memory: u32,
     /// The endpoint of an aperture.
     pub(crate) endpoint: u32,
-    /// The access of an aperture or a tripwire; the sharing of a memory. 0 for an aperture of which the
-    /// engine has said that it is not valid.
+    /// The access of an aperture or a tripwire; the sharing of a memory. 0 for an aperture of which
+    /// the engine has said that it is not valid.
     pub(crate) access: u32,
     /// The session at the other end: the importer of an exported aperture, the owner of an imported
     /// aperture or tripwire, the one session that may map a memory for writing. 0 for none.
@@ -49,11 +50,11 @@ pub(crate) struct Entry {
     /// The endpoint of the importer of an exported aperture; the number of an imported aperture or
     /// tripwire in the session of its owner.
     pub(crate) other: u32,
-    /// Where the range of an exported aperture or a tripwire begins in the memory, in bytes; the id of a
-    /// memory, or of that of an imported aperture, which no other memory has.
+    /// Where the range of an exported aperture or a tripwire begins in the memory, in bytes; the id
+    /// of a memory, or of that of an imported aperture, which no other memory has.
     pub(crate) offset: u64,
-    /// The length of that range, or of a memory, in bytes; the length of the memory that the session maps
-    /// for an imported aperture, 0 for none.
+    /// The length of that range, or of a memory, in bytes; the length of the memory that the
+    /// session maps for an imported aperture, 0 for none.
     pub(crate) len: u64,
 }
 
@@ -206,8 +207,8 @@ impl Objects {
         }
     }
 
-    /// Returns the number for a new object: the lowest that is free; `None` if the session has as many
-    /// as it may have.
+    /// Returns the number for a new object: the lowest that is free; `None` if the session has as
+    /// many as it may have.
     pub(crate) fn free(&self, what: What) -> Option<u32> {
         let kind = &self.kinds[what as usize];
         let fresh = kind.all.len() as u32;
@@ -239,7 +240,8 @@ impl Objects {
         words.publish(at, words_of[0]);
     }
 
-    /// Records the word of an object with its key, or that with the session at its other end: one store.
+    /// Records the word of an object with its key, or that with the session at its other end: one
+    /// store.
     pub(crate) fn record_word(&mut self, what: What, number: u32, word: EntryWord) {
         let (at, entry) = (self.place(what, number) + word as usize, self.get(what, number));
         let (Some(words), Some(entry)) = (&mut self.record, entry) else { return };
@@ -275,8 +277,8 @@ impl Objects {
         (0..).zip(&self.kinds[what as usize].all).filter_map(|(n, one)| Some((n, one.as_ref()?)))
     }
 
-    /// Returns the object of this kind that an earlier request with this number created: the last request,
-    /// if the server was killed before it answered.
+    /// Returns the object of this kind that an earlier request with this number created: the last
+    /// request, if the server was killed before it answered.
     pub(crate) fn repeated(&self, sequence: u32, kind: u32) -> Option<u32> {
         let (_, what, number) = self.last.filter(|(last, ..)| *last == sequence)?;
         self.get(what, number).filter(|one| one.kind == kind).map(|_| number)

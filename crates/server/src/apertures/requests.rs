@@ -11,7 +11,7 @@ use towpath_protocol::message::{
 };
 
 use super::objects::{Entry, EntryWord, What};
-use super::tables::{ApertureKey, Creating, MemoryFile, SessionApertures, memory_name, random};
+use super::tables::{ApertureTables, Creating, ExportedAperture, MemoryFile, memory_name, random};
 use crate::connection::{Progress, Refused};
 use crate::control::Control;
 use crate::engine::apertures::commands::{
@@ -24,8 +24,8 @@ use crate::slow::Job;
 use crate::worker::link::Packet;
 use crate::worker::wire::command;
 
-/// The most memories of a user, and of a server. Each takes a few descriptors of the server and of its
-/// keeper.
+/// The most memories of a user, and of a server. Each takes a few descriptors of the server and of
+/// its keeper.
 const MEMORIES_PER_USER: usize = 256;
 const MEMORIES: usize = 4096;
 
@@ -38,7 +38,7 @@ impl Control {
     ///
     /// # Errors
     /// Fails with the line that the server sends to the peer.
-    fn apertures(&mut self, token: u64, what: &str) -> Result<&mut SessionApertures, Refused> {
+    fn apertures(&mut self, token: u64, what: &str) -> Result<&mut ApertureTables, Refused> {
         let connection = self.connections.get_mut(token);
         let lives = connection.filter(|one| matches!(one.progress, Progress::Lives));
         let Some(connection) = lives else {
@@ -60,17 +60,17 @@ impl Control {
         token: u64,
         kind: What,
         what: &str,
-    ) -> Result<(u32, &mut SessionApertures), Refused> {
+    ) -> Result<(u32, &mut ApertureTables), Refused> {
         let apertures = self.apertures(token, what)?;
         let number = apertures.objects.free(kind).ok_or_else(|| {
-            let text = format!("{what}: the session has as many as it may have; release one");
+            let text = format!("{what}: the session has as many as it asked for; release one (an aperture that has ended counts until it is revoked or released)");
             (Refusal::Limit, text)
         })?;
         Ok((number, apertures))
     }
 
     /// Gives the commands of apertures to the first lane's engine, which has all connections.
-    pub(super) fn command_first(&mut self, command: ApertureCommand, reply: Reply) {
+    pub(super) fn command_first_lane(&mut self, command: ApertureCommand, reply: Reply) {
         self.parts.engines.command_each(vec![Command::Aperture(command)], reply);
     }
 
@@ -125,7 +125,8 @@ impl Control {
         Ok(())
     }
 
-    /// Checks that a user may have one more memory: each takes descriptors of the server and its keeper.
+    /// Checks that a user may have one more memory: each takes descriptors of the server and its
+    /// keeper.
     fn check_memories(&self, token: u64) -> Result<(), Refused> {
         let uid = self.connections.get(token).map(|connection| connection.account.uid);
         let (mut theirs, mut all) = (0, self.released_memories.len());
@@ -191,7 +192,7 @@ impl Control {
         apertures.files.insert(number, MemoryFile { file, mapped: mapped.clone() });
         self.lock_memory(&mapped);
         let add = ApertureCommand::AddMemory { session, number, memory: mapped };
-        self.command_first(add, Reply::MemoryCreated(token, number));
+        self.command_first_lane(add, Reply::MemoryCreated(token, number));
     }
 
     /// Hands over a memory.
@@ -239,10 +240,11 @@ impl Control {
         let Some(connection) = self.connections.get_mut(token) else { return Ok(()) };
         let Some(apertures) = &mut connection.apertures else { return Ok(()) };
         apertures.objects.put(What::Aperture, number, entry);
-        self.aperture_keys.insert(key, ApertureKey { owner: session, number, imported: None });
+        self.exported_apertures
+            .insert(key, ExportedAperture { owner: session, number, imported: None });
         let owner = EndpointName { session, endpoint: export.endpoint };
         let exporting = exporting(owner, number, &entry, None);
-        self.command_first(
+        self.command_first_lane(
             ApertureCommand::Export(Box::new(exporting)),
             Reply::Exported(token, number),
         );
@@ -253,7 +255,7 @@ impl Control {
     fn new_key(&self) -> std::io::Result<u32> {
         loop {
             let key = u32::from_ne_bytes(random()?);
-            if key != 0 && !self.aperture_keys.contains_key(&key) {
+            if key != 0 && !self.exported_apertures.contains_key(&key) {
                 return Ok(key);
             }
         }
@@ -293,7 +295,7 @@ impl Control {
             }
             Err(refused) => {
                 if let Some(revoke) = self.revoke_aperture(token, number) {
-                    self.command_first(revoke, Reply::Nothing);
+                    self.command_first_lane(revoke, Reply::Nothing);
                 }
                 self.refuse(token, &refused);
             }
@@ -318,7 +320,7 @@ impl Control {
                         peer exports one, and sends its key";
             refused(Refusal::NotFound, text)
         };
-        let key = *self.aperture_keys.get(&import.key).ok_or_else(unknown)?;
+        let key = *self.exported_apertures.get(&import.key).ok_or_else(unknown)?;
         let (exported, memory) = self.exported(&key).ok_or_else(unknown)?;
         if (exported.other_session, exported.other) != (session, import.endpoint) {
             return Err(unknown());
@@ -342,30 +344,30 @@ impl Control {
         };
         self.charge_import(token, &entry)?;
         self.apertures(token, what)?.objects.put(What::Aperture, number, entry);
-        if let Some(key) = self.aperture_keys.get_mut(&import.key) {
+        if let Some(key) = self.exported_apertures.get_mut(&import.key) {
             key.imported = Some((session, number));
         }
         let command = ApertureCommand::Import { key: import.key, session, number };
-        self.command_first(command, Reply::Imported(token, number));
+        self.command_first_lane(command, Reply::Imported(token, number));
         Ok(())
     }
 
     /// Returns the tables of a session, also if its application has yet to claim it.
-    fn tables_of(&self, session: u32) -> Option<&SessionApertures> {
+    fn tables_of(&self, session: u32) -> Option<&ApertureTables> {
         let token = self.connections.token_of(session)?;
         self.connections.get(token)?.apertures.as_deref()
     }
 
     /// Returns an exported aperture, and its memory.
-    pub(super) fn exported(&self, key: &ApertureKey) -> Option<(Entry, Entry)> {
+    pub(super) fn exported(&self, key: &ExportedAperture) -> Option<(Entry, Entry)> {
         let apertures = self.tables_of(key.owner)?;
         let exported = apertures.objects.get(What::Aperture, key.number)?;
         let memory = apertures.objects.get(What::Memory, exported.memory)?;
         (exported.kind == Entry::EXPORTED).then_some((exported, memory))
     }
 
-    /// Counts the bytes of a memory that a session is about to map against its limits, unless it has
-    /// the memory mapped already.
+    /// Counts the bytes of a memory that a session is about to map against its limits, unless it
+    /// has the memory mapped already.
     fn charge_import(&mut self, token: u64, imported: &Entry) -> Result<(), Refused> {
         let Some(connection) = self.connections.get(token) else { return Ok(()) };
         let limits = self.parts.policy.limits(&connection.terms);
@@ -393,7 +395,7 @@ impl Control {
     pub(crate) fn answer_import(&mut self, token: u64, number: u32) {
         if let Err(refused) = self.try_answer_import(token, number) {
             if let Some(release) = self.release_import(token, number) {
-                self.command_first(release, Reply::Nothing);
+                self.command_first_lane(release, Reply::Nothing);
             }
             self.refuse(token, &refused);
         }
@@ -404,7 +406,7 @@ impl Control {
         let apertures = self.apertures(token, "import")?;
         let entry = apertures.objects.get(What::Aperture, number);
         let entry = entry.filter(|one| one.access != 0).ok_or_else(gone)?;
-        let key = *self.aperture_keys.get(&entry.key).ok_or_else(gone)?;
+        let key = *self.exported_apertures.get(&entry.key).ok_or_else(gone)?;
         let (exported, memory) = self.exported(&key).ok_or_else(gone)?;
         let sharing = Sharing::from_number(memory.access).unwrap_or(Sharing::Requests);
         let mut handed = Vec::new();
@@ -468,14 +470,14 @@ impl Control {
         });
         if others.count() >= MAX_OVERLAPPING {
             let text = format!(
-                "{what}: {MAX_OVERLAPPING} tripwires overlap this place, which is the limit; release one"
+                "{what}: {MAX_OVERLAPPING} other tripwires overlap this range, which is the limit; release one"
             );
             return Err((Refusal::Limit, text));
         }
         apertures.objects.put(What::Tripwire, number, entry);
         apertures.objects.record(What::Tripwire, number);
-        let command = place_command(apertures.objects.session, number, &entry, true);
-        self.command_first(command, Reply::TripwireSet(token, number));
+        let command = set_tripwire_command(apertures.objects.session, number, &entry, true);
+        self.command_first_lane(command, Reply::TripwireSet(token, number));
         Ok(())
     }
 
@@ -512,7 +514,7 @@ impl Control {
             );
             (Refusal::NotFound, text)
         };
-        let key = self.aperture_keys.get(&aperture.key).copied().ok_or_else(unknown)?;
+        let key = self.exported_apertures.get(&aperture.key).copied().ok_or_else(unknown)?;
         let (exported, _) = self.exported(&key).ok_or_else(unknown)?;
         let theirs = self.tables_of(key.owner).ok_or_else(unknown)?;
         let tripwire = theirs.objects.get(What::Tripwire, import.tripwire);
@@ -543,22 +545,27 @@ impl Control {
             apertures.objects.put(What::Tripwire, number, entry);
             apertures.objects.record(What::Tripwire, number);
         }
-        let command = tripwire_command(apertures.objects.session, number, Some(&entry));
+        let command = import_tripwire_command(apertures.objects.session, number, Some(&entry));
         let created = Created { number, key: key.owner };
         // From the answer on, the application counts on the engine.
-        self.command_first(command, Reply::TripwireImported(token, created, armed));
+        self.command_first_lane(command, Reply::TripwireImported(token, created, armed));
         Ok(())
     }
 
     /// Has the engine enter an imported tripwire, or remove it.
-    pub(super) fn enter_tripwire(&mut self, session: u32, number: u32, entry: Option<&Entry>) {
-        let command = tripwire_command(session, number, entry);
-        self.command_first(command, Reply::Nothing);
+    pub(super) fn update_imported_tripwire(
+        &mut self,
+        session: u32,
+        number: u32,
+        entry: Option<&Entry>,
+    ) {
+        let command = import_tripwire_command(session, number, entry);
+        self.command_first_lane(command, Reply::Nothing);
     }
 }
 
-/// Returns an aperture as the engine enters it. `resumed_for`: the endpoint that it was for under an
-/// earlier server.
+/// Returns an aperture as the engine enters it. `resumed_for`: the endpoint that it was for under
+/// an earlier server.
 pub(super) fn exporting(
     owner: EndpointName,
     number: u32,
@@ -578,7 +585,7 @@ pub(super) fn exporting(
 }
 
 /// Returns the command by which the engine enters a tripwire of a session, or removes it.
-pub(super) fn place_command(
+pub(super) fn set_tripwire_command(
     session: u32,
     number: u32,
     entry: &Entry,
@@ -594,7 +601,7 @@ pub(super) fn place_command(
 }
 
 /// Returns the command by which the engine enters an imported tripwire, or removes it.
-fn tripwire_command(session: u32, number: u32, entry: Option<&Entry>) -> ApertureCommand {
+fn import_tripwire_command(session: u32, number: u32, entry: Option<&Entry>) -> ApertureCommand {
     let tripwire = entry.map(|entry| ImportedTripwire {
         key: entry.key,
         owner: entry.other_session,
@@ -607,7 +614,7 @@ impl Control {
     /// Releases an object of a session.
     pub(crate) fn release_object(&mut self, token: u64, release: Release) -> Result<(), Refused> {
         let what = "release";
-        let Release { what: kind, number } = release;
+        let Release { kind, number } = release;
         let none =
             |name| (Refusal::NotFound, format!("{what}: the session has no {name} {number}"));
         let apertures = self.apertures(token, what)?;
@@ -617,7 +624,7 @@ impl Control {
                 apertures.objects.get(What::Memory, number).ok_or_else(|| none("memory"))?;
                 apertures.check_unused(number)?;
                 let command = ApertureCommand::RemoveMemory { session, number };
-                self.command_first(command, Reply::MemoryRemoved(token, number));
+                self.command_first_lane(command, Reply::MemoryRemoved(token, number));
                 return Ok(());
             }
             RELEASE_APERTURE => {
@@ -632,23 +639,23 @@ impl Control {
                 let entry = entry.ok_or_else(|| none("tripwire"))?;
                 if entry.kind == Entry::TRIPWIRE {
                     self.forget_tripwire(session, number);
-                    Some(place_command(session, number, &entry, false))
+                    Some(set_tripwire_command(session, number, &entry, false))
                 } else {
-                    Some(tripwire_command(session, number, None))
+                    Some(import_tripwire_command(session, number, None))
                 }
             }
             _ => return Err(refused(Refusal::Malformed, "release: unknown kind of object")),
         };
         match command {
             // The answer follows the engine's part.
-            Some(command) => self.command_first(command, Reply::Done(token)),
+            Some(command) => self.command_first_lane(command, Reply::Done(token)),
             None => self.answer(token, &Message::Done),
         }
         Ok(())
     }
 
-    /// Removes a tripwire of a session from the sessions that imported it: its number is another one's
-    /// soon.
+    /// Removes a tripwire of a session from the sessions that imported it: its number is another
+    /// one's soon.
     fn forget_tripwire(&mut self, owner: u32, tripwire: u32) {
         let theirs = |one: &Entry| {
             one.kind == Entry::IMPORTED_TRIPWIRE
@@ -667,7 +674,7 @@ impl Control {
                     entry.key = 0;
                 }
                 objects.record_word(What::Tripwire, number, EntryWord::Key);
-                let command = Command::Aperture(tripwire_command(session, number, None));
+                let command = Command::Aperture(import_tripwire_command(session, number, None));
                 self.parts.engines.command_each(vec![command], Reply::Nothing);
             }
         }
@@ -692,24 +699,24 @@ impl Control {
         let apertures = self.apertures(token, "release").ok()?;
         let session = apertures.objects.session;
         let entry = apertures.objects.remove(What::Aperture, number)?;
-        self.aperture_keys.remove(&entry.key);
+        self.exported_apertures.remove(&entry.key);
         Some(ApertureCommand::Revoke { key: entry.key, session, number })
     }
 
-    /// Forgets an aperture that a session imported. Takes the memory's bytes off the session's if that
-    /// was its last aperture there. Returns the command by which the engine forgets it.
+    /// Forgets an aperture that a session imported. Takes the memory's bytes off the session's if
+    /// that was its last aperture there. Returns the command by which the engine forgets it.
     fn release_import(&mut self, token: u64, number: u32) -> Option<ApertureCommand> {
         let apertures = self.apertures(token, "release").ok()?;
         let session = apertures.objects.session;
         let entry = apertures.objects.get(What::Aperture, number)?;
         let entry = Some(entry).filter(|one| one.kind == Entry::IMPORTED)?;
         apertures.objects.remove(What::Aperture, number);
-        if let Some(key) = self.aperture_keys.get_mut(&entry.key) {
+        if let Some(key) = self.exported_apertures.get_mut(&entry.key) {
             key.imported = key.imported.filter(|one| *one != (session, number));
         }
         let bytes = self.apertures(token, "release").map_or(0, |one| one.unmap(&entry));
         self.connections.take_bytes(token, bytes);
-        self.importer_left(entry.offset);
+        self.free_if_unmapped(entry.offset);
         Some(ApertureCommand::ReleaseImport { key: entry.key, session, number })
     }
 }
@@ -717,12 +724,12 @@ impl Control {
 fn outside(what: &str, offset: u64, len: u64, memory: &Entry) -> Refused {
     let bytes = memory.len;
     let text = format!(
-        "{what}: {len} bytes from byte {offset} on; the memory has {bytes} bytes, and a range is not empty"
+        "{what}: {len} bytes from byte {offset} on; the memory has {bytes} bytes, and a range must not be empty"
     );
     (Refusal::Malformed, text)
 }
 
-impl SessionApertures {
+impl ApertureTables {
     /// Returns a memory of the session.
     fn memory(&self, number: u32, what: &str) -> Result<Entry, Refused> {
         self.objects.get(What::Memory, number).ok_or_else(|| {
@@ -800,8 +807,8 @@ impl SessionApertures {
         let before = memory.other_session;
         if before != 0 && before != entry.other_session {
             let text = format!(
-                "export: session {before} may map this memory for writing, and then no other session may; \
-                 create another memory for session {}",
+                "export: only session {before} may map this memory for writing; create another memory for \
+                 session {}",
                 entry.other_session
             );
             return Err((Refusal::State, text));

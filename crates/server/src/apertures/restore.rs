@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use super::left::copies;
 use super::objects::{Entry, What};
-use super::requests::{exporting, place_command};
-use super::tables::{ApertureKey, SessionApertures, memory_name, released_name};
+use super::requests::{exporting, set_tripwire_command};
+use super::tables::{ApertureTables, ExportedAperture, memory_name, released_name};
 use crate::control::Control;
 use crate::engine::apertures::commands::ApertureCommand;
 use crate::engine::commands::Command;
@@ -27,28 +27,29 @@ impl Control {
         self.connections.add_bytes(token, bytes as usize);
         for (number, memory) in memories {
             self.lock_memory(&memory);
-            self.command_first(
+            self.command_first_lane(
                 ApertureCommand::AddMemory { session, number, memory },
                 Reply::Nothing,
             );
         }
         for (number, entry) in tripwires.into_iter().filter(|(_, one)| one.kind == Entry::TRIPWIRE)
         {
-            let command = place_command(session, number, &entry, true);
-            self.command_first(command, Reply::Nothing);
+            let command = set_tripwire_command(session, number, &entry, true);
+            self.command_first_lane(command, Reply::Nothing);
         }
         for (number, entry) in entries.into_iter().filter(|(_, one)| one.kind == Entry::EXPORTED) {
-            let key = ApertureKey { owner: session, number, imported: None };
-            self.aperture_keys.insert(entry.key, key);
+            let key = ExportedAperture { owner: session, number, imported: None };
+            self.exported_apertures.insert(entry.key, key);
             let owner = EndpointName { session, endpoint: entry.endpoint };
             let peer = EndpointName { session: entry.other_session, endpoint: entry.other };
             let exporting = exporting(owner, number, &entry, Some(peer));
-            self.command_first(ApertureCommand::Export(Box::new(exporting)), Reply::Nothing);
+            self.command_first_lane(ApertureCommand::Export(Box::new(exporting)), Reply::Nothing);
         }
     }
 
-    /// Sorts the memories that an earlier server left of a session. Those that the session does not have any
-    /// more leave the store, and an importer may still map them. Returns the descriptors of no more use.
+    /// Sorts the memories that an earlier server left of a session. Those that the session does not
+    /// have any more leave the store, and an importer may still map them. Returns the descriptors
+    /// of no more use.
     pub(crate) fn sort_memories(
         &mut self,
         session: u32,
@@ -79,7 +80,7 @@ impl Control {
     pub(crate) fn restore_released(&mut self, released: HashMap<u64, OwnedFd>) -> Vec<OwnedFd> {
         let mut unused = Vec::new();
         for (id, file) in released {
-            let maps = |tables: &SessionApertures| tables.mapped.contains_key(&id);
+            let maps = |tables: &ApertureTables| tables.mapped.contains_key(&id);
             let importer =
                 self.connections.sessions().find(|one| one.apertures.as_deref().is_some_and(maps));
             let Some(uid) = importer.map(|one| one.account.uid) else {
@@ -95,8 +96,8 @@ impl Control {
         unused
     }
 
-    /// Enters the apertures and tripwires that resumed sessions imported, once all that are exported are
-    /// entered.
+    /// Enters the apertures and tripwires that resumed sessions imported, once all that are
+    /// exported are entered.
     pub(crate) fn restore_imports(&mut self) {
         for token in self.connections.of_all() {
             let Some(connection) = self.connections.get_mut(token) else { continue };
@@ -109,7 +110,7 @@ impl Control {
                 entries.into_iter().filter(|(_, one)| one.kind == Entry::IMPORTED)
             {
                 bytes += apertures.map(&entry);
-                let key = self.aperture_keys.get_mut(&entry.key);
+                let key = self.exported_apertures.get_mut(&entry.key);
                 if let Some(key) = key.filter(|one| one.owner == entry.other_session) {
                     key.imported = Some((session, number));
                 }
@@ -119,7 +120,7 @@ impl Control {
             self.connections.add_bytes(token, bytes);
             for (number, entry) in tripwires {
                 if entry.kind == Entry::IMPORTED_TRIPWIRE {
-                    self.enter_tripwire(session, number, Some(&entry));
+                    self.update_imported_tripwire(session, number, Some(&entry));
                 }
             }
         }

@@ -7,7 +7,7 @@ use towpath_memory::CommonMemory;
 use towpath_protocol::layout::SessionShape;
 
 use super::objects::{Entry, Objects, What};
-use super::tables::{MemoryFile, SessionApertures, memory_name, released_name};
+use super::tables::{ApertureTables, MemoryFile, memory_name, released_name};
 use crate::control::Control;
 use crate::prepare::{self, Prepared};
 use crate::worker::link::Packet;
@@ -22,7 +22,7 @@ impl Control {
         shape: &SessionShape,
         is_resumable: bool,
         prepared: &Prepared,
-    ) -> io::Result<Option<Box<SessionApertures>>> {
+    ) -> io::Result<Option<Box<ApertureTables>>> {
         if shape.apertures() == 0 {
             return Ok(None);
         }
@@ -33,7 +33,7 @@ impl Control {
             prepare::store(store, number, prepare::APERTURES, file.as_fd())?;
         }
         let armed = prepared.readable_armed()?;
-        Ok(Some(Box::new(SessionApertures::with(objects, armed))))
+        Ok(Some(Box::new(ApertureTables::with(objects, armed))))
     }
 
     /// Returns `true` if an importer maps a memory.
@@ -71,19 +71,19 @@ impl Control {
         self.workers.tell(worker, Owner::User(uid), dispose);
         for (_, entry) in apertures.objects.all(What::Aperture) {
             if entry.kind == Entry::EXPORTED {
-                self.aperture_keys.remove(&entry.key);
-            } else if let Some(key) = self.aperture_keys.get_mut(&entry.key) {
+                self.exported_apertures.remove(&entry.key);
+            } else if let Some(key) = self.exported_apertures.get_mut(&entry.key) {
                 key.imported = key.imported.filter(|(session, _)| *session != number);
             }
         }
         for id in apertures.mapped.keys() {
-            self.importer_left(*id);
+            self.free_if_unmapped(*id);
         }
     }
 
     /// Closes the memories of a session at the server's end. Returns the descriptors, some of which
     /// applications can reach.
-    pub(crate) fn close_memories(&mut self, apertures: SessionApertures) -> Vec<OwnedFd> {
+    pub(crate) fn close_memories(&mut self, apertures: ApertureTables) -> Vec<OwnedFd> {
         let mut files: Vec<OwnedFd> = apertures.armed.into_iter().collect();
         for (number, MemoryFile { file, .. }) in apertures.files {
             let entry = apertures.objects.get(What::Memory, number);
@@ -96,8 +96,8 @@ impl Control {
         files
     }
 
-    /// Disposes of a memory whose owner has released it, or has ended. As long as an importer maps it,
-    /// the server keeps a descriptor, so that it can free the memory afterwards.
+    /// Disposes of a memory whose owner has released it, or has ended. As long as an importer maps
+    /// it, the server keeps a descriptor, so that it can free the memory afterwards.
     pub(super) fn dispose_of_memory(
         &mut self,
         session: u32,
@@ -118,9 +118,9 @@ impl Control {
         self.workers.tell(worker, Owner::User(uid), dispose);
     }
 
-    /// Frees a memory whose owner has released it, once no importer maps it any more, by what the server
-    /// knows.
-    pub(super) fn importer_left(&mut self, id: u64) {
+    /// Frees a memory whose owner has released it, once no importer maps it any more, by what the
+    /// server knows.
+    pub(super) fn free_if_unmapped(&mut self, id: u64) {
         if self.is_mapped(id) {
             return;
         }

@@ -11,7 +11,7 @@ use crate::prepare::{self, stored_name};
 
 /// An aperture that a session exports, found by its key.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ApertureKey {
+pub(crate) struct ExportedAperture {
     /// The session that exports it, and the aperture's number there.
     pub(crate) owner: u32,
     pub(crate) number: u32,
@@ -39,12 +39,12 @@ pub(super) struct Creating {
 
 /// The memories, apertures and tripwires of a session.
 #[derive(Debug)]
-pub(crate) struct SessionApertures {
+pub(crate) struct ApertureTables {
     pub(super) objects: Objects,
     pub(super) files: BTreeMap<u32, MemoryFile>,
     pub(super) creating: Option<Creating>,
-    /// The memories that the session maps as an importer: how many apertures it has in each, and the
-    /// bytes.
+    /// The memories that the session maps as an importer: how many apertures it has in each, and
+    /// the bytes.
     pub(super) mapped: HashMap<u64, (usize, usize)>,
     /// By this, other applications read the armed words.
     pub(super) armed: Option<OwnedFd>,
@@ -64,16 +64,16 @@ pub(super) fn released_name(id: u64) -> String {
     format!("{RELEASED}{id:x}")
 }
 
-/// Makes a random number, of which no two are the same.
+/// Returns random bytes from the kernel.
 pub(super) fn random<const N: usize>() -> std::io::Result<[u8; N]> {
     let mut bytes = [0; N];
     rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
     Ok(bytes)
 }
 
-impl SessionApertures {
-    /// Counts an imported aperture among those by which the session maps a memory. Returns the bytes
-    /// that the session maps in addition.
+impl ApertureTables {
+    /// Counts an imported aperture among those by which the session maps a memory. Returns the
+    /// bytes that the session maps in addition.
     pub(super) fn map(&mut self, imported: &Entry) -> usize {
         let (id, bytes) = (imported.offset, imported.len as usize);
         if bytes == 0 {
@@ -84,8 +84,8 @@ impl SessionApertures {
         if *uses == 1 { bytes } else { 0 }
     }
 
-    /// Counts an imported aperture no more. Returns the bytes that the session maps no more, by what the
-    /// server knows.
+    /// Counts an imported aperture no more. Returns the bytes that the session maps no more, by
+    /// what the server knows.
     pub(super) fn unmap(&mut self, imported: &Entry) -> usize {
         let Some((uses, bytes)) = self.mapped.get_mut(&imported.offset) else { return 0 };
         *uses -= 1;
@@ -104,9 +104,9 @@ impl SessionApertures {
     }
 }
 
-impl SessionApertures {
-    pub(super) fn with(objects: Objects, armed: Option<OwnedFd>) -> SessionApertures {
-        SessionApertures {
+impl ApertureTables {
+    pub(super) fn with(objects: Objects, armed: Option<OwnedFd>) -> ApertureTables {
+        ApertureTables {
             objects,
             files: BTreeMap::new(),
             creating: None,

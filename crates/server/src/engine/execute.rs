@@ -383,8 +383,8 @@ impl Engine {
         work
     }
 
-    /// Stops delivery to an endpoint. `state`: what the peer of its out-of-band messages is told. Returns
-    /// the number of requests for a connection that it had.
+    /// Stops delivery to an endpoint. `state`: what the peer of its out-of-band messages is told.
+    /// Returns the number of requests for a connection that it had.
     fn forget(&mut self, endpoint: &Endpoint, destination: Destination, state: PeerState) -> usize {
         if endpoint.captures {
             self.flows.remove_captures(destination);

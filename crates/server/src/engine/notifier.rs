@@ -145,8 +145,8 @@ impl Notifier {
         }
     }
 
-    /// Records a queue of out-of-band messages with a message or a state that its application is told
-    /// of at the end of the poll iteration.
+    /// Records a queue of out-of-band messages with a message or a state that its application is
+    /// told of at the end of the poll iteration.
     pub(crate) fn touch_oob(&mut self, session: &mut Session, key: u32, endpoint: u32) {
         // The application of a session that ends is told by the end itself.
         if !session.closing

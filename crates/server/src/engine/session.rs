@@ -470,7 +470,7 @@ impl Session {
             apertures: SessionApertures::new(
                 &shape,
                 (server.apertures, server.fired, server.requests),
-                ledger.requests,
+                ledger.progress,
                 memories.armed.filter(|_| memories.is_first),
             ),
             forbidden: None,
@@ -517,8 +517,8 @@ impl Session {
         self.doorbell.socket.take()
     }
 
-    /// Returns `true` if the application has been told that the session is over, by this server or an
-    /// earlier one.
+    /// Returns `true` if the application has been told that the session is over, by this server or
+    /// an earlier one.
     pub(crate) fn is_closed(&self) -> bool {
         self.header.get(CLOSED_WORD) != 0
     }
@@ -529,8 +529,8 @@ impl Session {
         (self.wake, self.doorbell.socket.and_then(Arc::into_inner))
     }
 
-    /// Returns `true` if an application has the session, and `false` until one claims a session of an
-    /// earlier server.
+    /// Returns `true` if an application has the session, and `false` until one claims a session of
+    /// an earlier server.
     #[inline]
     pub(crate) fn is_claimed(&self) -> bool {
         self.wake.is_some()

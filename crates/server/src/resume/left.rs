@@ -151,8 +151,8 @@ fn released_id(name: &str) -> Option<u64> {
 }
 
 impl LeftSession {
-    /// Returns the name of the session's application, its user and its process, if its record can be
-    /// read.
+    /// Returns the name of the session's application, its user and its process, if its record can
+    /// be read.
     pub(crate) fn identity(&self) -> Option<(String, u32, i32)> {
         let recorded = Recorded::read(self.record.as_ref()?.as_fd()).ok()??;
         Some((recorded.name, recorded.uid, recorded.pid))

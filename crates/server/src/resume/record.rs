@@ -10,8 +10,8 @@
 //! | from 544 on | [`ENDPOINT_WORDS`] words for each endpoint: state, request, settings |
 //!
 //! A server may be killed between any two stores. It therefore stores an endpoint's state last when
-//! it opens one, and first when it closes one. For a setting, it stores the value before the bit that
-//! marks the value as chosen.
+//! it opens one, and first when it closes one. For a setting, it stores the value before the bit
+//! that marks the value as chosen.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -55,8 +55,8 @@ const GROUPS: usize = 32;
 const MAX_GROUPS: usize = 1024;
 const ENDPOINTS: usize = GROUPS + MAX_GROUPS / 2;
 
-/// Words of an endpoint. There is room for settings that later versions append, so later versions can
-/// read this record.
+/// Words of an endpoint. There is room for settings that later versions append, so later versions
+/// can read this record.
 const ENDPOINT_WORDS: usize = REQUEST + REQUEST_WORDS + 2 + SETTINGS_ROOM;
 const REQUEST: usize = 1;
 const REQUEST_WORDS: usize = size_of::<Open>() / 8;

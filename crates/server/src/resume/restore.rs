@@ -18,7 +18,7 @@ use super::left::{Left, LeftSession};
 use super::record::{MOST_CRASHES, Record, Recorded, RecordedAddresses, RecordedEndpoint};
 use crate::addresses::{Holder, Lease};
 use crate::apertures::left::LeftApertures;
-use crate::apertures::tables::SessionApertures;
+use crate::apertures::tables::ApertureTables;
 use crate::connection::{Connection, Opened, Progress};
 use crate::control::{Control, UNCLAIMED};
 use crate::engine::commands::Command;
@@ -65,9 +65,9 @@ fn adopt_apertures(
     shape: &SessionShape,
     left: &mut LeftApertures,
     armed: io::Result<Option<OwnedFd>>,
-) -> Result<Option<Box<SessionApertures>>, NotResumed> {
+) -> Result<Option<Box<ApertureTables>>, NotResumed> {
     armed
-        .and_then(|armed| SessionApertures::adopt(number, shape, left, armed))
+        .and_then(|armed| ApertureTables::adopt(number, shape, left, armed))
         .map_err(|error| because("the record of its apertures")(&error))
 }
 

@@ -22,7 +22,8 @@ const LONGEST_PAUSE_NS: u64 = 20_000_000;
 /// The sender of a packet, in its payload.
 pub(super) const FAR: u8 = 0xfa;
 
-/// Returns the payload of a packet: whom it comes from, its number, and bytes that follow from both.
+/// Returns the payload of a packet: whom it comes from, its number, and bytes that follow from
+/// both.
 pub(super) fn payload(from: u8, number: u32) -> Vec<u8> {
     let mut random = Random::new(u64::from(from) << 32 | u64::from(number));
     let len = random.below(LONGEST) as usize + 5;

@@ -1,5 +1,5 @@
-//! The control thread's part, as far as the simulation needs it: sessions are prepared, restored and
-//! claimed by the functions that the control thread uses.
+//! The control thread's part, as far as the simulation needs it: sessions are prepared, restored
+//! and claimed by the functions that the control thread uses.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -188,8 +188,8 @@ impl Keeper {
         (application.join().unwrap(), words)
     }
 
-    /// Connects the second endpoints of the first two sessions, and exports their inboxes, as if a server
-    /// had done so.
+    /// Connects the second endpoints of the first two sessions, and exports their inboxes, as if a
+    /// server had done so.
     pub(super) fn connect(&self) {
         for number in 1..=self.sessions.min(2) {
             let (_, mut mapped) = self.map(number);
@@ -248,7 +248,8 @@ impl Keeper {
         Some(mapped)
     }
 
-    /// Enters a session's memory, its tripwire and its aperture, as `Control::restore_exports` does.
+    /// Enters a session's memory, its tripwire and its aperture, as `Control::restore_exports`
+    /// does.
     fn restore_memory(&self, number: u32, server: &mut Server) {
         let memory = self.memories[number as usize - 1].map_common(true).unwrap();
         let add = ApertureCommand::AddMemory { session: number, number: 0, memory };

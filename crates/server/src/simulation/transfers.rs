@@ -1,8 +1,8 @@
-//! Requests between the first two applications: writes into each other's memory, every other one with a
-//! value, and a tripwire that tells of the others.
+//! Requests between the first two applications: writes into each other's memory, every other one
+//! with a value, and a tripwire that tells of the others.
 //!
-//! An application fills a place with words that number the request, and has the server write it into
-//! the same place of its neighbour's memory. Two of the four places take several transfers.
+//! An application fills a place with words that number the request, and has the server write it
+//! into the same place of its neighbour's memory. Two of the four places take several transfers.
 
 use std::collections::VecDeque;
 
@@ -124,7 +124,7 @@ impl Transfers {
         self.collect(session);
         for _ in 0..most {
             let Some(message) = session.receive_oob(self.means.endpoint)? else { break };
-            assert_eq!(message.kind(), OobKind::Immediate, "{message:?}");
+            assert_eq!(message.kind(), OobKind::Value, "{message:?}");
             let (value, bytes) = message.value().unwrap();
             let (at, len) = PLACES[value as usize % 4];
             assert_eq!((value, bytes as usize), (self.next, len));

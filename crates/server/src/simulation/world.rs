@@ -15,8 +15,8 @@ use crate::engine::testing::MAC;
 
 /// Turns without an act after which everything is over, unless something happens at a later time.
 const QUIET_TURNS: u32 = 300;
-/// The time that has to pass meanwhile: a request waits up to 10 ms until the engine looks again for
-/// room.
+/// The time that has to pass meanwhile: a request waits up to 10 ms until the engine looks again
+/// for room.
 const QUIET_NS: u64 = 25_000_000;
 
 /// The simulation's time after which a seed counts as one that hangs: 100 s.
@@ -218,8 +218,8 @@ impl World {
         );
     }
 
-    /// Checks that each message came, or was dropped and counted, and that both ends of a connection
-    /// say the same of it.
+    /// Checks that each message came, or was dropped and counted, and that both ends of a
+    /// connection say the same of it.
     fn check_messages(&mut self) {
         let is_good = |number: usize| Some(number) != self.plan.hostile;
         let applications = self.plan.applications;

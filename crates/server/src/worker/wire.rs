@@ -59,7 +59,8 @@ pub(crate) mod command {
     /// Send the message over this socket and close it. With the socket.
     pub(crate) const REFUSE: u32 = 8;
 
-    /// Seal a memory file against every further writer but those that have it mapped. With the file.
+    /// Seal a memory file against every further writer but those that have it mapped. With the
+    /// file.
     pub(crate) const SEAL: u32 = 9;
     /// Allocate a memory file that only the server has. With the file.
     pub(crate) const ALLOCATE: u32 = 10;

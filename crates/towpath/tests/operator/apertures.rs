@@ -96,8 +96,8 @@ impl Side {
         self.session.trip(self.trip).unwrap();
     }
 
-    /// Waits until another server has resumed the session: one that neither waits nor asks for anything
-    /// does not notice.
+    /// Waits until another server has resumed the session: one that neither waits nor asks for
+    /// anything does not notice.
     fn resume(&mut self) {
         let before = self.session.statistics().resumptions;
         while self.session.statistics().resumptions == before {

@@ -208,8 +208,8 @@ fn no_datagram_is_lost_while_no_server_runs() {
     });
 }
 
-/// The same for frames to groups, which come through a packet socket's ring: each server goes on at the
-/// place where the one before it stopped, also when the ring has been around.
+/// The same for frames to groups, which come through a packet socket's ring: each server goes on at
+/// the place where the one before it stopped, also when the ring has been around.
 #[test]
 fn no_broadcast_is_lost_while_no_server_runs() {
     const ETHERTYPE: u16 = 0x88b5;

@@ -1,4 +1,5 @@
-//! The commands of the control thread for memories, apertures and tripwires, and the engine's reports.
+//! The commands of the control thread for memories, apertures and tripwires, and the engine's
+//! reports.
 
 use towpath_memory::CommonMemory;
 use towpath_protocol::apertures::Access;

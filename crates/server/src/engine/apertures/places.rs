@@ -1,9 +1,9 @@
 //! The places of a memory's tripwires: which of them an access touches.
 //!
 //! The control thread lets at most a few tripwires overlap one that it adds, so few contain one
-//! place. Tripwires are sorted by their length's power of two, and then by where they begin. An access
-//! looks, for each such length in use, from that length before its own range on. Behind that, at most a
-//! few tripwires per length do not overlap the range, whatever an application sets.
+//! place. Tripwires are sorted by their length's power of two, and then by where they begin. An
+//! access looks, for each such length in use, from that length before its own range on. Behind
+//! that, at most a few tripwires per length do not overlap the range, whatever an application sets.
 
 use std::collections::BTreeMap;
 
@@ -18,14 +18,15 @@ struct Place {
 /// The tripwires of a memory.
 #[derive(Debug, Default)]
 pub(crate) struct Places {
-    /// By the power of two that the length does not exceed, the beginning, and the tripwire's number.
+    /// By the exponent of the power of two that the length does not exceed, the beginning, and the
+    /// tripwire's number.
     all: BTreeMap<(u32, u64, u32), Place>,
     /// The number of tripwires of each length.
     lengths: BTreeMap<u32, usize>,
 }
 
-/// Returns the power of two that a length does not exceed.
-fn power(len: u64) -> u32 {
+/// Returns the exponent of the smallest power of two that is at least `len`.
+fn exponent(len: u64) -> u32 {
     len.max(1).next_power_of_two().trailing_zeros()
 }
 
@@ -33,19 +34,19 @@ impl Places {
     /// Adds a tripwire.
     pub(crate) fn insert(&mut self, number: u32, (offset, len): (u64, u64), access: Access) {
         let place = Place { end: offset.saturating_add(len), access };
-        if self.all.insert((power(len), offset, number), place).is_none() {
-            *self.lengths.entry(power(len)).or_default() += 1;
+        if self.all.insert((exponent(len), offset, number), place).is_none() {
+            *self.lengths.entry(exponent(len)).or_default() += 1;
         }
     }
 
     /// Removes a tripwire.
     pub(crate) fn remove(&mut self, number: u32, (offset, len): (u64, u64)) {
-        if self.all.remove(&(power(len), offset, number)).is_some()
-            && let Some(count) = self.lengths.get_mut(&power(len))
+        if self.all.remove(&(exponent(len), offset, number)).is_some()
+            && let Some(count) = self.lengths.get_mut(&exponent(len))
         {
             *count -= 1;
             if *count == 0 {
-                self.lengths.remove(&power(len));
+                self.lengths.remove(&exponent(len));
             }
         }
     }

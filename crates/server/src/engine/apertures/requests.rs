@@ -1,38 +1,39 @@
 //! Requests: the engine moves bytes between memory of the requesting session and an aperture of its
 //! endpoint's peer, piece by piece.
 //!
-//! How far a request is stands in the ledger, so a successor places at most the last piece again. The
-//! number of the last request that is complete is stored before the request leaves its queue, and is
-//! the same if a successor stores it once more. A value or a message for the peer goes as an
+//! How far a request is stands in the ledger, so a successor places at most the last piece again.
+//! The number of the last request that is complete is stored before the request leaves its queue,
+//! and is the same if a successor stores it once more. A value or a message for the peer goes as an
 //! out-of-band message does, which arrives exactly once.
 
 use towpath_memory::CommonMemory;
 use towpath_protocol::apertures::{Access, is_inside};
 use towpath_protocol::oob::Kind;
-use towpath_protocol::requests::{Checked, Request, RequestFault, RequestKind, Segment};
+use towpath_protocol::requests::{Checked, LocalRange, Request, RequestFault, RequestKind};
 
 use super::table::Granted;
 use crate::engine::oob::{NotReady, Parts, Sender};
 use crate::engine::sessions::SessionTable;
 
-/// The most bytes that the engine moves at once for a request; the others then wait their turn again
-/// (Riddoch and Pope, section 3.2: a maximum transfer size).
+/// The most bytes that the engine moves at once for a request; the others then wait their turn
+/// again (Riddoch and Pope, section 3.2: a maximum transfer size).
 pub(crate) const TRANSFER_BYTES: u64 = 64 << 10;
 
-/// How long a request waits for room in the queue at the other end, in nanoseconds, before it fails.
+/// How long a request waits for room in the queue at the other end, in nanoseconds, before it
+/// fails.
 const NOT_READY_NS: u64 = 1_000_000_000;
-/// The time between two looks for that room, in nanoseconds: as long as the request has waited, within
-/// these limits.
+/// The time between two looks for that room, in nanoseconds: as long as the request has waited,
+/// within these limits.
 const LEAST_RETRY_NS: u64 = 100_000;
 const MOST_RETRY_NS: u64 = 10_000_000;
 /// What a look at one tripwire costs, as a number of bytes moved.
 const TRIPWIRE_BYTES: u64 = 64;
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// It is complete, or failed.
-    Complete,
+    Ended,
     /// There is more to move.
     More,
     /// The queue at the other end has no room: look again at this time, in nanoseconds.
@@ -48,30 +49,30 @@ pub(crate) struct Requesting<'a> {
     pub(crate) now: u64,
 }
 
-/// Carries out a request, or a piece of it. Returns what became of it, and its cost as a number of bytes
-/// moved.
+/// Carries out a request, or a piece of it. Returns what became of it, and its cost as a number of
+/// bytes moved.
 pub(crate) fn carry_out(one: &Requesting<'_>, parts: &mut Parts<'_>) -> (Outcome, u64) {
     let Sender { from, queue_pair, slot, .. } = one.sender;
     let key = from.session;
-    let Some(session) = parts.sessions.get_mut(key) else { return (Outcome::Complete, 0) };
-    // A predecessor told the application that it is complete, and was killed before it left the queue.
+    let Some(session) = parts.sessions.get_mut(key) else { return (Outcome::Ended, 0) };
+    // A predecessor sent the application that it is complete, and was killed before it left the queue.
     if session.apertures.is_complete(from.endpoint, one.request.sequence) {
-        return (Outcome::Complete, 0);
+        return (Outcome::Ended, 0);
     }
     let has_failed = session.apertures.has_failed(from.endpoint);
     if has_failed || !parts.begin_request(from) {
         fail(one, RequestFault::Closed, parts);
-        return (Outcome::Complete, 0);
+        return (Outcome::Ended, 0);
     }
     let mut moved = 0;
     if one.checked.kind != RequestKind::Send {
-        let Some(session) = parts.sessions.get_mut(key) else { return (Outcome::Complete, 0) };
+        let Some(session) = parts.sessions.get_mut(key) else { return (Outcome::Ended, 0) };
         let done = session.apertures.progress(queue_pair, slot).min(one.checked.bytes);
-        match place(one, done, parts) {
+        match move_piece(one, done, parts) {
             Ok((bytes, cost)) => moved = bytes + cost,
             Err(fault) => {
                 fail(one, fault, parts);
-                return (Outcome::Complete, 0);
+                return (Outcome::Ended, 0);
             }
         }
         let done = (done + TRANSFER_BYTES).min(one.checked.bytes);
@@ -82,21 +83,21 @@ pub(crate) fn carry_out(one: &Requesting<'_>, parts: &mut Parts<'_>) -> (Outcome
             return (Outcome::More, moved);
         }
     }
-    let told = match one.checked.kind {
-        RequestKind::WriteImmediate => {
-            let (value, bytes) = (one.request.immediate, one.checked.bytes as u32);
+    let sent = match one.checked.kind {
+        RequestKind::WriteWithValue => {
+            let (value, bytes) = (one.request.value, one.checked.bytes as u32);
             let payload = [value.to_le_bytes(), bytes.to_le_bytes()].concat();
-            parts.tell_peer(&one.sender, Kind::Immediate, &payload)
+            parts.send_to_peer(&one.sender, Kind::Value, &payload)
         }
-        RequestKind::Send => parts.tell_peer(&one.sender, Kind::Plain, one.request.payload()),
+        RequestKind::Send => parts.send_to_peer(&one.sender, Kind::Plain, one.request.payload()),
         RequestKind::Write | RequestKind::Read => Ok(()),
     };
-    let Some(session) = parts.sessions.get_mut(key) else { return (Outcome::Complete, moved) };
-    match told {
+    let Some(session) = parts.sessions.get_mut(key) else { return (Outcome::Ended, moved) };
+    match sent {
         Ok(()) => {}
         Err(NotReady::Closed) => {
             fail(one, RequestFault::Closed, parts);
-            return (Outcome::Complete, moved);
+            return (Outcome::Ended, moved);
         }
         Err(NotReady::NoRoom) => {
             let since = session.apertures.waits_since(queue_pair, slot, one.now);
@@ -105,12 +106,12 @@ pub(crate) fn carry_out(one: &Requesting<'_>, parts: &mut Parts<'_>) -> (Outcome
                 return (Outcome::NotReady(one.now + pause), moved);
             }
             fail(one, RequestFault::NotReady, parts);
-            return (Outcome::Complete, moved);
+            return (Outcome::Ended, moved);
         }
     }
     session.apertures.complete(from.endpoint, one.request.sequence);
     parts.notifier.touch_oob(session, key, from.endpoint);
-    (Outcome::Complete, moved)
+    (Outcome::Ended, moved)
 }
 
 /// Records that a request failed, and closes the connection: the requests behind it fail, too.
@@ -122,9 +123,9 @@ fn fail(one: &Requesting<'_>, fault: RequestFault, parts: &mut Parts<'_>) {
     parts.close_failed(from);
 }
 
-/// Checks a request, and moves its next piece, if there is one. Returns the bytes moved, and the cost of
-/// what else it did.
-fn place(
+/// Checks a request, and moves its next piece, if there is one. Returns the bytes moved, and the
+/// cost of what else it did.
+fn move_piece(
     one: &Requesting<'_>,
     done: u64,
     parts: &mut Parts<'_>,
@@ -139,7 +140,7 @@ fn place(
         return Err(RequestFault::Range);
     }
     let limit = TRANSFER_BYTES.min(checked.bytes - done);
-    let range = Range { granted: &granted, first: request.remote + done, len: limit };
+    let range = RemoteRange { granted: &granted, first: request.remote + done, len: limit };
     // If the server crashes over this memory, its owner's session counts, too.
     let owner = parts.sessions.key(granted.owner).ok_or(RequestFault::Key)?;
     parts.sessions.receiver(owner).ok_or(RequestFault::Key)?;
@@ -151,36 +152,36 @@ fn place(
 /// Checks that the local ranges of a request are in memories of its session.
 fn check_local(one: &Requesting<'_>, sessions: &SessionTable) -> Result<(), RequestFault> {
     let local = sessions.get(one.sender.from.session).ok_or(RequestFault::Closed)?;
-    let is_good = |segment: &Segment| {
-        let memory = local.apertures.memory(segment.memory);
-        let (offset, len) = (segment.offset, u64::from(segment.len));
+    let is_good = |range: &LocalRange| {
+        let memory = local.apertures.memory(range.memory);
+        let (offset, len) = (range.offset, u64::from(range.len));
         memory.is_some_and(|memory| is_inside(offset, len, memory.len() as u64))
     };
-    let all = &one.request.segments[..one.checked.segments];
+    let all = &one.request.local[..one.checked.local];
     if all.iter().all(is_good) { Ok(()) } else { Err(RequestFault::Local) }
 }
 
 /// The part of an aperture that a piece touches.
-struct Range<'a> {
+struct RemoteRange<'a> {
     granted: &'a Granted,
     /// Where it begins in the aperture, and its length, in bytes.
     first: u64,
     len: u64,
 }
 
-impl Range<'_> {
+impl RemoteRange<'_> {
     /// Returns where the range begins in its memory, in bytes.
     fn offset(&self) -> u64 {
         self.granted.offset + self.first
     }
 }
 
-/// Copies between the local ranges, from their byte `done` on, and a range of an aperture. The caller has
-/// checked them.
+/// Copies between the local ranges, from their byte `done` on, and a range of an aperture. The
+/// caller has checked them.
 fn copy(
     one: &Requesting<'_>,
     done: u64,
-    range: &Range<'_>,
+    range: &RemoteRange<'_>,
     access: Access,
     sessions: &SessionTable,
 ) -> Result<(), RequestFault> {
@@ -189,7 +190,7 @@ fn copy(
     let owner = owner.ok_or(RequestFault::Key)?;
     let remote = owner.apertures.memory(range.granted.memory).ok_or(RequestFault::Key)?;
     let (mut skip, mut left, mut at) = (done, range.len, range.offset());
-    for Segment { offset, len, memory } in &one.request.segments[..one.checked.segments] {
+    for LocalRange { offset, len, memory } in &one.request.local[..one.checked.local] {
         let len = u64::from(*len);
         if skip >= len {
             skip -= len;
@@ -218,7 +219,7 @@ fn transfer(to: &CommonMemory, at: u64, from: &CommonMemory, start: u64, bytes: 
 }
 
 /// Fires the armed tripwires that an access touched. Returns how many it touched.
-fn touch_tripwires(range: &Range<'_>, access: Access, parts: &mut Parts<'_>) -> u64 {
+fn touch_tripwires(range: &RemoteRange<'_>, access: Access, parts: &mut Parts<'_>) -> u64 {
     let Some(key) = parts.sessions.key(range.granted.owner) else { return 0 };
     let Some(owner) = parts.sessions.get_mut(key).filter(|one| !one.closing) else { return 0 };
     if range.len == 0 {

@@ -27,8 +27,8 @@ const PROGRESS_SLOT_SHIFT: u32 = 31;
 const PROGRESS_BYTES: u64 = (1 << PROGRESS_SLOT_SHIFT) - 1;
 const _: () = assert!(towpath_protocol::requests::MAX_REQUEST_BYTES <= PROGRESS_BYTES);
 
-/// A session's memories, the words of its apertures, tripwires and requests, and the tripwires that it
-/// imported.
+/// A session's memories, the words of its apertures, tripwires and requests, and the tripwires that
+/// it imported.
 #[derive(Debug)]
 pub(crate) struct SessionApertures {
     states: OwnWords,
@@ -36,7 +36,8 @@ pub(crate) struct SessionApertures {
     requests: OwnWords,
     /// How far the request at the head of each queue pair is.
     progress: OwnWords,
-    /// For each queue pair, the slot of a request that waits for room at the other end, and since when.
+    /// For each queue pair, the slot of a request that waits for room at the other end, and since
+    /// when.
     waits: Vec<(u32, u64)>,
     memories: Vec<Option<SessionMemory>>,
     firing: Option<Firing>,
@@ -44,8 +45,8 @@ pub(crate) struct SessionApertures {
 }
 
 impl SessionApertures {
-    /// Takes over the words of a session, new ones or those that a predecessor left. `armed`: `None`
-    /// if the session has no tripwires in this lane.
+    /// Takes over the words of a session, new ones or those that a predecessor left. `armed`:
+    /// `None` if the session has no tripwires in this lane.
     pub(crate) fn new(
         shape: &SessionShape,
         (states, fired, requests): (OwnWords, OwnWords, OwnWords),
@@ -105,8 +106,8 @@ impl SessionApertures {
         }
     }
 
-    /// Fires the armed tripwires that an access to a memory touches, and passes them to `fired`. The
-    /// access has taken place. Returns how many it touches, armed or not.
+    /// Fires the armed tripwires that an access to a memory touches, and passes them to `fired`.
+    /// The access has taken place. Returns how many it touches, armed or not.
     pub(super) fn fire_touched(
         &mut self,
         memory: u32,
@@ -154,7 +155,8 @@ impl SessionApertures {
         self.requests.publish(endpoint as usize * REQUEST_WORDS, u64::from(sequence));
     }
 
-    /// `true` if a request of an endpoint is complete, by its number: that of the last one, or before.
+    /// `true` if a request of an endpoint is complete, by its number: that of the last one, or
+    /// before.
     pub(super) fn is_complete(&self, endpoint: u32, sequence: u32) -> bool {
         let last = self.requests.get(endpoint as usize * REQUEST_WORDS) as u32;
         last.wrapping_sub(sequence) < 1 << 31

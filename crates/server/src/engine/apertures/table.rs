@@ -47,12 +47,12 @@ pub(crate) struct ApertureTable {
 struct Ending {
     keys: Vec<u32>,
     endpoints: [EndpointName; 2],
-    /// What becomes of them in the session of the first endpoint; in the other one they are closed.
+    /// Their new state in the first endpoint's session; the other session gets `Closed`.
     state: ApertureState,
 }
 
-/// Apertures of ended connections that the engine removes at once, and per poll iteration, so that one
-/// connection's thousands do not delay other sessions.
+/// Apertures of ended connections that the engine removes at once, and per poll iteration, so that
+/// one connection's thousands do not delay other sessions.
 const ENDED_PER_ITERATION: usize = 64;
 
 impl ApertureTable {
@@ -93,8 +93,9 @@ impl ApertureTable {
         None
     }
 
-    /// Enters an aperture for the connection of its endpoint. Returns the other end; `None`, and enters
-    /// nothing, if the endpoint has no connection, or another one than under the earlier server.
+    /// Enters an aperture for the connection of its endpoint. Returns the other end; `None`, and
+    /// enters nothing, if the endpoint has no connection, or another one than under the earlier
+    /// server.
     fn export(
         &mut self,
         exporting: &Exporting,
@@ -135,20 +136,21 @@ impl ApertureTable {
         Some(peer)
     }
 
-    /// Returns what an aperture grants to the requests of an endpoint; `None` if there is no such aperture
-    /// for it.
+    /// Returns what an aperture grants to the requests of an endpoint; `None` if there is no such
+    /// aperture for it.
     pub(super) fn granted(&self, key: u32, to: &EndpointName) -> Option<Granted> {
-        let aperture = self.by_key.get(&key).filter(|one| one.peer == *to && self.lasts(one));
+        let aperture =
+            self.by_key.get(&key).filter(|one| one.peer == *to && self.is_connected(one));
         aperture.map(|one| one.granted)
     }
 
     /// `true` if the connection of an aperture has not ended.
-    fn lasts(&self, aperture: &Aperture) -> bool {
+    fn is_connected(&self, aperture: &Aperture) -> bool {
         self.ending.is_empty() || self.by_endpoint.contains_key(&aperture.owner)
     }
 
-    /// Lets a session use an aperture that its endpoint was given. Returns `false` if there is no such
-    /// aperture any more.
+    /// Lets a session use an aperture that its endpoint was given. Returns `false` if there is no
+    /// such aperture any more.
     fn import(
         &mut self,
         key: u32,
@@ -156,7 +158,7 @@ impl ApertureTable {
         sessions: &mut SessionTable,
     ) -> bool {
         let aperture = self.by_key.get(&key).filter(|one| one.peer.session == session);
-        let is_valid = aperture.is_some_and(|one| self.lasts(one));
+        let is_valid = aperture.is_some_and(|one| self.is_connected(one));
         if let Some(aperture) = self.by_key.get_mut(&key).filter(|_| is_valid) {
             aperture.imported = Some(number);
         }
@@ -184,8 +186,8 @@ impl ApertureTable {
         }
     }
 
-    /// Ends all apertures of an endpoint's connection. `state`: theirs from now on, in the session of the
-    /// endpoint.
+    /// Ends all apertures of an endpoint's connection. `state`: theirs from now on, in the session
+    /// of the endpoint.
     pub(crate) fn end_connection(
         &mut self,
         endpoint: EndpointName,
@@ -199,11 +201,11 @@ impl ApertureTable {
         // Both ends of a connection have the same ones.
         self.by_endpoint.remove(&other);
         self.ending.push(Ending { keys, endpoints: [endpoint, other], state });
-        self.go_on_ending(sessions);
+        self.remove_ended(sessions);
     }
 
     /// Removes apertures of ended connections. Returns their number.
-    pub(crate) fn go_on_ending(&mut self, sessions: &mut SessionTable) -> usize {
+    pub(crate) fn remove_ended(&mut self, sessions: &mut SessionTable) -> usize {
         let mut removed = 0;
         while removed < ENDED_PER_ITERATION
             && let Some(Ending { keys, endpoints: [first, _], state }) = self.ending.last_mut()
@@ -221,8 +223,8 @@ impl ApertureTable {
         removed
     }
 
-    /// `true` if apertures of an ended connection of one of these endpoints are left: the endpoint gets no
-    /// other connection before they are removed.
+    /// `true` if apertures of an ended connection of one of these endpoints are left: the endpoint
+    /// gets no other connection before they are removed.
     pub(crate) fn is_ending(&self, endpoints: [EndpointName; 2]) -> bool {
         let mut all = self.ending.iter().flat_map(|one| &one.endpoints);
         all.any(|one| endpoints.contains(one))
@@ -241,7 +243,7 @@ impl ApertureTable {
         sessions: &mut SessionTable,
         notifier: &mut Notifier,
     ) {
-        let is_there = |key: u32| self.by_key.get(&key).is_some_and(|one| self.lasts(one));
+        let is_there = |key: u32| self.by_key.get(&key).is_some_and(|one| self.is_connected(one));
         let tripped = sessions.get(session).and_then(|one| one.apertures.imported(number));
         let Some(tripped) = tripped.filter(|one| is_there(one.key)) else {
             return;

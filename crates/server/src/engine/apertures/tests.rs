@@ -1,7 +1,7 @@
 use towpath_memory::{CommonMemory, SharedFile};
 use towpath_protocol::apertures::{Access, ApertureState};
 use towpath_protocol::oob::{Kind, PeerState, Refused};
-use towpath_protocol::requests::{Request, RequestFault, RequestKind, Segment};
+use towpath_protocol::requests::{LocalRange, Request, RequestFault, RequestKind};
 
 use super::commands::{ApertureCommand, ApertureReport, Exporting};
 use super::requests::{Outcome, Requesting, TRANSFER_BYTES, carry_out};
@@ -70,7 +70,7 @@ fn request(world: &mut World, slot: u32, request: &Request) -> Outcome {
 }
 
 fn write(sequence: u32, len: u32) -> Request {
-    let local = Segment { offset: 0, len, memory: 0 };
+    let local = LocalRange { offset: 0, len, memory: 0 };
     Request::new(RequestKind::Write, sequence, (KEY, 0), &[local]).unwrap()
 }
 
@@ -88,7 +88,7 @@ fn thousands_of_apertures_end_a_few_at_a_time() {
     world.send(OWNER, Kind::Close, (2, 0));
     assert!(world.apertures.has_ending(), "{APERTURES} do not end at once");
     // None of them can be used any more, and the endpoints are not connected before all are gone.
-    assert_eq!(request(&mut world, 1, &write(1, 8)), Outcome::Complete);
+    assert_eq!(request(&mut world, 1, &write(1, 8)), Outcome::Ended);
     assert_eq!(fault(&world), Some(RequestFault::Closed));
     world.send(OWNER, Kind::Request, (2, 0));
     world.send(IMPORTER, Kind::Accept, OWNER);
@@ -96,14 +96,14 @@ fn thousands_of_apertures_end_a_few_at_a_time() {
     let mut turns = 0;
     while world.apertures.has_ending() {
         let sessions = &mut world.sessions;
-        assert!(world.apertures.go_on_ending(sessions) <= 64);
+        assert!(world.apertures.remove_ended(sessions) <= 64);
         turns += 1;
     }
     assert!(turns >= APERTURES / 64 - 1);
     assert!((0..APERTURES).all(|number| state(&world, 1, number) == ApertureState::Closed));
     world.send(IMPORTER, Kind::Accept, OWNER);
     assert_eq!(world.state(IMPORTER), PeerState::Connected);
-    assert_eq!(request(&mut world, 2, &write(2, 8)), Outcome::Complete);
+    assert_eq!(request(&mut world, 2, &write(2, 8)), Outcome::Ended);
     assert_eq!(
         fault(&world),
         Some(RequestFault::Key),
@@ -116,13 +116,13 @@ fn a_successor_carries_out_no_request_that_is_complete() {
     let (mut world, [remote, local]) = world();
     assert!(export(&mut world, KEY, 0, None));
     assert!(local.store(0, 5));
-    assert_eq!(request(&mut world, 1, &write(1, 8)), Outcome::Complete);
+    assert_eq!(request(&mut world, 1, &write(1, 8)), Outcome::Ended);
     assert_eq!(remote.load(64), Some(5));
     // The application knows that it is complete, and changes its memory; then the server is killed.
     assert!(local.store(0, 6));
-    assert_eq!(request(&mut world, 1, &write(1, 8)), Outcome::Complete);
+    assert_eq!(request(&mut world, 1, &write(1, 8)), Outcome::Ended);
     assert_eq!(remote.load(64), Some(5));
-    assert_eq!(request(&mut world, 2, &write(2, 8)), Outcome::Complete);
+    assert_eq!(request(&mut world, 2, &write(2, 8)), Outcome::Ended);
     assert_eq!((remote.load(64), fault(&world)), (Some(6), None));
 }
 
@@ -140,7 +140,7 @@ fn a_long_request_goes_on_where_it_was() {
     for _ in 0..2 {
         assert_eq!(request(&mut world, 1, &one), Outcome::More);
     }
-    assert_eq!(request(&mut world, 1, &one), Outcome::Complete);
+    assert_eq!(request(&mut world, 1, &one), Outcome::Ended);
     let mut placed = vec![0; len as usize];
     assert!(remote.read(64, &mut placed));
     assert_eq!(placed, data);
@@ -152,11 +152,11 @@ fn a_request_is_checked_also_if_nothing_is_left_to_move() {
     let (mut world, _) = world();
     assert!(export(&mut world, KEY, 0, None));
     assert_eq!(request(&mut world, 1, &write(1, 2 * TRANSFER_BYTES as u32)), Outcome::More);
-    let local = Segment { offset: 0, len: 8, memory: 0 };
-    let other = Request::new(RequestKind::WriteImmediate, 1, (KEY + 1, 0), &[local]).unwrap();
-    assert_eq!(request(&mut world, 1, &other), Outcome::Complete);
+    let local = LocalRange { offset: 0, len: 8, memory: 0 };
+    let other = Request::new(RequestKind::WriteWithValue, 1, (KEY + 1, 0), &[local]).unwrap();
+    assert_eq!(request(&mut world, 1, &other), Outcome::Ended);
     assert_eq!(fault(&world), Some(RequestFault::Key));
-    assert!(!world.taken(OWNER).contains(&Kind::Immediate));
+    assert!(!world.taken(OWNER).contains(&Kind::Value));
 }
 
 #[test]

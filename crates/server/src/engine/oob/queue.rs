@@ -53,8 +53,8 @@ pub(crate) struct OobQueue {
     pub(super) connection: Connection,
     /// The connection for the next server.
     recorded: OwnWords,
-    /// `true` until the endpoint's first message, if a predecessor recorded a connection: that message
-    /// may be the one that the predecessor was handling.
+    /// `true` until the endpoint's first message, if a predecessor recorded a connection: that
+    /// message may be the one that the predecessor was handling.
     pub(super) may_repeat: bool,
     /// Endpoints that asked for a connection, and have no answer yet.
     pub(super) requests: Vec<EndpointName>,
@@ -76,7 +76,8 @@ pub(super) struct Intent {
 }
 
 impl SessionOob {
-    /// Creates the queues of a session over its memories, new ones or those that a predecessor left.
+    /// Creates the queues of a session over its memories, new ones or those that a predecessor
+    /// left.
     pub(crate) fn new(
         shape: &SessionShape,
         own: Vec<OwnWords>,
@@ -245,7 +246,8 @@ impl OobQueue {
         self.recorded.publish(0, connection.to_word());
     }
 
-    /// Returns `true` for the first message of an endpoint of which a predecessor recorded a connection.
+    /// Returns `true` for the first message of an endpoint of which a predecessor recorded a
+    /// connection.
     pub(super) fn may_repeat_once(&mut self) -> bool {
         std::mem::take(&mut self.may_repeat)
     }

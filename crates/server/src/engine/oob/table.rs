@@ -81,8 +81,9 @@ impl Parts<'_> {
         }
     }
 
-    /// Forgets an endpoint that is removed: ends its connection, and refuses the requests that it has,
-    /// with `NoEndpoint`. `state`: that of its peer from now on. Returns the number of requests.
+    /// Forgets an endpoint that is removed: ends its connection, and refuses the requests that it
+    /// has, with `NoEndpoint`. `state`: that of its peer from now on. Returns the number of
+    /// requests.
     pub(crate) fn forget(&mut self, at: Destination, state: PeerState) -> usize {
         let Some(session) = self.sessions.get_mut(at.session) else { return 0 };
         let own = EndpointName { session: session.number, endpoint: at.endpoint };
@@ -117,7 +118,8 @@ impl Parts<'_> {
         queue.is_some_and(|queue| matches!(queue.connection, Connection::Connected(_)))
     }
 
-    /// Ends the connection of an endpoint of which a request failed. Both sides learn that it is closed.
+    /// Ends the connection of an endpoint of which a request failed. Both sides learn that it is
+    /// closed.
     pub(crate) fn close_failed(&mut self, at: Destination) {
         if self.is_connected(at) {
             self.disconnect(at, PeerState::Closed, PeerState::Closed);
@@ -126,7 +128,7 @@ impl Parts<'_> {
 
     /// Puts the value or message of a request into the queue of the peer of an endpoint, unless a
     /// predecessor did.
-    pub(crate) fn tell_peer(
+    pub(crate) fn send_to_peer(
         &mut self,
         sender: &Sender,
         kind: Kind,
@@ -162,8 +164,8 @@ impl Parts<'_> {
         Ok(())
     }
 
-    /// Ends the connection of an endpoint, or takes its request back. `state`: that of its peer from now
-    /// on; `own_state`: its own.
+    /// Ends the connection of an endpoint, or takes its request back. `state`: that of its peer
+    /// from now on; `own_state`: its own.
     pub(super) fn disconnect(&mut self, at: Destination, state: PeerState, own_state: PeerState) {
         let Some(session) = self.sessions.get_mut(at.session) else { return };
         let own = EndpointName { session: session.number, endpoint: at.endpoint };
@@ -183,8 +185,8 @@ impl Parts<'_> {
         self.end(at, own_state);
     }
 
-    /// Ends the connections and requests of a session's endpoints, and with them, that the policy does
-    /// not allow any more.
+    /// Ends the connections and requests of a session's endpoints, and with them, that the policy
+    /// does not allow any more.
     pub(crate) fn enforce(&mut self, key: u32) {
         let Some(session) = self.sessions.get_mut(key) else { return };
         let endpoints = session.oob.len();
@@ -216,8 +218,8 @@ impl Parts<'_> {
         one.oob.reaches((other.oob.uid, other.oob.reach))
     }
 
-    /// Tells an endpoint that it has no connection any more. The state comes first: if the server is
-    /// killed in between, its successor finds the connection, and ends it again.
+    /// Tells an endpoint that it has no connection any more. The state comes first: if the server
+    /// is killed in between, its successor finds the connection, and ends it again.
     pub(super) fn end(&mut self, at: Destination, state: PeerState) {
         if let Some(session) = self.sessions.get(at.session) {
             let name = EndpointName { session: session.number, endpoint: at.endpoint };
@@ -266,7 +268,8 @@ pub(crate) struct OobTable {
 }
 
 impl OobTable {
-    /// Enters an endpoint's addresses. The control thread has checked that no other endpoint has them.
+    /// Enters an endpoint's addresses. The control thread has checked that no other endpoint has
+    /// them.
     pub(crate) fn insert(&mut self, addresses: &[OobAddress], at: Destination) {
         self.addresses.extend(addresses.iter().map(|address| (*address, at)));
     }
@@ -292,10 +295,7 @@ impl OobTable {
     ) -> Result<(), Violation> {
         let Some((kind, address)) = message.check() else { return Err(Violation::Flags) };
         let Some(session) = parts.sessions.get(sender.from.session) else { return Ok(()) };
-        if session.oob.is_empty()
-            || message.uid != 0
-            || message.session != 0
-            || kind == Kind::Immediate
+        if session.oob.is_empty() || message.uid != 0 || message.session != 0 || kind == Kind::Value
         {
             return Err(Violation::Flags);
         }
@@ -406,7 +406,7 @@ fn deliver(sender: &Sender, delivery: &Delivery, parts: &mut Parts<'_>) {
         Kind::Accept => deliver_accept(sender, delivery, parts),
         Kind::Reject => deliver_reject(sender, delivery, parts),
         // No application sends one.
-        Kind::Close | Kind::Immediate => Ok(()),
+        Kind::Close | Kind::Value => Ok(()),
     };
     match done {
         Ok(()) => parts.count(sender.from, Count::Sent),

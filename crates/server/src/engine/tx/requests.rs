@@ -1,5 +1,5 @@
-//! Requests in a transmit queue. They wait their turn as packets do, and a long one is carried out in
-//! several turns. The bytes that a request moves count against its queue pair's share and its
+//! Requests in a transmit queue. They wait their turn as packets do, and a long one is carried out
+//! in several turns. The bytes that a request moves count against its queue pair's share and its
 //! endpoint's rate.
 
 use towpath_protocol::requests::Request;
@@ -16,12 +16,12 @@ use crate::engine::tx::batch::Batch;
 use crate::engine::tx::context::TxContext;
 use crate::engine::work::Work;
 
-/// What became of a request's turn.
-pub(super) enum Carried {
+/// The outcome of a request's turn.
+pub(super) enum RequestTurn {
     /// The request is complete, or failed.
-    Done,
+    Ended,
     /// The request goes on later.
-    Left(Stop),
+    Later(Stop),
 }
 
 impl TxPath {
@@ -34,11 +34,11 @@ impl TxPath {
         batch: &Batch,
         index: usize,
         context: &mut TxContext<'_>,
-    ) -> Result<Carried, Violation> {
+    ) -> Result<RequestTurn, Violation> {
         let taken = &batch.packets[index];
         let (key, queue_pair, slot) = (batch.key, batch.queue_pair, taken.first);
         let from = Destination { session: key, endpoint: taken.endpoint };
-        let Some(session) = context.delivery.session(key) else { return Ok(Carried::Done) };
+        let Some(session) = context.delivery.session(key) else { return Ok(RequestTurn::Ended) };
         let endpoint = session.endpoints.get(taken.endpoint as usize).ok_or(Violation::Endpoint)?;
         if endpoint.as_ref().is_some_and(|endpoint| endpoint.queue_pair != queue_pair) {
             return Err(Violation::Endpoint);
@@ -58,12 +58,12 @@ impl TxPath {
         let copies = u64::from(matches!(outcome, Outcome::NotReady(_)));
         self.charge_moved(Work { copies, bytes: cost }, (from, now), context);
         match outcome {
-            Outcome::Complete => {
+            Outcome::Ended => {
                 context.delivery.complete((key, queue_pair), slot, 1);
-                Ok(Carried::Done)
+                Ok(RequestTurn::Ended)
             }
-            Outcome::More => Ok(Carried::Left(Stop::Over)),
-            Outcome::NotReady(until) => Ok(Carried::Left(Stop::Until(until))),
+            Outcome::More => Ok(RequestTurn::Later(Stop::Over)),
+            Outcome::NotReady(until) => Ok(RequestTurn::Later(Stop::Until(until))),
         }
     }
 

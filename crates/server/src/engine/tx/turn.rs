@@ -8,7 +8,7 @@ use crate::engine::port::FRAME_BYTES;
 use crate::engine::schedule::{Stop, Turn};
 use crate::engine::tx::batch::{Batch, Holds, Taken};
 use crate::engine::tx::context::{Round, Sent, Served, TxContext};
-use crate::engine::tx::requests::Carried;
+use crate::engine::tx::requests::RequestTurn;
 use crate::engine::tx::take::{Allowance, Ended, Rules};
 use crate::engine::tx::{TxPath, local, oob};
 use crate::engine::work::{Share, Spent};
@@ -228,14 +228,14 @@ impl TxPath {
                 Holds::Request => {
                     match self.carry_out(batch, index, context) {
                         Err(violation) => return Ok((index + 1, Some(violation))),
-                        Ok(Carried::Left(stop)) => {
+                        Ok(RequestTurn::Later(stop)) => {
                             self.interrupted = Some(stop);
                             return Ok((index, None));
                         }
-                        Ok(Carried::Done) if self.has_used_share(batch, index + 1) => {
+                        Ok(RequestTurn::Ended) if self.has_used_share(batch, index + 1) => {
                             return Ok((index + 1, None));
                         }
-                        Ok(Carried::Done) => index += 1,
+                        Ok(RequestTurn::Ended) => index += 1,
                     }
                     continue;
                 }
