@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use towpath_client::{Options, Rule, Session};
+use towpath_protocol::apertures::Sharing;
 use towpath_protocol::message::{
-    self, Attach, Attached, Close, Cursor, ErrorBody, MAX_REQUEST_BYTES, Message, Open, Opened,
-    Refusal, Set,
+    self, Attach, Attached, Close, CreateMemory, Cursor, ErrorBody, MAX_REQUEST_BYTES, Message,
+    Open, Opened, Refusal, Set,
 };
 use towpath_protocol::settings::{Kind, Scope, Setting};
 use towpath_protocol::{OLDEST_VERSION, VERSION};
@@ -657,6 +658,24 @@ fn a_process_may_die_at_every_step() {
     }
     server.holds_again(&before);
     assert_eq!(address(&server), first);
+    server.stop();
+}
+
+/// A client may end at any moment while the server creates a memory for it.
+#[test]
+fn a_memory_that_is_being_created_ends_with_its_client() {
+    let mut server = Served::start(&PEER, &[]);
+    let before = server.settled();
+    for moment in 0..24 {
+        let raw = connect(&server);
+        let flags = 8 << message::ATTACH_OOB_SHIFT;
+        raw.live(Attach { flags, apertures: 64, ..raw::attach("short") }).unwrap();
+        let create =
+            CreateMemory { sequence: 1, bytes: 128 << 20, sharing: Sharing::Requests as u32 };
+        raw.say(&Message::CreateMemory(create)).unwrap();
+        std::thread::sleep(Duration::from_millis(moment * 2));
+    }
+    server.holds_again(&before);
     server.stop();
 }
 

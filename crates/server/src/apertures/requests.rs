@@ -86,7 +86,11 @@ impl Control {
             self.answer_memory(token, number);
             return Ok(());
         }
-        let (number, _) = self.number_for(token, What::Memory, what)?;
+        let (number, apertures) = self.number_for(token, What::Memory, what)?;
+        if apertures.creating.is_some() {
+            // A worker passes no request on before the last one is answered, unless it is subverted.
+            return Err(refused(Refusal::State, format!("{what}: another one is being created")));
+        }
         if Sharing::from_number(create.sharing).is_none() {
             return Err(refused(Refusal::Malformed, format!("{what}: unknown sharing")));
         }

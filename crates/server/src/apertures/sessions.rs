@@ -7,7 +7,7 @@ use towpath_memory::CommonMemory;
 use towpath_protocol::layout::SessionShape;
 
 use super::objects::{Entry, Objects, What};
-use super::tables::{ApertureTables, MemoryFile, memory_name, released_name};
+use super::tables::{ApertureTables, Creating, MemoryFile, memory_name, released_name};
 use crate::control::Control;
 use crate::prepare::{self, Prepared};
 use crate::worker::link::Packet;
@@ -58,6 +58,9 @@ impl Control {
         let (worker, uid) = (connection.worker, connection.account.uid);
         let Some(mut apertures) = connection.apertures.take() else { return };
         let number = apertures.objects.session;
+        if let Some(creating) = apertures.creating.take() {
+            self.dispose_of_unfinished(number, creating, (worker, uid));
+        }
         let memories: Vec<_> = apertures.files.keys().copied().collect();
         for memory in memories {
             let id = apertures.objects.get(What::Memory, memory).map(|one| one.offset);
@@ -81,10 +84,32 @@ impl Control {
         }
     }
 
+    /// Disposes of a memory that no application has yet.
+    fn dispose_of_unfinished(
+        &mut self,
+        session: u32,
+        Creating { entry, file, mapped, .. }: Creating,
+        owner: (u64, u32),
+    ) {
+        if let Some(mapped) = mapped {
+            return self.dispose_of_memory(
+                session,
+                entry.offset,
+                MemoryFile { file, mapped },
+                owner,
+            );
+        }
+        // It is not in the store before it is mapped.
+        let dispose = Packet::new(command::DISPOSE, 0, command::WIPE).with(vec![file.into()]);
+        self.workers.tell(owner.0, Owner::User(owner.1), dispose);
+    }
+
     /// Closes the memories of a session at the server's end. Returns the descriptors, some of which
     /// applications can reach.
     pub(crate) fn close_memories(&mut self, apertures: ApertureTables) -> Vec<OwnedFd> {
         let mut files: Vec<OwnedFd> = apertures.armed.into_iter().collect();
+        // A successor finds no entry of a memory that was being created, and drops it.
+        files.extend(apertures.creating.map(|one| OwnedFd::from(one.file)));
         for (number, MemoryFile { file, .. }) in apertures.files {
             let entry = apertures.objects.get(What::Memory, number);
             if let Some(entry) = entry.filter(|_| !self.leaves) {
