@@ -90,7 +90,8 @@ impl Transfers {
             let from = INBOX_BYTES + at..INBOX_BYTES + at + len;
             let request = Request::write(key(self.neighbour), at as u64);
             let request = request.local(&self.means.memory, from);
-            let request = if number % 2 == 0 { request.with_value(number) } else { request };
+            let request =
+                if number.is_multiple_of(2) { request.with_value(number) } else { request };
             match session.request(self.means.endpoint, &request) {
                 Ok(id) => {
                     self.pending.push_back((number, id));
