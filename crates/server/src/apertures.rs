@@ -13,12 +13,21 @@
 //! | [`objects`] | a session's objects by their numbers, and their record |
 //! | [`tables`] | the files of memories, and what a session maps |
 //! | [`left`] | what an earlier server left |
-//! | [`requests`] | the requests for memories, apertures and tripwires |
+//! | [`memories`] | the requests for memories |
+//! | [`exports`], [`imports`] | the requests for apertures |
+//! | [`tripwires`] | the requests for tripwires |
+//! | [`requests`] | the end of an object; the engine's reports |
+//! | [`lookup`] | the objects that a request names, or its refusal |
 //! | [`sessions`], [`restore`] | the beginning and end of a session; its restoration |
 
+mod exports;
+mod imports;
 pub(crate) mod left;
+mod lookup;
+mod memories;
 pub(crate) mod objects;
 mod requests;
 mod restore;
 mod sessions;
 pub(crate) mod tables;
+mod tripwires;

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 
+use super::exports::exporting;
 use super::left::copies;
 use super::objects::{Entry, What};
-use super::requests::{exporting, set_tripwire_command};
 use super::tables::{ApertureTables, ExportedAperture, memory_name, released_name};
+use super::tripwires::set_tripwire_command;
 use crate::control::Control;
 use crate::engine::apertures::commands::ApertureCommand;
 use crate::engine::commands::Command;

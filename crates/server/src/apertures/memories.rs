@@ -1,0 +1,197 @@
+//! The memories that sessions create.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use towpath_memory::SharedFile;
+use towpath_protocol::apertures::Sharing;
+use towpath_protocol::layout::MAX_MEMORY_BYTES;
+use towpath_protocol::message::{CreateMemory, Created, Message, Refusal};
+
+use super::lookup::refused;
+use super::objects::{Entry, What};
+use super::tables::{ApertureTables, Creating, MemoryFile, memory_name, random};
+use crate::connection::Refused;
+use crate::control::Control;
+use crate::engine::apertures::commands::ApertureCommand;
+use crate::engines::Reply;
+use crate::slow::Job;
+use crate::worker::link::Packet;
+use crate::worker::wire::command;
+
+/// The most memories of a user, and of a server. Each takes a few descriptors of the server and of
+/// its keeper.
+const MEMORIES_PER_USER: usize = 256;
+const MEMORIES: usize = 4096;
+
+impl Control {
+    /// Has the worker of the application's user allocate a new memory.
+    pub(crate) fn create_memory(
+        &mut self,
+        token: u64,
+        create: &CreateMemory,
+    ) -> Result<(), Refused> {
+        let what = "create memory";
+        let objects = &self.apertures(token, what)?.objects;
+        if let Some(number) = objects.repeated(create.sequence, Entry::MEMORY) {
+            self.answer_memory(token, number);
+            return Ok(());
+        }
+        let (number, apertures) = self.number_for(token, What::Memory, what)?;
+        if apertures.creating.is_some() {
+            // A worker passes no request on before the last one is answered, unless it is subverted.
+            return Err(refused(Refusal::State, format!("{what}: another one is being created")));
+        }
+        if Sharing::from_number(create.sharing).is_none() {
+            return Err(refused(Refusal::Malformed, format!("{what}: unknown sharing")));
+        }
+        let most = MAX_MEMORY_BYTES as u64;
+        if create.bytes == 0 || create.bytes > most {
+            let text = format!("{what}: {} bytes; 1 to {most} are possible", create.bytes);
+            return Err((Refusal::Malformed, text));
+        }
+        let failed = |error| refused(Refusal::Limit, format!("{what}: {error}"));
+        let bytes = (create.bytes as usize).next_multiple_of(towpath_memory::PAGE_BYTES);
+        self.check_memories(token)?;
+        let Some(connection) = self.connections.get(token) else { return Ok(()) };
+        let limits = self.parts.policy.limits(&connection.terms);
+        let charged = self.connections.charge_bytes(token, &limits, bytes);
+        charged.map_err(|text| refused(Refusal::Limit, format!("{what}: {text}")))?;
+        let file = SharedFile::create("towpath-memory", bytes).and_then(|file| {
+            file.seal_seals()?;
+            let theirs = file.as_fd().try_clone_to_owned()?;
+            Ok((file, theirs, random::<8>()?))
+        });
+        let (file, theirs, id) = file.map_err(|error| {
+            self.connections.take_bytes(token, bytes);
+            failed(error)
+        })?;
+        let entry = Entry {
+            kind: Entry::MEMORY,
+            sequence: create.sequence,
+            access: create.sharing,
+            offset: u64::from_ne_bytes(id),
+            len: bytes as u64,
+            ..Entry::default()
+        };
+        self.apertures(token, what)?.creating =
+            Some(Creating { number, entry, file, mapped: None });
+        self.tell_worker(token, Packet::new(command::ALLOCATE, token, 0).with(vec![theirs]));
+        Ok(())
+    }
+
+    /// Checks that a user may have one more memory: each takes descriptors of the server and its
+    /// keeper.
+    fn check_memories(&self, token: u64) -> Result<(), Refused> {
+        let uid = self.connections.get(token).map(|connection| connection.account.uid);
+        let (mut theirs, mut all) = (0, self.released_memories.len());
+        for one in self.connections.sessions() {
+            let count = one.apertures.as_ref().map_or(0, |one| one.files.len());
+            all += count;
+            theirs += if Some(one.account.uid) == uid { count } else { 0 };
+        }
+        let text = if theirs >= MEMORIES_PER_USER {
+            format!("your user has {theirs} memories, which is the limit; release one")
+        } else if all >= MEMORIES {
+            format!("this server has {all} memories, which is the limit; release one")
+        } else {
+            return Ok(());
+        };
+        Err((Refusal::Limit, format!("create memory: {text}")))
+    }
+
+    /// Maps and populates a memory that the worker has allocated.
+    pub(crate) fn memory_allocated(&mut self, token: u64, outcome: Result<Vec<OwnedFd>, i32>) {
+        let Some(connection) = self.connections.get_mut(token) else { return };
+        let uid = connection.account.uid;
+        let Some(apertures) = &mut connection.apertures else { return };
+        let Some(creating) = &mut apertures.creating else { return };
+        let name = memory_name(apertures.objects.session, creating.entry.offset);
+        let outcome = outcome.map_err(std::io::Error::from_raw_os_error).and_then(|pins| {
+            let mapped = creating.file.map_common(true)?;
+            mapped.mapping().keep_from_children()?;
+            self.parts.store.put(&name, creating.file.as_fd())?;
+            pins.iter().try_for_each(|pin| self.parts.store.put(&name, pin.as_fd()))?;
+            Ok(mapped)
+        });
+        match outcome {
+            Ok(mapped) => {
+                let mapping = mapped.mapping().clone();
+                creating.mapped = Some(mapped);
+                self.slow.push(uid, Job::PopulateMemory { token, mapping });
+            }
+            Err(error) => {
+                // No application has the file.
+                let bytes = creating.entry.len as usize;
+                apertures.creating = None;
+                self.parts.store.remove(&name);
+                self.connections.take_bytes(token, bytes);
+                let text = format!("create memory: {error}");
+                self.refuse(token, &(Refusal::Limit, text));
+            }
+        }
+    }
+
+    /// Enters a memory that is populated.
+    pub(crate) fn memory_populated(&mut self, token: u64) {
+        let Some(connection) = self.connections.get_mut(token) else { return };
+        let Some(apertures) = &mut connection.apertures else { return };
+        let Some(Creating { number, entry, file, mapped: Some(mapped) }) =
+            apertures.creating.take()
+        else {
+            return;
+        };
+        let session = apertures.objects.session;
+        apertures.objects.put(What::Memory, number, entry);
+        apertures.objects.record(What::Memory, number);
+        apertures.files.insert(number, MemoryFile { file, mapped: mapped.clone() });
+        self.lock_memory(&mapped);
+        let add = ApertureCommand::AddMemory { session, number, memory: mapped };
+        self.command_first_lane(add, Reply::MemoryCreated(token, number));
+    }
+
+    /// Hands over a memory.
+    pub(crate) fn answer_memory(&mut self, token: u64, number: u32) {
+        let Ok(apertures) = self.apertures(token, "create memory") else { return };
+        let Some(memory) = apertures.files.get(&number) else { return };
+        match memory.file.as_fd().try_clone_to_owned() {
+            Ok(file) => {
+                let created = Message::Created(Created { number, key: 0 });
+                self.answer_with(token, &created, vec![file], 0);
+            }
+            Err(error) => {
+                let text = format!("create memory: {error}");
+                self.refuse(token, &(Refusal::Limit, text));
+            }
+        }
+    }
+
+    /// Releases a memory that the engine has removed.
+    pub(crate) fn release_memory(&mut self, token: u64, number: u32) {
+        let Some(connection) = self.connections.get_mut(token) else { return };
+        let by = (connection.worker, connection.account.uid);
+        let Some(apertures) = &mut connection.apertures else { return };
+        let session = apertures.objects.session;
+        let entry = apertures.objects.remove(What::Memory, number);
+        let file = apertures.files.remove(&number);
+        if let (Some(entry), Some(file)) = (entry, file) {
+            self.connections.take_bytes(token, entry.len as usize);
+            self.dispose_of_memory(session, entry.offset, file, by);
+        }
+    }
+}
+
+impl ApertureTables {
+    /// Checks that no aperture and no tripwire is in a memory.
+    pub(super) fn check_unused(&self, number: u32) -> Result<(), Refused> {
+        let mut apertures = self.objects.all(What::Aperture);
+        let mut tripwires = self.objects.all(What::Tripwire);
+        let what = if apertures.any(|(_, one)| one.exports(number)) {
+            "exported apertures; revoke them"
+        } else if tripwires.any(|(_, one)| one.kind == Entry::TRIPWIRE && one.memory == number) {
+            "tripwires; release them"
+        } else {
+            return Ok(());
+        };
+        Err((Refusal::State, format!("release: memory {number} has {what} first")))
+    }
+}
