@@ -2,13 +2,12 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
-use towpath_memory::{CommonMemory, Region, SharedFile, peer_words};
+use towpath_memory::{CommonMemory, Region, SharedFile};
 use towpath_protocol::layout::SessionShape;
 use towpath_queue::PeerWords;
 
-use crate::error::{OpenError, Refusal};
+use crate::error::{OpenError, not_mapped, wrong_answer};
 use crate::fork::ForkGuard;
 use crate::request_table::RequestTable;
 use crate::tripwire_table::TripwireTable;
@@ -19,8 +18,6 @@ pub(crate) struct Apertures {
     /// The memories of other sessions that are mapped, by their numbers and whether for writing,
     /// with the number of apertures in each.
     mapped: HashMap<(u64, bool), (CommonMemory, usize)>,
-    /// The armed words of other sessions, by the sessions' numbers.
-    armed: HashMap<u32, PeerWords>,
     pub(crate) tripwires: Option<TripwireTable>,
     pub(crate) requests: RequestTable,
     pub(crate) guard: ForkGuard,
@@ -36,9 +33,9 @@ impl Apertures {
     ) -> Option<Box<Apertures>> {
         (shape.apertures() > 0).then(|| {
             let tripwires = armed.map(|armed| TripwireTable::new(shape, armed, fired));
-            let (mapped, armed) = (HashMap::new(), HashMap::new());
+            let mapped = HashMap::new();
             let requests = RequestTable::new(requests, shape.endpoints);
-            Box::new(Apertures { states, mapped, armed, tripwires, requests, guard: guard.clone() })
+            Box::new(Apertures { states, mapped, tripwires, requests, guard: guard.clone() })
         })
     }
 
@@ -76,13 +73,12 @@ impl Apertures {
         &mut self,
         id: (u64, bool),
         file: Option<OwnedFd>,
-        missing: impl FnOnce() -> OpenError,
     ) -> Result<CommonMemory, OpenError> {
         if let Some((memory, uses)) = self.mapped.get_mut(&id) {
             *uses += 1;
             return Ok(memory.clone());
         }
-        let file = file.ok_or_else(missing)?;
+        let file = file.ok_or_else(wrong_answer)?;
         let memory = SharedFile::adopt(file).and_then(|file| file.map_common(id.1));
         let memory = memory.map_err(not_mapped)?;
         memory.mapping().populate();
@@ -98,25 +94,4 @@ impl Apertures {
             }
         }
     }
-
-    /// Returns the armed words of another session.
-    pub(crate) fn armed(
-        &mut self,
-        session: u32,
-        file: Option<OwnedFd>,
-        missing: impl FnOnce() -> OpenError,
-    ) -> Result<PeerWords, OpenError> {
-        if let Some(words) = self.armed.get(&session) {
-            return Ok(words.clone());
-        }
-        let mapping =
-            SharedFile::adopt(file.ok_or_else(missing)?).and_then(|file| file.map_readable());
-        let words = peer_words(&Arc::new(mapping.map_err(not_mapped)?));
-        self.armed.insert(session, words.clone());
-        Ok(words)
-    }
-}
-
-pub(crate) fn not_mapped(error: std::io::Error) -> OpenError {
-    OpenError::Refused { refusal: Refusal::Limit, text: format!("mapping memory: {error}") }
 }

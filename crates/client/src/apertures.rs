@@ -6,10 +6,8 @@ use std::os::fd::OwnedFd;
 use towpath_memory::SharedFile;
 use towpath_protocol::apertures::{Access, Sharing};
 use towpath_protocol::message::{self, Message};
-use towpath_queue::tripwire::ArmedWord;
 
-use crate::aperture_table::not_mapped;
-use crate::error::{Lost, OpenError};
+use crate::error::{OpenError, not_mapped, wrong_answer};
 use crate::memory::{Aperture, ApertureKey, Export, Memory};
 use crate::options::Endpoint;
 use crate::session::Session;
@@ -23,21 +21,25 @@ impl Session {
     /// # Errors
     /// [`OpenError`].
     pub fn create_memory(&mut self, bytes: usize, sharing: Sharing) -> Result<Memory, OpenError> {
-        self.check()?;
         let create = message::CreateMemory {
             bytes: bytes as u64,
             sharing: sharing as u32,
             sequence: self.next_sequence(),
         };
-        let (answer, descriptors) = self.ask_with(&Message::CreateMemory(create))?;
-        let (Message::Created(created), Some(file)) = (answer, descriptors.into_iter().next())
-        else {
-            return Err(self.over().into());
-        };
+        let (created, file) = self.ask_created(&Message::CreateMemory(create))?;
+        let file = file.ok_or_else(wrong_answer)?;
         let common = SharedFile::adopt(file).and_then(|file| file.map_common(true));
-        let common = common.map_err(not_mapped)?;
-        common.mapping().populate();
-        Ok(Memory { number: created.number, common, sharing })
+        match common {
+            Ok(common) => {
+                common.mapping().populate();
+                Ok(Memory { number: created.number, common, sharing })
+            }
+            Err(error) => {
+                // This session does not use it.
+                self.ask_release(message::RELEASE_MEMORY, created.number)?;
+                Err(not_mapped(error))
+            }
+        }
     }
 
     /// Exports a range of a memory to the peer of an endpoint, with these rights, for as long as
@@ -60,7 +62,6 @@ impl Session {
         range: Range<usize>,
         access: Access,
     ) -> Result<Export, OpenError> {
-        self.check()?;
         let export = message::Export {
             offset: range.start as u64,
             len: range.end.saturating_sub(range.start) as u64,
@@ -69,12 +70,8 @@ impl Session {
             access: access as u32,
             sequence: self.next_sequence(),
         };
-        match self.ask_with(&Message::Export(export))? {
-            (Message::Created(created), _) => {
-                Ok(Export { number: created.number, key: ApertureKey(created.key) })
-            }
-            _ => Err(self.over().into()),
-        }
+        let (created, _) = self.ask_created(&Message::Export(export))?;
+        Ok(Export { number: created.number, key: ApertureKey(created.key) })
     }
 
     /// Revokes an aperture that this session exports, or forgets one that has ended: the server may
@@ -119,27 +116,24 @@ impl Session {
         imported: &message::Imported,
         file: Option<OwnedFd>,
     ) -> Result<Aperture, OpenError> {
-        let wrong = || OpenError::from(Lost::ServerWrong(towpath_queue::Violation::Range));
-        let access = Access::from_number(imported.access).ok_or_else(wrong)?;
-        let sharing = Sharing::from_number(imported.sharing).ok_or_else(wrong)?;
+        let access = Access::from_number(imported.access).ok_or_else(wrong_answer)?;
+        let sharing = Sharing::from_number(imported.sharing).ok_or_else(wrong_answer)?;
         let (Ok(offset), Ok(len)) =
             (usize::try_from(imported.offset), usize::try_from(imported.len))
         else {
-            return Err(wrong());
+            return Err(wrong_answer());
         };
         let number = imported.number as usize;
-        let Some(apertures) = self.apertures.as_mut().filter(|one| number < one.states.len())
-        else {
-            return Err(wrong());
-        };
+        let apertures = self.apertures.as_mut().filter(|one| number < one.states.len());
+        let apertures = apertures.ok_or_else(wrong_answer)?;
         let mut mapped = None;
         if sharing.is_mapped() {
             let id = (imported.memory, access.writes());
-            let memory = apertures.map(id, file, wrong)?;
+            let memory = apertures.map(id, file)?;
             mapped = memory.part(offset, len);
             if mapped.is_none() {
                 apertures.unmap(id);
-                return Err(wrong());
+                return Err(wrong_answer());
             }
         }
         Ok(Aperture {
@@ -187,7 +181,6 @@ impl Session {
         range: Range<usize>,
         access: Access,
     ) -> Result<Tripwire, OpenError> {
-        self.check()?;
         let set = message::SetTripwire {
             offset: range.start as u64,
             len: range.end.saturating_sub(range.start) as u64,
@@ -196,10 +189,8 @@ impl Session {
             sequence: self.next_sequence(),
             reserved: 0,
         };
-        match self.ask_with(&Message::SetTripwire(set))? {
-            (Message::Created(created), _) => Ok(Tripwire { number: created.number }),
-            _ => Err(self.over().into()),
-        }
+        let (created, _) = self.ask_created(&Message::SetTripwire(set))?;
+        Ok(Tripwire { number: created.number })
     }
 
     /// Imports a tripwire of an aperture's owner that lies in the aperture, by its number
@@ -215,21 +206,19 @@ impl Session {
         aperture: &Aperture,
         number: u32,
     ) -> Result<ImportedTripwire, OpenError> {
-        self.check()?;
         let import = message::ImportTripwire {
             aperture: aperture.number,
             tripwire: number,
             sequence: self.next_sequence(),
             reserved: 0,
         };
-        let (answer, descriptors) = self.ask_with(&Message::ImportTripwire(import))?;
-        let Message::Created(created) = answer else { return Err(self.over().into()) };
-        let wrong = || OpenError::from(Lost::ServerWrong(towpath_queue::Violation::Range));
-        let Some(apertures) = &mut self.apertures else { return Err(wrong()) };
-        let armed = apertures.armed(created.key, descriptors.into_iter().next(), wrong)?;
-        let armed = ArmedWord::new(armed, number).ok_or_else(wrong)?;
-        if let Some(table) = &mut apertures.tripwires {
-            table.import(created.number, armed);
+        let (created, armed) = self.ask_created(&Message::ImportTripwire(import))?;
+        let table = self.apertures.as_mut().and_then(|one| one.tripwires.as_mut());
+        let table = table.ok_or_else(wrong_answer)?;
+        if let Err(error) = table.import(created.number, (created.key, number), armed) {
+            // This session does not use it.
+            self.ask_release(message::RELEASE_TRIPWIRE, created.number)?;
+            return Err(error);
         }
         Ok(ImportedTripwire { number: created.number })
     }
@@ -259,6 +248,20 @@ impl Session {
             table.forget(number);
         }
         Ok(())
+    }
+
+    /// Asks for something new. Returns what the server says of it, and its descriptor.
+    fn ask_created(
+        &mut self,
+        message: &Message,
+    ) -> Result<(message::Created, Option<OwnedFd>), OpenError> {
+        self.check()?;
+        match self.ask_with(message)? {
+            (Message::Created(created), descriptors) => {
+                Ok((created, descriptors.into_iter().next()))
+            }
+            _ => Err(self.over().into()),
+        }
     }
 
     fn ask_release(&mut self, kind: u32, number: u32) -> Result<(), OpenError> {

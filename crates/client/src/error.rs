@@ -295,6 +295,16 @@ fn remedy(cause: &io::Error) -> &'static str {
     }
 }
 
+/// Returns the error for memory that the client could not map.
+pub(crate) fn not_mapped(error: io::Error) -> OpenError {
+    OpenError::Refused { refusal: Refusal::Limit, text: format!("mapping memory: {error}") }
+}
+
+/// Returns the error for a wrong answer of the server.
+pub(crate) fn wrong_answer() -> OpenError {
+    Lost::ServerWrong(Violation::Range).into()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

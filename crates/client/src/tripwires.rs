@@ -48,13 +48,7 @@ impl Session {
     pub fn for_each_fired(&self, mut found: impl FnMut(Tripwire)) {
         let table = self.apertures.as_ref().and_then(|one| one.tripwires.as_ref());
         let Some(table) = table.filter(|_| self.is_parents()) else { return };
-        for word in 0..table.own.words() {
-            let mut fired = table.own.fired_in(word);
-            while fired != 0 {
-                found(Tripwire { number: word as u32 * 64 + fired.trailing_zeros() });
-                fired &= fired - 1;
-            }
-        }
+        table.own.for_each_fired(|number| found(Tripwire { number }));
     }
 
     /// Returns a tripwire that fired, and disarms it: the application looks at the memory, and arms
@@ -84,7 +78,7 @@ impl Session {
         self.check()?;
         let fenced = fence();
         let Some(table) = self.tripwires() else { return Ok(false) };
-        let armed = table.imported.get_mut(&tripwire.number);
+        let armed = table.imported(tripwire.number);
         if !armed.is_some_and(|armed| armed.must_report(fenced)) {
             return Ok(false);
         }

@@ -78,8 +78,7 @@ impl CommonMemory {
     }
 
     /// Copies bytes out of the memory. Where others write meanwhile, old and new bytes are mixed.
-    /// Returns `true` if the range lies inside; if not, copies
-    /// nothing.
+    /// Returns `true` if the range lies inside; if not, copies nothing.
     #[inline]
     #[must_use]
     pub fn read(&self, offset: usize, to: &mut [u8]) -> bool {
@@ -127,15 +126,8 @@ impl CommonMemory {
         from_offset: usize,
         len: usize,
     ) -> bool {
-        let (Some(to), Some(from)) = (self.range(offset, len), from.range(from_offset, len)) else {
-            return false;
-        };
-        if self.is_writable {
-            // SAFETY: both are mapped for `len` bytes, as just checked, and `to` is writable; else as
-            // in `read`.
-            unsafe { copy_in_order(from.as_ptr(), to.as_ptr(), len) };
-        }
-        self.is_writable
+        // SAFETY: the source is such memory.
+        unsafe { self.copy_from_mapped(offset, from.range(from_offset, len), len) }
     }
 
     /// Copies from a mapping that another side writes, in ascending order. Returns what
@@ -149,14 +141,27 @@ impl CommonMemory {
         from_offset: usize,
         len: usize,
     ) -> bool {
-        let (Some(to), Some(from)) = (self.range(offset, len), from.range(from_offset, len)) else {
-            return false;
-        };
-        if self.is_writable {
-            // SAFETY: as in `copy_from`; and `Mapping::copy_out` says the same of `from`.
-            unsafe { copy_in_order(from.as_ptr(), to.as_ptr(), len) };
-        }
-        self.is_writable
+        // SAFETY: the source is a mapping, of which `Mapping::copy_out` says the same.
+        unsafe { self.copy_from_mapped(offset, from.range(from_offset, len), len) }
+    }
+
+    /// Copies from a range of mapped memory, if there is one.
+    ///
+    /// # Safety
+    /// The range is mapped for `len` bytes, and this process makes no plain writes there meanwhile.
+    #[inline]
+    unsafe fn copy_from_mapped(
+        &self,
+        offset: usize,
+        from: Option<NonNull<u8>>,
+        len: usize,
+    ) -> bool {
+        let to = self.range(offset, len).filter(|_| self.is_writable);
+        let (Some(to), Some(from)) = (to, from) else { return false };
+        // SAFETY: `to` is mapped for `len` bytes and writable, as just checked, and no plain access
+        // touches it, as in `read`; the rest is the caller's promise.
+        unsafe { copy_in_order(from.as_ptr(), to.as_ptr(), len) };
+        true
     }
 
     /// Returns the aligned word of 8 bytes at an offset, with an acquire load: the caller sees all

@@ -71,13 +71,19 @@ impl Access {
     /// `true` if this includes reading.
     #[must_use]
     pub fn reads(self) -> bool {
-        self as u32 & Access::Read as u32 != 0
+        self.meets(Access::Read)
     }
 
     /// `true` if this includes writing.
     #[must_use]
     pub fn writes(self) -> bool {
-        self as u32 & Access::Write as u32 != 0
+        self.meets(Access::Write)
+    }
+
+    /// `true` if the two have a kind of access in common.
+    #[must_use]
+    pub fn meets(self, other: Access) -> bool {
+        self as u32 & other as u32 != 0
     }
 }
 

@@ -61,7 +61,7 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
 
 /// Copies `len` bytes in ascending order, each once, into memory that a peer reads meanwhile. The
 /// peer sees all or none of the new bytes of each aligned word of 8 bytes that the copy covers
-/// completely, and if it sees a byte by an acquire load of the last word, it sees all bytes before.
+/// completely; if it sees a word or byte by an acquire load, it also sees all those before.
 /// This takes longer than [`copy`].
 ///
 /// # Safety

@@ -45,8 +45,7 @@ pub(crate) const ARMED: &str = "armed";
 /// application's process, and the descriptors that keep its pages in place.
 pub(crate) const RECORD: &str = "record";
 pub(crate) const APERTURES: &str = "apertures";
-/// The beginning of the names of the memories that the session created; the memory's number
-/// follows.
+/// The beginning of the names of the memories that the session created; the memory's id follows.
 pub(crate) const MEMORY: &str = "memory-";
 pub(crate) const PROCESS: &str = "process";
 pub(crate) const PINS: &str = "pins";
@@ -80,9 +79,8 @@ pub(crate) fn session_bytes(shape: &SessionShape, lanes: usize) -> usize {
     lane * lanes
         + shape.transmit_pool.pool_bytes()
         + oob_bytes(shape)
-        + shape.tripwires().owner_words() * 8
-        + shape.apertures() as usize * APERTURE_BYTES
-        + shape.tripwires().tripwires() as usize * APERTURE_BYTES
+        + armed_bytes(shape)
+        + (shape.apertures() + shape.tripwires().tripwires()) as usize * APERTURE_BYTES
 }
 
 /// Returns the bytes of a session's armed words; 0 if it has no tripwires.

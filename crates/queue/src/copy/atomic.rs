@@ -36,7 +36,7 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Copies `len` bytes in ascending order.
+/// Copies `len` bytes in ascending order: each store releases those before it.
 ///
 /// # Safety
 /// As [`super::copy`].
@@ -47,8 +47,6 @@ pub(super) unsafe fn copy_in_order(from: *const u8, to: *mut u8, len: usize) {
         let (from, to) = unsafe { (from.add(at), to.add(at)) };
         let is_word = to.addr().is_multiple_of(WORD_BYTES) && len - at >= WORD_BYTES;
         let step = if is_word { WORD_BYTES } else { 1 };
-        // What this side copied before is visible with the last word or byte.
-        let order = if at + step == len { Ordering::Release } else { Ordering::Relaxed };
         // SAFETY: at + step <= len; the word at `to` is aligned, as just checked; the rest is the
         // caller's promise. The source is only read, by relaxed loads.
         unsafe {
@@ -56,10 +54,10 @@ pub(super) unsafe fn copy_in_order(from: *const u8, to: *mut u8, len: usize) {
                 let load =
                     |byte| AtomicU8::from_ptr(from.add(byte).cast_mut()).load(Ordering::Relaxed);
                 let word = u64::from_ne_bytes(core::array::from_fn(load));
-                AtomicU64::from_ptr(to.cast()).store(word, order);
+                AtomicU64::from_ptr(to.cast()).store(word, Ordering::Release);
             } else {
                 let byte = AtomicU8::from_ptr(from.cast_mut()).load(Ordering::Relaxed);
-                AtomicU8::from_ptr(to).store(byte, order);
+                AtomicU8::from_ptr(to).store(byte, Ordering::Release);
             }
         }
         at += step;

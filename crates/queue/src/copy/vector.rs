@@ -95,11 +95,11 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
 /// As [`super::copy`].
 #[inline(never)]
 pub(super) unsafe fn copy_in_order(from: *const u8, to: *mut u8, len: usize) {
-    let (head, mut at) = (to.align_offset(16).min(len), 0);
-    // SAFETY: each move is inside: up to `head`, then 16 bytes while as many are left, and then the
+    let mut at = to.align_offset(16).min(len);
+    // SAFETY: each move is inside: up to `at`, then 16 bytes while as many are left, and then the
     // rest; the last rest is the caller's promise.
     unsafe {
-        at += by_word(from, to, head);
+        by_word(from, to, at);
         let rounds = (len - at) / 64;
         if rounds > 0 {
             asm!(
@@ -128,12 +128,12 @@ pub(super) unsafe fn copy_in_order(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Copies `len` bytes in ascending order, by aligned words where possible. Returns `len`.
+/// Copies `len` bytes in ascending order, by aligned words where possible.
 ///
 /// # Safety
 /// As [`super::copy`].
 #[inline(always)]
-unsafe fn by_word(from: *const u8, to: *mut u8, len: usize) -> usize {
+unsafe fn by_word(from: *const u8, to: *mut u8, len: usize) {
     let mut at = 0;
     while at < len {
         // SAFETY: at < len; the rest is the caller's promise.
@@ -160,7 +160,6 @@ unsafe fn by_word(from: *const u8, to: *mut u8, len: usize) -> usize {
             at += 1;
         }
     }
-    len
 }
 
 /// Copies fewer than 16 bytes.

@@ -165,13 +165,12 @@ impl Objects {
         for what in [What::Memory, What::Aperture, What::Tripwire] {
             for number in 0..objects.kinds[what as usize].most {
                 let at = objects.place(what, number);
-                let first = reader.observe(at);
                 let mut bytes = [0; size_of::<Entry>()];
                 for (index, eight) in (at..).zip(bytes.as_chunks_mut::<8>().0) {
                     *eight = reader.fetch(index).to_ne_bytes();
                 }
                 let entry = Entry::read_from_bytes(&bytes).unwrap_or_default();
-                if first != 0 && entry.what() == Some(what) {
+                if entry.what() == Some(what) {
                     objects.enter(what, number, entry);
                 }
             }

@@ -8,7 +8,6 @@ use super::objects::{Entry, EntryWord, What};
 use crate::connection::Refused;
 use crate::control::Control;
 use crate::engine::apertures::commands::{ApertureCommand, ImportedTripwire};
-use crate::engine::commands::Command;
 use crate::engines::Reply;
 
 impl Control {
@@ -154,13 +153,15 @@ impl Control {
             let objects = &mut apertures.objects;
             let session = objects.session;
             let numbers = objects.all(What::Tripwire).filter(|(_, one)| theirs(one));
-            for number in numbers.map(|(number, _)| number).collect::<Vec<_>>() {
-                if let Some(entry) = objects.get_mut(What::Tripwire, number) {
+            let numbers: Vec<_> = numbers.map(|(number, _)| number).collect();
+            for number in &numbers {
+                if let Some(entry) = objects.get_mut(What::Tripwire, *number) {
                     entry.key = 0;
                 }
-                objects.record_word(What::Tripwire, number, EntryWord::Key);
-                let command = Command::Aperture(import_tripwire_command(session, number, None));
-                self.parts.engines.command_each(vec![command], Reply::Nothing);
+                objects.record_word(What::Tripwire, *number, EntryWord::Key);
+            }
+            for number in numbers {
+                self.update_imported_tripwire(session, number, None);
             }
         }
     }

@@ -67,7 +67,7 @@ impl Places {
         for power in self.lengths.keys() {
             let from = (*power, offset.saturating_sub(1 << power), 0);
             for ((_, _, number), place) in self.all.range(from..(*power, end, 0)) {
-                if place.end > offset && place.access as u32 & access as u32 != 0 {
+                if place.end > offset && place.access.meets(access) {
                     found(*number);
                 }
             }

@@ -12,6 +12,7 @@ use towpath_protocol::oob::Kind;
 use towpath_protocol::requests::{Checked, LocalRange, Request, RequestFault, RequestKind};
 
 use super::table::Granted;
+use crate::clock::clock_ns;
 use crate::engine::oob::{NotReady, Parts, Sender};
 use crate::engine::sessions::SessionTable;
 
@@ -45,8 +46,6 @@ pub(crate) struct Requesting<'a> {
     pub(crate) sender: Sender,
     pub(crate) request: &'a Request,
     pub(crate) checked: Checked,
-    /// The time, in nanoseconds.
-    pub(crate) now: u64,
 }
 
 /// Carries out a request, or a piece of it. Returns what became of it, and its cost as a number of
@@ -100,10 +99,11 @@ pub(crate) fn carry_out(one: &Requesting<'_>, parts: &mut Parts<'_>) -> (Outcome
             return (Outcome::Ended, moved);
         }
         Err(NotReady::NoRoom) => {
-            let since = session.apertures.waits_since(queue_pair, slot, one.now);
-            if one.now < since + NOT_READY_NS {
-                let pause = (one.now - since).clamp(LEAST_RETRY_NS, MOST_RETRY_NS);
-                return (Outcome::NotReady(one.now + pause), moved);
+            let now = clock_ns();
+            let since = session.apertures.waits_since(queue_pair, slot, now);
+            if now < since + NOT_READY_NS {
+                let pause = (now - since).clamp(LEAST_RETRY_NS, MOST_RETRY_NS);
+                return (Outcome::NotReady(now + pause), moved);
             }
             fail(one, RequestFault::NotReady, parts);
             return (Outcome::Ended, moved);
@@ -133,7 +133,7 @@ fn move_piece(
     let Requesting { sender, request, checked, .. } = one;
     let granted = parts.apertures.granted(request.key, &sender.name()).ok_or(RequestFault::Key)?;
     let access = if checked.kind == RequestKind::Read { Access::Read } else { Access::Write };
-    if granted.access as u32 & access as u32 == 0 {
+    if !granted.access.meets(access) {
         return Err(RequestFault::Rights);
     }
     if !is_inside(request.remote, checked.bytes, granted.len) {

@@ -65,7 +65,7 @@ fn request(world: &mut World, slot: u32, request: &Request) -> Outcome {
     let from = world.at(IMPORTER.0, IMPORTER.1);
     let sender = Sender { from, session: IMPORTER.0, queue_pair: 0, slot, may_repeat: false };
     let checked = request.check().unwrap();
-    let requesting = Requesting { sender, request, checked, now: 1 };
+    let requesting = Requesting { sender, request, checked };
     carry_out(&requesting, &mut world.parts()).0
 }
 

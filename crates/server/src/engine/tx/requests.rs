@@ -5,7 +5,6 @@
 use towpath_protocol::requests::Request;
 use towpath_queue::Violation;
 
-use crate::clock::clock_ns;
 use crate::engine::apertures::requests::{Outcome, Requesting, carry_out};
 use crate::engine::demux::Destination;
 use crate::engine::oob::{Parts, Sender};
@@ -50,13 +49,12 @@ impl TxPath {
         let Some(Some(request)) = request else { return Err(Violation::Range) };
         let checked = request.check().ok_or(Violation::Flags)?;
         let sender = Sender { from, session: session.number, queue_pair, slot, may_repeat: false };
-        let now = clock_ns();
         let (sessions, notifier) = context.delivery.parts();
         let parts = &mut Parts { sessions, notifier, apertures: &mut *context.apertures };
-        let requesting = Requesting { sender, request: &request, checked, now };
+        let requesting = Requesting { sender, request: &request, checked };
         let (outcome, cost) = carry_out(&requesting, parts);
         let copies = u64::from(matches!(outcome, Outcome::NotReady(_)));
-        self.charge_moved(Work { copies, bytes: cost }, (from, now), context);
+        self.charge_moved(Work { copies, bytes: cost }, from, context);
         match outcome {
             Outcome::Ended => {
                 context.delivery.complete((key, queue_pair), slot, 1);
@@ -68,17 +66,14 @@ impl TxPath {
     }
 
     /// Charges what a request cost to its queue pair and to its endpoint's rate.
-    fn charge_moved(
-        &mut self,
-        work: Work,
-        (from, now): (Destination, u64),
-        context: &mut TxContext<'_>,
-    ) {
+    fn charge_moved(&mut self, work: Work, from: Destination, context: &mut TxContext<'_>) {
         self.spent.unit += work;
         let session = context.delivery.session(from.session);
         let shape =
             session.and_then(|one| one.shapes.get_mut(from.endpoint as usize)?.as_deref_mut());
         if let Some(shape) = shape {
+            // The time is right if there is a rate: see `TxPath::discover`.
+            let now = self.now;
             let moment = Moment { now, tick: self.tick, since: now, ..Moment::default() };
             shape.charge_bytes(work.bytes, &moment);
         }
