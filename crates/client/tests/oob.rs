@@ -346,3 +346,22 @@ fn wrong_requests_are_named() {
         let _ = session.wait(Some(Duration::from_millis(10)));
     }
 }
+
+/// An engine that blocks tells of the end of a session although it has nothing else to do.
+#[test]
+fn the_end_of_a_peer_ends_a_sleep() {
+    let world = world(1);
+    let (mut client, endpoint, own) = world.at("client", PORT);
+    let (mut server, listener, to) = world.at("server", PORT);
+    connect((&mut client, endpoint, own), (&mut server, listener, to));
+    while client.wait(Some(Duration::ZERO)).unwrap() || client.ready_oob().unwrap().is_some() {}
+    let left = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(20));
+            drop(server);
+        });
+        client.wait(Some(PATIENCE)).unwrap()
+    });
+    assert!(left, "nothing ended the sleep");
+    assert_eq!(client.peer_state(endpoint), PeerState::Gone);
+}

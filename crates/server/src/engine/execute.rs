@@ -51,6 +51,8 @@ impl Engine {
             || self.tx.is_hurrying()
             || self.apertures.has_ending()
             || self.sessions.has_condemned()
+            // The end of a session is news for the peers of its endpoints.
+            || self.notifier.has_unpublished()
     }
 
     fn execute(&mut self, command: Command) {

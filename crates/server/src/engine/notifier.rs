@@ -122,6 +122,11 @@ impl Notifier {
             || self.completed.iter().any(|one| one.key == key)
     }
 
+    /// Returns `true` if the next poll iteration publishes something.
+    pub(crate) fn has_unpublished(&self) -> bool {
+        !self.touched.is_empty()
+    }
+
     /// Makes a deferred notification due at once, because a setting changed under which it may
     /// already have waited long enough.
     pub(crate) fn hurry(&mut self, key: u32) {
