@@ -115,7 +115,8 @@ impl Engine {
             Command::RestoreQueue(queue) => self.restore_queue(queue),
             Command::ClaimSession(claim) => self.claim_session(*claim),
             Command::Aperture(command) => {
-                let report = self.apertures.execute(command, &mut self.sessions);
+                let (sessions, notifier) = (&mut self.sessions, &mut self.notifier);
+                let report = self.apertures.execute(command, sessions, notifier);
                 report.into_iter().for_each(|one| self.commands.tell(EngineReport::Aperture(one)));
             }
             Command::Stop => self.stop = true,

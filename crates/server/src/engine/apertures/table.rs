@@ -61,6 +61,7 @@ impl ApertureTable {
         &mut self,
         command: ApertureCommand,
         sessions: &mut SessionTable,
+        notifier: &mut Notifier,
     ) -> Option<ApertureReport> {
         use ApertureCommand as Do;
         match command {
@@ -85,7 +86,9 @@ impl ApertureTable {
                 let entered = self.import(key, (session, number), sessions);
                 return Some(ApertureReport::Imported { session, number, entered });
             }
-            Do::Revoke { key, session, number } => self.revoke(key, (session, number), sessions),
+            Do::Revoke { key, session, number } => {
+                self.revoke(key, (session, number), sessions, notifier);
+            }
             Do::ReleaseImport { key, session, number } => {
                 self.release(key, (session, number), sessions);
             }
@@ -176,13 +179,26 @@ impl ApertureTable {
         set_state(sessions, session, number, ApertureState::None);
     }
 
-    /// Revokes an aperture of a session.
-    fn revoke(&mut self, key: u32, (session, number): (u32, u32), sessions: &mut SessionTable) {
+    /// Revokes an aperture of a session. The importer may sleep until something happens there.
+    fn revoke(
+        &mut self,
+        key: u32,
+        (session, number): (u32, u32),
+        sessions: &mut SessionTable,
+        notifier: &mut Notifier,
+    ) {
         // The owner's word comes first: if the server is killed in between, its successor does not
         // enter the aperture.
         set_state(sessions, session, number, ApertureState::Revoked);
-        if self.by_key.get(&key).is_some_and(|one| one.owner.session == session) {
-            self.remove(key, |_| ApertureState::Revoked, sessions);
+        let aperture = self.by_key.get(&key).filter(|one| one.owner.session == session);
+        let Some(&Aperture { peer, imported, .. }) = aperture else { return };
+        self.remove(key, |_| ApertureState::Revoked, sessions);
+        if imported.is_some()
+            && let Some(key) = sessions.key(peer.session)
+            && let Some(importer) = sessions.get_mut(key)
+        {
+            importer.oob.tell_again(peer.endpoint);
+            notifier.touch_oob(importer, key, peer.endpoint);
         }
     }
 

@@ -35,7 +35,7 @@ fn add_memory(world: &mut World, session: u32) -> CommonMemory {
 }
 
 fn execute(world: &mut World, command: ApertureCommand) -> Option<ApertureReport> {
-    world.apertures.execute(command, &mut world.sessions)
+    world.apertures.execute(command, &mut world.sessions, &mut world.notifier)
 }
 
 fn export(world: &mut World, key: u32, number: u32, resumed_for: Option<EndpointName>) -> bool {

@@ -134,6 +134,14 @@ impl SessionOob {
         self.queues.get_mut(endpoint as usize)
     }
 
+    /// Makes the state of an endpoint's peer news for its application, although it is the same.
+    pub(crate) fn tell_again(&mut self, endpoint: u32) {
+        if let Some(queue) = self.queue(endpoint) {
+            let state = queue.state();
+            queue.set_state(state);
+        }
+    }
+
     /// Connects an endpoint, as an earlier server left it.
     #[cfg(all(test, towpath_simulation))]
     pub(crate) fn set_connected(&mut self, endpoint: u32, peer: EndpointName) {

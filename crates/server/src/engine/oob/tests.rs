@@ -85,7 +85,7 @@ impl Files {
 pub(crate) struct World {
     files: Vec<Files>,
     pub(crate) sessions: SessionTable,
-    notifier: Notifier,
+    pub(crate) notifier: Notifier,
     table: OobTable,
     pub(crate) apertures: ApertureTable,
     slot: u32,
