@@ -8,8 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use towpath_queue::copy::{copy, copy_in_order};
+use towpath_queue::ring::{FarMemory, NearMemory};
 
 use crate::Mapping;
+use crate::mapping::{prefetch, prefetch_to_write};
 
 /// A range of mapped memory that this process, others, and any number of threads read and write.
 /// There are no references into it: every access copies by [`towpath_queue::copy`], or is one
@@ -20,23 +22,30 @@ use crate::Mapping;
 /// [`CommonMemory::load`], sees everything before it.
 #[derive(Clone, Debug)]
 pub struct CommonMemory {
-    mapping: Arc<Mapping>,
-    offset: usize,
+    /// The range: `len` bytes, which stay mapped as long as `mapping` lives.
+    start: NonNull<u8>,
     len: usize,
     is_writable: bool,
+    mapping: Arc<Mapping>,
 }
+
+// SAFETY: any thread may access the memory, by copies that tolerate others and by atomics, and its
+// mapping does not move.
+unsafe impl Send for CommonMemory {}
+// SAFETY: as above.
+unsafe impl Sync for CommonMemory {}
 
 impl CommonMemory {
     /// Returns the memory of a mapping that has no [`Region`](crate::Region).
     pub(crate) fn new(mapping: Mapping, is_writable: bool) -> CommonMemory {
-        CommonMemory { offset: 0, len: mapping.len(), mapping: Arc::new(mapping), is_writable }
+        let (start, len) = (mapping.start(), mapping.len());
+        CommonMemory { start, len, is_writable, mapping: Arc::new(mapping) }
     }
 
     /// Returns a range of this memory; `None` if it is not inside.
     #[must_use]
     pub fn part(&self, offset: usize, len: usize) -> Option<CommonMemory> {
-        self.range(offset, len)?;
-        Some(CommonMemory { offset: self.offset + offset, len, ..self.clone() })
+        Some(CommonMemory { start: self.range(offset, len)?, len, ..self.clone() })
     }
 
     /// Returns the same memory without the right to write it.
@@ -74,7 +83,8 @@ impl CommonMemory {
         if offset > self.len || len > self.len - offset {
             return None;
         }
-        self.mapping.range(self.offset + offset, len)
+        // SAFETY: inside, as just checked, or at the end of an empty range.
+        Some(unsafe { self.start.add(offset) })
     }
 
     /// Copies bytes out of the memory. Where others write meanwhile, old and new bytes are mixed.
@@ -111,6 +121,20 @@ impl CommonMemory {
         // SAFETY: `to` is mapped and writable for the length of `from`, as just checked, and `from` is
         // borrowed; else as in `read`.
         unsafe { copy_in_order(from.as_ptr(), to.as_ptr(), from.len()) };
+        true
+    }
+
+    /// Copies bytes into the memory in no particular order, faster than [`CommonMemory::write`]. The
+    /// caller then stores a word that tells the reader. Returns `true` if this process may write the
+    /// memory and the range lies inside; if not, copies nothing.
+    #[inline]
+    #[must_use]
+    pub fn write_unordered(&self, offset: usize, from: &[u8]) -> bool {
+        let Some(to) = self.range(offset, from.len()).filter(|_| self.is_writable) else {
+            return false;
+        };
+        // SAFETY: as in `write`.
+        unsafe { copy(from.as_ptr(), to.as_ptr(), from.len()) };
         true
     }
 
@@ -196,6 +220,41 @@ impl CommonMemory {
     }
 }
 
+impl NearMemory for CommonMemory {
+    #[inline]
+    fn load(&self, offset: usize) -> u64 {
+        CommonMemory::load(self, offset).unwrap_or(0)
+    }
+
+    #[inline]
+    fn read(&self, offset: usize, to: &mut [u8]) -> bool {
+        CommonMemory::read(self, offset, to)
+    }
+
+    #[inline]
+    fn prefetch(&self, offset: usize, len: usize) {
+        prefetch(self.start.as_ptr().wrapping_add(offset), len);
+    }
+}
+
+impl FarMemory for CommonMemory {
+    #[inline]
+    fn store(&mut self, offset: usize, value: u64) {
+        let is_inside = CommonMemory::store(self, offset, value);
+        debug_assert!(is_inside);
+    }
+
+    #[inline]
+    fn write(&mut self, offset: usize, from: &[u8]) -> bool {
+        self.write_unordered(offset, from)
+    }
+
+    #[inline]
+    fn prefetch(&self, offset: usize, len: usize) {
+        prefetch_to_write(self.start.as_ptr().wrapping_add(offset), len);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use crate::SharedFile;
@@ -208,7 +267,12 @@ mod tests {
         let part = all.part(100, 28).unwrap();
         assert!(all.part(4096, 0).is_some_and(|part| part.is_empty()));
         assert!(all.part(4095, 2).is_none() && part.part(28, 1).is_none());
-        assert!(part.write(3, b"abc") && !part.write(26, b"abc"));
+        assert!(part.write(3, b"abd") && !part.write(26, b"abc"));
+        assert!(
+            part.write_unordered(3, b"abc")
+                && !part.write_unordered(26, b"abc")
+                && !reader.write_unordered(0, b"a")
+        );
         let mut bytes = [0; 3];
         assert!(reader.read(103, &mut bytes) && &bytes == b"abc");
         assert!(!part.read(26, &mut bytes) && !part.read(usize::MAX, &mut bytes));

@@ -293,19 +293,7 @@ impl Mapping {
     /// holds them. This is a hint that reads nothing, whatever the addresses.
     #[inline(always)]
     pub fn prefetch(&self, offset: usize, len: usize) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let mut line = self.start.as_ptr().wrapping_add(offset);
-            let end = line.wrapping_add(len);
-            while line < end {
-                // SAFETY: a hint touches nothing, whatever the address.
-                unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast::<i8>()) };
-                line = line.wrapping_add(CACHE_LINE_BYTES);
-            }
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = (offset, len);
+        prefetch(self.start.as_ptr().wrapping_add(offset), len);
     }
 
     /// Returns the bytes of a range; `None` when it is not inside.
@@ -319,6 +307,49 @@ impl Mapping {
         // SAFETY: the range is inside and mapped; the rest is the caller's promise.
         Some(unsafe { std::slice::from_raw_parts(start.as_ptr(), len) })
     }
+}
+
+/// Prefetches lines that this side will read soon, as [`Mapping::prefetch`] does.
+#[inline(always)]
+pub(crate) fn prefetch(start: *const u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let mut line = start;
+        let end = line.wrapping_add(len);
+        while line < end {
+            // SAFETY: a hint touches nothing, whatever the address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast::<i8>()) };
+            line = line.wrapping_add(CACHE_LINE_BYTES);
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (start, len);
+}
+
+/// Prefetches lines that this side will write soon, since another core's cache holds them. This is
+/// a hint that touches nothing, whatever the addresses.
+#[inline(always)]
+pub(crate) fn prefetch_to_write(start: *mut u8, len: usize) {
+    // This does not use the intrinsic, which compiles to a prefetch for reading on generic x86-64:
+    // the store would then wait for the line a second time. Processors without the instruction
+    // ignore it.
+    #[cfg(target_arch = "x86_64")]
+    {
+        let mut line = start;
+        let end = line.wrapping_add(len);
+        while line < end {
+            // SAFETY: a hint touches nothing, whatever the address.
+            unsafe {
+                std::arch::asm!(
+                    "prefetchw [{}]", in(reg) line, options(nostack, preserves_flags)
+                );
+            }
+            line = line.wrapping_add(CACHE_LINE_BYTES);
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (start, len);
 }
 
 impl Drop for Mapping {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use towpath_queue::copy::copy;
 
 #[cfg(target_arch = "x86_64")]
-use crate::mapping::CACHE_LINE_BYTES;
+use crate::mapping::prefetch_to_write;
 use crate::{FilePart, Mapping, SharedFile};
 
 /// The right to write a range of a mapping. No two regions of one mapping overlap, a region cannot
@@ -268,25 +268,7 @@ impl Region {
     /// Prefetches lines that this side will write soon, as [`Mapping::prefetch`] does for reads.
     #[inline(always)]
     pub fn prefetch_to_write(&self, offset: usize, len: usize) {
-        // This does not use the intrinsic, which compiles to a prefetch for reading on generic
-        // x86-64: the store would then wait for the line a second time. Processors without the
-        // instruction ignore it.
-        #[cfg(target_arch = "x86_64")]
-        {
-            let mut line = self.start.as_ptr().wrapping_add(offset);
-            let end = line.wrapping_add(len);
-            while line < end {
-                // SAFETY: a hint touches nothing, whatever the address.
-                unsafe {
-                    std::arch::asm!(
-                        "prefetchw [{}]", in(reg) line, options(nostack, preserves_flags)
-                    );
-                }
-                line = line.wrapping_add(CACHE_LINE_BYTES);
-            }
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = (offset, len);
+        prefetch_to_write(self.start.as_ptr().wrapping_add(offset), len);
     }
 }
 

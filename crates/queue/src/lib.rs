@@ -23,6 +23,7 @@
 //! | [`doorbell`] | which side sleeps, and whether to notify it |
 //! | [`events`] | which queues have news |
 //! | [`oob`] | small messages from endpoint to endpoint, and whether the peer is there |
+//! | [`ring`] | messages between two applications, in memory of the receiver |
 //! | [`tripwire`] | whether another side accessed a place in memory |
 //! | [`optimistic`] | a section of one process for which no thread waits; not in shared memory |
 //! | [`buffers`] | which side holds a buffer, and which to use next |
@@ -39,6 +40,7 @@ pub mod layout;
 pub mod oob;
 pub mod optimistic;
 pub mod receive;
+pub mod ring;
 #[cfg(towpath_simulation)]
 pub mod simulation;
 pub mod spsc;
@@ -55,9 +57,13 @@ mod oracle_tests;
 #[cfg(all(test, not(loom)))]
 mod race_tests;
 #[cfg(all(test, not(loom)))]
+mod ring_tests;
+#[cfg(all(test, not(loom)))]
 mod stop_tests;
 #[cfg(test)]
 mod test_memory;
+#[cfg(test)]
+mod test_ring;
 
 pub use descriptor::{Descriptor, PoolShape};
 pub use word::{OwnWords, PeerWords};

@@ -14,6 +14,7 @@ mod optimistic;
 mod parking;
 mod queues;
 mod relay;
+mod ring;
 mod room;
 mod tripwire;
 

@@ -16,6 +16,22 @@ thread_local! {
     static STORES_LEFT: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
+thread_local! {
+    static LOADS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Counts the loads of indices in shared memory, which the views report.
+pub(crate) fn count_load() {
+    LOADS.set(LOADS.get() + 1);
+}
+
+/// Returns how many such loads `body` makes.
+pub(crate) fn loads_of(body: impl FnOnce()) -> u64 {
+    let before = LOADS.get();
+    body();
+    LOADS.get() - before
+}
+
 struct Stopped;
 
 /// Stops the server when its stores are used up. The views call this before each store into shared

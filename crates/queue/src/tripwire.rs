@@ -282,6 +282,21 @@ mod tests {
         assert!(!own.has_fired(130));
     }
 
+    /// Polling costs one load per 64 tripwires, armed or not.
+    #[test]
+    fn ten_thousand_tripwires_are_157_loads() {
+        let (mut own, mut firing, _, _) = sides(10_000);
+        for armed in [0, 1, 10_000] {
+            (0..armed).for_each(|number| own.arm(number));
+            let polled = || own.for_each_fired(|number| panic!("{number} has not fired"));
+            assert_eq!(crate::stop_tests::loads_of(polled), 157, "{armed} armed");
+        }
+        (0..10_000).for_each(|number| assert!(firing.fire(fence(), number)));
+        let mut fired = 0;
+        assert_eq!(crate::stop_tests::loads_of(|| own.for_each_fired(|_| fired += 1)), 157);
+        assert_eq!(fired, 10_000);
+    }
+
     /// A server that fires for an arming that is over makes its owner look once in vain, and a
     /// successor that fires again changes nothing.
     #[test]

@@ -242,6 +242,8 @@ impl PeerWords {
     #[inline]
     #[must_use]
     pub fn observe(&self, index: usize) -> u64 {
+        #[cfg(all(test, not(loom)))]
+        crate::stop_tests::count_load();
         self.word(index).load(Ordering::Acquire)
     }
 
