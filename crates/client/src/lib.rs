@@ -45,6 +45,7 @@
 mod aperture_table;
 mod apertures;
 mod attach;
+mod channels;
 mod clock;
 mod control;
 mod error;
@@ -71,7 +72,11 @@ mod tripwires;
 mod wait;
 mod waiter;
 
-pub use error::{AccessError, AttachError, Lost, OpenError, Refusal, RequestError, SendError};
+pub use channels::{Channel, ChannelOffer, ChannelStream, ReceivedMessage, ReservedMessage};
+pub use error::{
+    AccessError, AttachError, ChannelError, Lost, OpenChannelError, OpenError, Refusal,
+    RequestError, SendError,
+};
 pub use memory::{Aperture, ApertureKey, Export, Memory};
 pub use oob_queues::{OobKind, ReceivedOob};
 pub use options::{Addresses, Endpoint, Info, Options, Statistics, WaitStrategy};
@@ -90,3 +95,4 @@ pub use towpath_protocol::settings::{Kind, Scope, Setting, SettingError, Spec, V
 pub use towpath_queue::Violation;
 pub use towpath_queue::descriptor::EXPEDITED_BYTES;
 pub use tripwire_table::{ImportedTripwire, Tripwire};
+pub use wait::NewsSource;

@@ -171,12 +171,19 @@ impl Aperture {
         ApertureState::from_word(self.state.observe(0))
     }
 
+    /// Returns an error unless the aperture can be accessed.
+    #[inline]
+    pub(crate) fn check_valid(&self) -> Result<(), AccessError> {
+        // A child does not have the page of the state.
+        if self.guard.is_parent() && self.state.observe(0) == ApertureState::Valid as u64 {
+            return Ok(());
+        }
+        Err(self.why_not(self.state()))
+    }
+
     #[inline]
     fn mapped(&self, has_right: bool) -> Result<&CommonMemory, AccessError> {
-        match self.state() {
-            ApertureState::Valid => {}
-            other => return Err(self.why_not(other)),
-        }
+        self.check_valid()?;
         if !has_right {
             return Err(AccessError::Rights);
         }

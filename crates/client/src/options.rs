@@ -27,10 +27,10 @@ pub struct Options {
     /// Out-of-band messages that the queue of each endpoint holds: a power of two from 8 to 256, or
     /// 0 for no queues. A message takes 128 bytes.
     pub oob_slots: u32,
-    /// The maximum number of apertures, exported and imported: 0 to 16 384. They need connections,
+    /// The maximum number of apertures, exported and imported: 0 to 32 768. They need connections,
     /// and so queues of out-of-band messages.
     pub apertures: u32,
-    /// The maximum number of tripwires, set and imported: 0 to 16 384, and none without apertures.
+    /// The maximum number of tripwires, set and imported: 0 to 32 768, and none without apertures.
     pub tripwires: u32,
     /// Receive buffers that the client provides to the server at a time, per queue pair. Fewer
     /// buffers stay in the processor's caches; more hold longer bursts. `None`: all.

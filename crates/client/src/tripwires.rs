@@ -1,7 +1,7 @@
 //! Tripwires: an application learns that another one accessed its memory.
 
 use towpath_queue::events;
-use towpath_queue::tripwire::fence;
+use towpath_queue::tripwire::{Fenced, fence};
 
 use crate::error::Lost;
 use crate::session::Session;
@@ -75,8 +75,17 @@ impl Session {
     /// [`Lost`].
     #[inline]
     pub fn trip(&mut self, tripwire: ImportedTripwire) -> Result<bool, Lost> {
+        self.trip_fenced(tripwire, fence())
+    }
+
+    /// Does what [`Session::trip`] does, after a barrier of the caller's.
+    #[inline]
+    pub(crate) fn trip_fenced(
+        &mut self,
+        tripwire: ImportedTripwire,
+        fenced: Fenced,
+    ) -> Result<bool, Lost> {
         self.check()?;
-        let fenced = fence();
         let Some(table) = self.tripwires() else { return Ok(false) };
         let armed = table.imported(tripwire.number);
         if !armed.is_some_and(|armed| armed.must_report(fenced)) {

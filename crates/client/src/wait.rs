@@ -18,6 +18,9 @@ use crate::waiter::Waiter;
 /// A time that no wait reaches.
 const FAR: Duration = Duration::from_secs(86_400);
 
+/// How often a wait for a source looks for its news while the session waits for another server.
+const RESUME_STEP: Duration = Duration::from_millis(1);
+
 impl Session {
     /// Waits until a queue pair has news: packets, or room that the application requested
     /// ([`Session::want_room`]); or an endpoint has: out-of-band messages, or a new state of its
@@ -32,11 +35,33 @@ impl Session {
     /// [`Lost`]: within milliseconds if the server ended in order; after
     /// [`crate::Options::resume_timeout`] if no server follows one that was killed.
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<bool, Lost> {
+        self.wait_on(&mut SessionNews, timeout)
+    }
+
+    /// Waits until a source has news. Other news of the session does not end this wait: it stays for
+    /// the next [`Session::wait`]. Nor does a server that resumes the session. Returns `false` when
+    /// the timeout expires; `None` never expires, and zero only checks.
+    ///
+    /// # Errors
+    /// As [`Session::wait`], and those of the source.
+    pub fn wait_for(
+        &mut self,
+        source: &mut impl NewsSource,
+        timeout: Option<Duration>,
+    ) -> Result<bool, Lost> {
+        self.wait_on(&mut SourceNews(source), timeout)
+    }
+
+    fn wait_on(
+        &mut self,
+        awaited: &mut impl Awaited,
+        timeout: Option<Duration>,
+    ) -> Result<bool, Lost> {
         let deadline = timeout.and_then(|timeout| clock::now().checked_add(timeout));
         let mut slept = false;
         self.flush()?;
         loop {
-            if self.has_news()? {
+            if awaited.has_news(self)? {
                 self.waiter.found(slept);
                 return Ok(true);
             }
@@ -48,10 +73,13 @@ impl Session {
                     None => clock::now() + FAR,
                     Some(timeout) => deadline.unwrap_or_else(|| clock::now() + timeout.min(FAR)),
                 };
-                match self.resume(Some(until))? {
-                    true => return Ok(true),
-                    false if timeout.is_some() => return Ok(false),
-                    false => continue,
+                let ends = awaited.ends_on_resume();
+                // A source may have news before there is another server.
+                let step = if ends { until } else { until.min(clock::now() + RESUME_STEP) };
+                match self.resume(Some(step))? {
+                    true if ends => return Ok(true),
+                    false if timeout.is_some() && clock::now() >= until => return Ok(false),
+                    _ => continue,
                 }
             }
             let left = deadline.map(|at| at.saturating_duration_since(clock::now()));
@@ -69,15 +97,15 @@ impl Session {
                 Step::Spin { .. } => rustix::thread::sched_yield(),
                 Step::SleepUntil { until } => self.sleep_by_the_clock(until, left)?,
                 Step::Block => {
-                    if self.arm()? {
+                    if awaited.arm(self)? {
                         self.waiter.found(slept);
                         return Ok(true);
                     }
                     let woken = self.sleep(left);
-                    self.disarm();
+                    awaited.disarm(self);
                     slept = true;
                     if !woken? && timeout == Some(Duration::ZERO) {
-                        return self.has_news();
+                        return awaited.has_news(self);
                     }
                 }
             }
@@ -224,6 +252,23 @@ impl Session {
         Ok(true)
     }
 
+    /// Announces a sleep that the news of a source ends, and checks once more. Returns `true` if
+    /// there is news already.
+    fn arm_for(&mut self, source: &mut impl NewsSource) -> Result<bool, Lost> {
+        source.prepare_sleep(self)?;
+        self.flush()?;
+        self.notify_deferred();
+        self.lanes.iter_mut().for_each(|lane| lane.sleeper.prepare());
+        // Further events end the sleep. The news of those taken here is for another wait.
+        self.take_events()?;
+        if source.has_news(self)? {
+            source.end_sleep(self);
+            self.awake();
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
     /// Marks this side awake for all engines.
     fn awake(&mut self) {
         self.lanes.iter_mut().for_each(|lane| lane.sleeper.awake());
@@ -247,6 +292,25 @@ impl Session {
 
     /// Takes events. Returns whether any queue pair has news, new or left over.
     fn has_news(&mut self) -> Result<bool, Lost> {
+        self.take_events()?;
+        let revoked = self.take_revoked();
+        // The client reports free space once, even if the caller never asks which queue pair has
+        // it.
+        if let Some(first) = self.ready.front() {
+            let set = &mut self.queue_pairs[*first as usize];
+            set.room &= !std::mem::take(&mut set.room_told);
+        }
+        let first = self.first_ready()?;
+        if let Some(queue_pair) = first {
+            let set = &mut self.queue_pairs[queue_pair as usize];
+            set.room_told = set.room;
+        }
+        let tripped = self.apertures.as_mut().is_some_and(|one| one.has_fired_any());
+        Ok(first.is_some() | self.has_oob_news()? || tripped || revoked)
+    }
+
+    /// Takes events, and records their news.
+    fn take_events(&mut self) -> Result<(), Lost> {
         self.check()?;
         self.notify_if_due();
         let (sets, ready) = (&mut self.queue_pairs, &mut self.ready);
@@ -293,20 +357,7 @@ impl Session {
         if events {
             self.update_revoked();
         }
-        let revoked = self.take_revoked();
-        // The client reports free space once, even if the caller never asks which queue pair has
-        // it.
-        if let Some(first) = self.ready.front() {
-            let set = &mut self.queue_pairs[*first as usize];
-            set.room &= !std::mem::take(&mut set.room_told);
-        }
-        let first = self.first_ready()?;
-        if let Some(queue_pair) = first {
-            let set = &mut self.queue_pairs[queue_pair as usize];
-            set.room_told = set.room;
-        }
-        let tripped = self.apertures.as_mut().is_some_and(|one| one.has_fired_any());
-        Ok(first.is_some() | self.has_oob_news()? || tripped || revoked)
+        Ok(())
     }
 
     fn sleep(&mut self, timeout: Option<Duration>) -> Result<bool, Lost> {
@@ -324,11 +375,9 @@ impl Session {
         }
         self.take_notifications();
         if self.hung_up {
+            // The caller takes what news is left, and then waits for another server.
             self.awake();
-            if self.has_news()? || self.start_resuming() {
-                return Ok(true);
-            }
-            return Err(self.over());
+            return Ok(true);
         }
         self.statistics.wake_ups += 1;
         Ok(true)
@@ -352,6 +401,91 @@ impl Session {
                 Err(_) => return,
             }
         }
+    }
+}
+
+/// News that an application waits for with [`Session::wait_for`], such as messages in memory that
+/// it shares with another one. A source says whether there is any, and arranges that some event of
+/// the session ends a sleep.
+pub trait NewsSource {
+    /// Returns `true` if there is news. A waiting session calls this often.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    fn has_news(&mut self, session: &mut Session) -> Result<bool, Lost>;
+
+    /// Arranges that later news ends the session's sleep, for instance by a tripwire
+    /// ([`Session::arm_tripwire`]). Then the session looks once more whether there is news.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    fn prepare_sleep(&mut self, session: &mut Session) -> Result<(), Lost>;
+
+    /// Ends what [`NewsSource::prepare_sleep`] arranged.
+    fn end_sleep(&mut self, session: &mut Session);
+}
+
+/// The news that ends a wait.
+trait Awaited {
+    fn has_news(&mut self, session: &mut Session) -> Result<bool, Lost>;
+    fn arm(&mut self, session: &mut Session) -> Result<bool, Lost>;
+    fn disarm(&mut self, session: &mut Session);
+    /// `true` if the wait ends once another server has resumed the session.
+    fn ends_on_resume(&self) -> bool;
+}
+
+/// The news of a session, of any kind.
+struct SessionNews;
+
+impl Awaited for SessionNews {
+    fn has_news(&mut self, session: &mut Session) -> Result<bool, Lost> {
+        session.has_news()
+    }
+
+    fn arm(&mut self, session: &mut Session) -> Result<bool, Lost> {
+        session.arm()
+    }
+
+    fn disarm(&mut self, session: &mut Session) {
+        session.disarm();
+    }
+
+    fn ends_on_resume(&self) -> bool {
+        true
+    }
+}
+
+/// The news of a source.
+struct SourceNews<'a, S>(&'a mut S);
+
+impl<S: NewsSource> Awaited for SourceNews<'_, S> {
+    fn has_news(&mut self, session: &mut Session) -> Result<bool, Lost> {
+        // The source may have news without any event: from time to time, this side looks whether the
+        // server lives.
+        if session.waiter.is_time_to_poll() {
+            session.sleep(Some(Duration::ZERO))?;
+        }
+        if session.hung_up && session.start_resuming() {
+            session.resume(None)?;
+        }
+        if self.0.has_news(session)? {
+            return Ok(true);
+        }
+        session.take_events()?;
+        self.0.has_news(session)
+    }
+
+    fn arm(&mut self, session: &mut Session) -> Result<bool, Lost> {
+        session.arm_for(self.0)
+    }
+
+    fn disarm(&mut self, session: &mut Session) {
+        self.0.end_sleep(session);
+        session.disarm();
+    }
+
+    fn ends_on_resume(&self) -> bool {
+        false
     }
 }
 

@@ -12,9 +12,9 @@
 /// The most memories that a session creates.
 pub const MAX_MEMORIES: u32 = 64;
 /// The most apertures of a session, exported and imported.
-pub const MAX_APERTURES: u32 = 16_384;
+pub const MAX_APERTURES: u32 = 32_768;
 /// The most tripwires of a session, its own and imported.
-pub const MAX_TRIPWIRES: u32 = 16_384;
+pub const MAX_TRIPWIRES: u32 = 32_768;
 /// The most other tripwires of a memory that a tripwire may overlap when its owner sets it.
 pub const MAX_OVERLAPPING: usize = 8;
 

@@ -1,0 +1,20 @@
+//! Channels: messages between two applications of one host through memory that both map. The server
+//! moves no byte of them, and only wakes.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `channel` | sending, receiving and waiting |
+//! | `offer` | how a channel begins |
+//! | `own_part` | what a side has of its own in the server's tables |
+//! | `stream` | a channel as a stream of bytes |
+//! | `waiting` | waiting for the news of a channel |
+
+mod channel;
+mod offer;
+mod own_part;
+mod stream;
+mod waiting;
+
+pub use channel::{Channel, ReceivedMessage, ReservedMessage};
+pub use offer::ChannelOffer;
+pub use stream::ChannelStream;

@@ -1,0 +1,92 @@
+//! Waiting for the news of a channel.
+
+use std::time::Duration;
+
+use super::channel::Channel;
+use crate::error::Lost;
+use crate::session::Session;
+use crate::wait::NewsSource;
+
+/// The news of a channel for which a side waits, beside its end.
+struct ChannelNews<'a> {
+    channel: &'a mut Channel,
+    /// `true` if it waits for messages.
+    messages: bool,
+    /// `true` if it waits for the room of the message that found none.
+    room: bool,
+}
+
+impl NewsSource for ChannelNews<'_> {
+    #[inline]
+    fn has_news(&mut self, session: &mut Session) -> Result<bool, Lost> {
+        let channel = &mut *self.channel;
+        Ok(self.messages && channel.ring.has_message()
+            || self.room && channel.has_wanted_room()
+            || channel.has_ended(session))
+    }
+
+    fn prepare_sleep(&mut self, session: &mut Session) -> Result<(), Lost> {
+        self.channel.prepare_sleep(session)?;
+        session.arm_tripwire(self.channel.tripwire());
+        Ok(())
+    }
+
+    fn end_sleep(&mut self, session: &mut Session) {
+        session.disarm_tripwire(self.channel.tripwire());
+    }
+}
+
+impl Channel {
+    /// Waits for a message, for room if the last [`Channel::send`] found none, or for the end of
+    /// the channel; by the session's wait strategy, and whatever other news the session has.
+    /// Flushes first. Returns `false` when the timeout expires; `None` never expires, and zero only
+    /// checks. The call returns at once as long as there is a message that was not received.
+    ///
+    /// # Errors
+    /// As [`Session::wait`].
+    pub fn wait(&mut self, session: &mut Session, timeout: Option<Duration>) -> Result<bool, Lost> {
+        self.wait_in(session, (true, true), timeout)
+    }
+
+    /// Waits as [`Channel::wait`] does, but not for messages: for the room that the last
+    /// [`Channel::send`] did not find, or the end of the channel. Two sides that both wait for room,
+    /// and receive nothing meanwhile, wait for ever.
+    ///
+    /// # Errors
+    /// As [`Session::wait`].
+    pub fn wait_for_room(
+        &mut self,
+        session: &mut Session,
+        timeout: Option<Duration>,
+    ) -> Result<bool, Lost> {
+        self.wait_in(session, (false, true), timeout)
+    }
+
+    /// Waits for messages, for room, or for both.
+    pub(super) fn wait_in(
+        &mut self,
+        session: &mut Session,
+        (messages, room): (bool, bool),
+        timeout: Option<Duration>,
+    ) -> Result<bool, Lost> {
+        self.prepare_sleep(session)?;
+        session.wait_for(&mut ChannelNews { channel: self, messages, room }, timeout)
+    }
+
+    /// Prepares this channel for a [`Session::wait`] that also waits for other news, or for other
+    /// channels. Flushes first. Returns `true` if the channel has news already. Otherwise a message
+    /// or room fires [`Channel::tripwire`], which [`Session::ready_tripwire`] returns. The end of the
+    /// channel or its connection is news of the endpoint ([`Session::ready_oob`]).
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub fn arm(&mut self, session: &mut Session) -> Result<bool, Lost> {
+        let mut news = ChannelNews { channel: self, messages: true, room: true };
+        news.prepare_sleep(session)?;
+        let has_news = news.has_news(session)?;
+        if has_news {
+            news.end_sleep(session);
+        }
+        Ok(has_news)
+    }
+}
