@@ -21,7 +21,7 @@ const fn headline(compared: &'static str, reference: &'static str, better: Bette
     Headline { compared, reference, better }
 }
 
-const HEADLINES: [Headline; 72] = [
+const HEADLINES: [Headline; 76] = [
     headline(
         "descriptor queue, checked, to a bare queue: packets/s, 64 B",
         "queue; queue to bare queue; packet_bytes=64",
@@ -352,6 +352,26 @@ const HEADLINES: [Headline; 72] = [
     headline(
         "10 000 idle endpoints to one, all sleep, no device crossed: round trip",
         "cambridge; Towpath, engine and server asleep, to one idle endpoint; idle_endpoints=10000",
+        Lower,
+    ),
+    headline(
+        "messages of 64 B in a channel of two applications, to a memif pair (DPDK): messages/s",
+        "channels; messages, channel to memif pair; message_bytes=64",
+        Higher,
+    ),
+    headline(
+        "the same, to Aeron IPC: messages/s",
+        "channels; messages, channel to Aeron IPC; message_bytes=64",
+        Higher,
+    ),
+    headline(
+        "the same, all spin, to Aeron IPC: round trip, p50",
+        "channels; round trip, both spin, channel to Aeron IPC, p50; message_bytes=64",
+        Lower,
+    ),
+    headline(
+        "10 000 idle channels to one, all sleep: round trip",
+        "channels; round trip, all block, to one idle channel; idle_channels=10000",
         Lower,
     ),
     headline(

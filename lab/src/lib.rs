@@ -50,6 +50,7 @@ mod bare;
 mod cambridge;
 mod card;
 mod cells;
+mod channels;
 mod child;
 mod coexistence;
 mod demux;
@@ -195,6 +196,8 @@ pub enum Experiment {
     NotreDame,
     /// Riddoch and Pope: message sizes, idle endpoints, load.
     Cambridge,
+    /// Channels between two applications, beside DPDK and Aeron.
+    Channels,
     /// Hennrich: the cost of frames, wake-ups and polls, and the gain of saving them.
     Karlsruhe,
     /// Smith and Traw: PDU sizes, the processor time left for others, the clock.
@@ -211,7 +214,7 @@ pub enum Experiment {
 
 impl Experiment {
     /// All experiments, in the order of the page.
-    pub const ALL: [Experiment; 31] = [
+    pub const ALL: [Experiment; 32] = [
         Experiment::Queue,
         Experiment::Demux,
         Experiment::Optimistic,
@@ -237,6 +240,7 @@ impl Experiment {
         Experiment::Card,
         Experiment::NotreDame,
         Experiment::Cambridge,
+        Experiment::Channels,
         Experiment::Karlsruhe,
         Experiment::Penn,
         Experiment::FreeBsd,
@@ -274,6 +278,7 @@ impl Experiment {
             Experiment::Card => "card",
             Experiment::NotreDame => "notre-dame",
             Experiment::Cambridge => "cambridge",
+            Experiment::Channels => "channels",
             Experiment::Karlsruhe => "karlsruhe",
             Experiment::Penn => "penn",
             Experiment::FreeBsd => "freebsd",
@@ -326,6 +331,9 @@ impl Experiment {
             Experiment::Card => "a network card in a guest: Towpath, the kernel's driver and DPDK",
             Experiment::NotreDame => "Tracey and Banerji: round trips, each technique on and off",
             Experiment::Cambridge => "Riddoch and Pope: message sizes, idle endpoints, load",
+            Experiment::Channels => {
+                "channels and requests between two applications, beside DPDK and Aeron"
+            }
             Experiment::Karlsruhe => "Hennrich: the cost of frames, wake-ups and polls",
             Experiment::Penn => "Smith and Traw: PDU sizes, processor time left, the clock",
             Experiment::FreeBsd => "Watson: hand-off to the device directly, or through a queue",
@@ -356,6 +364,7 @@ impl Experiment {
                 | Experiment::Lanes
                 | Experiment::NotreDame
                 | Experiment::Cambridge
+                | Experiment::Channels
                 | Experiment::Karlsruhe
                 | Experiment::Penn
                 | Experiment::FreeBsd
@@ -410,6 +419,7 @@ pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report>
         Experiment::Card => card::measure(settings)?,
         Experiment::NotreDame => notre_dame::measure(settings)?,
         Experiment::Cambridge => cambridge::measure(settings)?,
+        Experiment::Channels => channels::measure(settings)?,
         Experiment::Karlsruhe => karlsruhe::measure(settings)?,
         Experiment::Penn => penn::measure(settings)?,
         Experiment::FreeBsd => freebsd::measure(settings)?,

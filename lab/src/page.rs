@@ -84,6 +84,10 @@ const CAMBRIDGE: &str = "\
     Riddoch and Pope, \"A Low Overhead Application/Device-driver Interface for User-level \
     Networking\": the bandwidth by the size of messages, the cost of ten thousand idle endpoints, \
     and the throughput left under overload. No device is crossed.";
+const CHANNELS: &str = "\
+    Applications on one host that share memory: channels and requests beside DPDK's memif and Aeron, \
+    the cost of ten thousand idle channels, and the overhead of a message (Riddoch and Pope, \
+    section 4).";
 const KARLSRUHE: &str = "\
     Hennrich, \"User Level Device Driver am Beispiel von TCP\": the costs of a packet, a wake-up \
     and a poll, the savings of each technique, and the idle time left beside the kernel's own \
@@ -140,6 +144,7 @@ fn question(experiment: &str) -> &'static str {
         Experiment::Card => CARD,
         Experiment::NotreDame => NOTRE_DAME,
         Experiment::Cambridge => CAMBRIDGE,
+        Experiment::Channels => CHANNELS,
         Experiment::Karlsruhe => KARLSRUHE,
         Experiment::Penn => PENN,
         Experiment::FreeBsd => FREEBSD,
@@ -199,8 +204,10 @@ pub fn page(results: &Results, headlines: &str, remarks: &BTreeSet<String>) -> S
         for missing in &report.missing {
             let _ = write!(page, "\nNot measured: {missing}.\n");
         }
-        for figure in &report.figures {
-            let _ = write!(page, "\n![{}](pictures/{})\n", figure.title, picture(report, figure));
+        for (place, figure) in report.figures.iter().enumerate() {
+            let before = if place == 0 { "\n" } else { "" };
+            let file = picture(report, figure);
+            let _ = writeln!(page, "{before}![{}](pictures/{file})", figure.title);
         }
     }
     page

@@ -70,6 +70,23 @@ fn cambridge() {
 
 /// The peers need not be installed. Without them, the rows of these names are there.
 #[test]
+fn channels() {
+    whole(
+        "channels",
+        "channels",
+        &[
+            "round trip, both spin, channel to a cache line",
+            "bandwidth, requests to programmed I/O",
+            "round trip, all block, to one idle channel",
+            "round trip, all poll, to one idle channel",
+            "overhead per message and answer",
+        ],
+        &["bandwidth", "idle-channels", "load"],
+    );
+}
+
+/// The peers need not be installed. Without them, the rows of these names are there.
+#[test]
 fn peers() {
     whole(
         "peers",

@@ -62,6 +62,25 @@ fn no_system_call_from_application_to_application() {
 }
 
 #[test]
+fn no_system_call_of_a_channel_or_of_polled_tripwires() {
+    let server = Served::start(&PEER, &["wait=poll", "far=none"]);
+    let mut channel = PEER.start(&["channel", server.path()]);
+    channel.expect("running");
+    let threads = [server.thread("engine"), channel.pid()];
+    let test = "no_system_call_of_a_channel_or_of_polled_tripwires";
+    let before = count(&mut channel);
+    let counts = watched(test, &threads, || std::thread::sleep(Duration::from_millis(800)));
+    if let Some(counts) = counts {
+        let messages = count(&mut channel) - before;
+        assert!(messages > 1000, "{messages} messages");
+        assert_eq!(counts[0].total(), 0, "engine, {messages} messages: {}", counts[0]);
+        assert_eq!(counts[1].total(), 0, "application, {messages} messages: {}", counts[1]);
+    }
+    channel.finish();
+    server.stop();
+}
+
+#[test]
 fn no_system_call_of_the_engine_over_a_device_in_memory() {
     let server = Served::start(&PEER, &["wait=poll", "far=echo"]);
     let mut echoed = PEER.start(&["echoed", server.path(), "1"]);

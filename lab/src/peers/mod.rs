@@ -7,6 +7,7 @@
 mod afxdp;
 mod answers;
 mod bare_calls;
+mod channels;
 mod hashed;
 mod ours;
 mod program;
@@ -33,6 +34,7 @@ use sockets::Sockets;
 use trips::{Asleep, Spinning};
 
 pub(crate) use bare_calls::{Doorbell, Part, bare_calls};
+pub(crate) use channels::{SpinningChannel, beside_channels};
 pub(crate) use sockets::{answer_socket, udp as spinning_udp};
 pub(crate) use trips::answer;
 
@@ -55,15 +57,8 @@ struct Bench {
 
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let cores = two_cores()?;
-    let mut bench = Bench {
-        settings,
-        cores,
-        window: Duration::from_millis(if settings.quick { 20 } else { 400 }),
-        place: Place::usual()?,
-        files: Files::new()?,
-        wire: KernelWire::new("tpkern", 1500)?,
-        outcome: Outcome { how: how(cores), ..Outcome::default() },
-    };
+    let outcome = Outcome { how: how(cores), ..Outcome::default() };
+    let mut bench = Bench::new(settings, cores, outcome)?;
     let throughput = throughput::measure(&mut bench)?;
     bench.outcome.figures.extend(throughput);
     afxdp::measure(&mut bench)?;
@@ -86,6 +81,18 @@ fn how((engine, ends): (usize, usize)) -> String {
 }
 
 impl Bench {
+    fn new(settings: Settings, cores: (usize, usize), outcome: Outcome) -> anyhow::Result<Bench> {
+        Ok(Bench {
+            settings,
+            cores,
+            window: Duration::from_millis(if settings.quick { 20 } else { 400 }),
+            place: Place::usual()?,
+            files: Files::new()?,
+            wire: KernelWire::new("tpkern", 1500)?,
+            outcome,
+        })
+    }
+
     /// Records that something was not measured, in the report and on standard error.
     fn missing(&mut self, line: String) {
         if !self.outcome.missing.contains(&line) {

@@ -3,6 +3,7 @@
 
 mod applications;
 mod attack;
+mod channel;
 mod confined;
 mod forked;
 mod hostile;
@@ -26,6 +27,7 @@ fn main() {
             applications::pair(Path::new(socket), number(seed), options);
         }
         ["echoed", socket, seed] => applications::echoed(Path::new(socket), number(seed)),
+        ["channel", socket] => channel::run(Path::new(socket)),
         ["pdus", socket] => pdus::run(Path::new(socket)),
         ["sleeper", socket] => applications::sleeper(Path::new(socket)),
         ["forked", socket] => forked::run(Path::new(socket)),
