@@ -401,6 +401,43 @@ fn requests() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
+/// Returns steps of a side of a channel and of its peer.
+fn rings() -> Vec<(&'static str, Vec<u8>)> {
+    const STORE: u8 = 0;
+    const RECEIVE: u8 = 1;
+    const SEND: u8 = 2;
+    const SLEEP: u8 = 3;
+    const ROOM: u8 = 4;
+    let step = |what: u8, place: u8, word: u64| [&[what, place][..], &word.to_le_bytes()].concat();
+    let message = |place: u8, len: u64| step(STORE, place, 1 << 32 | len);
+    let consumed = |position: u64| step(STORE, 0, position);
+    vec![
+        (
+            "receive",
+            [message(32, 16), message(35, 0), step(RECEIVE, 0, 0), step(RECEIVE, 0, 0)].concat(),
+        ),
+        ("end", [step(STORE, 32, 2 << 32), step(RECEIVE, 0, 0), step(SLEEP, 0, 0)].concat()),
+        (
+            "send",
+            [
+                step(SEND, 7, 100),
+                step(SLEEP, 0, 0),
+                step(SEND, 8, 200),
+                consumed(112),
+                step(SEND, 8, 200),
+            ]
+            .concat(),
+        ),
+        (
+            "wanted",
+            [step(STORE, 16, 8), message(32, 8), step(RECEIVE, 0, 0), step(SLEEP, 0, 0)].concat(),
+        ),
+        ("ahead", [step(STORE, 8, u64::MAX), message(32, 240), step(RECEIVE, 0, 0)].concat()),
+        ("consumed", [step(SEND, 1, 8), consumed(17), step(ROOM, 0, 0)].concat()),
+        ("long", [message(32, 241), step(RECEIVE, 0, 0)].concat()),
+    ]
+}
+
 /// Returns out-of-band messages of each kind, and of both families.
 fn messages() -> Vec<(&'static str, Vec<u8>)> {
     let to = |ip: &str| OobAddress { ip: ip.parse().unwrap(), protocol: 6, port: 7471 };
@@ -436,5 +473,6 @@ fn main() -> std::io::Result<()> {
     write("pdu", &pdus())?;
     write("cells", &cells())?;
     write("oob", &messages())?;
-    write("request", &requests())
+    write("request", &requests())?;
+    write("ring", &rings())
 }
