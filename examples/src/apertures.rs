@@ -1,5 +1,5 @@
-//! Connections by which an application lets others use its memory: each gets the key of an aperture
-//! of its own.
+//! Connections between applications, and those by which an application lets others use its memory:
+//! each gets the key of an aperture of its own.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -28,17 +28,15 @@ pub struct Admitted {
     export: Export,
 }
 
-/// Connects an endpoint with an application that asked for it, and sends it the key of an aperture
-/// of the first `bytes` bytes of a memory. Returns `None` if the application does not wait any
-/// more.
+/// Connects an endpoint with an application that asked for it. Returns `None` if the application
+/// does not wait any more.
 ///
 /// # Errors
 /// The errors of the session.
-pub fn admit(
+pub fn accept(
     session: &mut Session,
     request: &ReceivedOob,
-    (memory, bytes, access): (&Memory, usize, Access),
-) -> Result<Option<Admitted>, Box<dyn Error>> {
+) -> Result<Option<Endpoint>, Box<dyn Error>> {
     if request.kind() != OobKind::Request {
         return Ok(None);
     }
@@ -51,6 +49,21 @@ pub fn admit(
         session.close(endpoint)?;
         return Ok(None);
     }
+    Ok(Some(endpoint))
+}
+
+/// Connects an endpoint with an application that asked for it, and sends it the key of an aperture
+/// of the first `bytes` bytes of a memory. Returns `None` if the application does not wait any
+/// more.
+///
+/// # Errors
+/// The errors of the session.
+pub fn admit(
+    session: &mut Session,
+    request: &ReceivedOob,
+    (memory, bytes, access): (&Memory, usize, Access),
+) -> Result<Option<Admitted>, Box<dyn Error>> {
+    let Some(endpoint) = accept(session, request)? else { return Ok(None) };
     // With as many as it may have, the example refuses others.
     let Ok(export) = session.export(endpoint, memory, 0..bytes, access) else {
         session.close(endpoint)?;
@@ -79,6 +92,26 @@ pub fn close_gone(
     Ok(())
 }
 
+/// Connects with the application at an address. Returns the endpoint, and the address of the
+/// endpoint at the other end.
+///
+/// # Errors
+/// A refusal, or the errors of the session.
+pub fn connect(
+    session: &mut Session,
+    to: OobAddress,
+) -> Result<(Endpoint, OobAddress), Box<dyn Error>> {
+    let endpoint = session.open(&Rule::new().tcp(0).out_of_band())?;
+    session.request_connection(endpoint, to, b"")?;
+    loop {
+        // Others may send messages to the endpoint, too. The answer tells the peer's address.
+        let message = next(session, endpoint, to)?;
+        if message.kind() == OobKind::Accept {
+            return Ok((endpoint, message.from()));
+        }
+    }
+}
+
 /// Connects with the application at an address. Returns the endpoint, and the key of the aperture
 /// that the application sent.
 ///
@@ -88,28 +121,33 @@ pub fn ask(
     session: &mut Session,
     to: OobAddress,
 ) -> Result<(Endpoint, ApertureKey), Box<dyn Error>> {
-    let endpoint = session.open(&Rule::new().tcp(0).out_of_band())?;
-    session.request_connection(endpoint, to, b"")?;
-    let mut peer = None;
+    let (endpoint, peer) = connect(session, to)?;
     loop {
+        let message = next(session, endpoint, to)?;
+        let key = message.payload().first_chunk().copied();
+        let is_key = message.from() == peer && message.kind() == OobKind::Message;
+        if let Some(key) = key.filter(|_| is_key) {
+            return Ok((endpoint, ApertureKey(u32::from_le_bytes(key))));
+        }
+    }
+}
+
+/// Waits for the next message of an endpoint that is connected with the one at an address, or is to
+/// be.
+fn next(
+    session: &mut Session,
+    endpoint: Endpoint,
+    to: OobAddress,
+) -> Result<ReceivedOob, Box<dyn Error>> {
+    loop {
+        if let Some(message) = session.receive_oob(endpoint)? {
+            return Ok(message);
+        }
         let state = session.peer_state(endpoint);
         if !matches!(state, PeerState::Requested | PeerState::Connected) {
             return Err(format!("{to}: {state}").into());
         }
         session.wait(None)?;
         session.receive(0, usize::MAX, |_| {})?;
-        // Others may send messages to the endpoint, too. The answer tells the peer's address.
-        while let Some(message) = session.receive_oob(endpoint)? {
-            if message.kind() == OobKind::Accept {
-                peer = Some(message.from());
-            }
-            if peer != Some(message.from()) {
-                continue;
-            }
-            let key = message.payload().first_chunk().copied();
-            if let Some(key) = key.filter(|_| message.kind() == OobKind::Message) {
-                return Ok((endpoint, ApertureKey(u32::from_le_bytes(key))));
-            }
-        }
     }
 }

@@ -319,3 +319,31 @@ fn values_are_looked_up_without_their_owner() {
         served.server.stop().unwrap();
     });
 }
+
+#[test]
+fn bytes_go_through_a_channel() {
+    if !possible("bytes_go_through_a_channel", &[]) {
+        return;
+    }
+    isolated!(|| {
+        let served = Served::start(1500, |device| Box::new(device));
+        let program = env!("CARGO_BIN_EXE_channel");
+        // More than the ring holds, and nothing.
+        for lines in [(0..400_000).map(|line| format!("{line}\n")).collect(), String::new()] {
+            let mut receiver = Command::new(program);
+            receiver.arg(served.socket()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            let mut receiver = receiver.spawn().unwrap();
+            let mut line = String::new();
+            BufReader::new(receiver.stderr.take().unwrap()).read_line(&mut line).unwrap();
+            assert!(line.starts_with("receiving at"), "{line}");
+            let at = format!("{}:9", first_address(&served));
+            let receiver = std::thread::spawn(|| receiver.wait_with_output().unwrap());
+            let said = ask(program, &served, &[&at], &lines);
+            assert_eq!(said, (Some(0), String::new(), String::new()));
+            let received = receiver.join().unwrap();
+            assert!(received.status.success());
+            assert!(received.stdout == lines.as_bytes(), "{} bytes", received.stdout.len());
+        }
+        served.server.stop().unwrap();
+    });
+}

@@ -28,6 +28,7 @@ fn the_first_program_is_the_one_in_the_readme() {
 fn every_example_is_read_at_a_glance() {
     for (name, text) in [
         ("board", include_str!("../src/bin/board.rs")),
+        ("channel", include_str!("../src/bin/channel.rs")),
         ("kv", include_str!("../src/bin/kv.rs")),
         ("echo", include_str!("../src/bin/echo.rs")),
         ("udp_echo", include_str!("../src/bin/udp_echo.rs")),

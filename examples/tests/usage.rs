@@ -3,8 +3,9 @@
 use std::process::{Command, Stdio};
 
 /// The examples, and the least and the largest number of arguments of each.
-const EXAMPLES: [(&str, &str, [usize; 2]); 8] = [
+const EXAMPLES: [(&str, &str, [usize; 2]); 9] = [
     ("board", env!("CARGO_BIN_EXE_board"), [1, 2]),
+    ("channel", env!("CARGO_BIN_EXE_channel"), [1, 2]),
     ("echo", env!("CARGO_BIN_EXE_echo"), [1, 1]),
     ("kv", env!("CARGO_BIN_EXE_kv"), [1, 3]),
     ("oob_echo", env!("CARGO_BIN_EXE_oob_echo"), [1, 2]),

@@ -1,12 +1,12 @@
-//! Apertures and tripwires of applications whose server is killed and upgraded.
+//! Apertures, tripwires and channels of applications whose server is killed and upgraded.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
 use rustix::process::Signal;
 use towpath_client::{
-    Access, AccessError, Aperture, Endpoint, ImportedTripwire, Memory, OobAddress, Options,
-    PeerState, Rule, Session, Sharing, Tripwire,
+    Access, AccessError, Aperture, Channel, ChannelError, Endpoint, ImportedTripwire, Memory,
+    OobAddress, Options, PeerState, Rule, Session, Sharing, Tripwire,
 };
 
 use crate::running::*;
@@ -16,7 +16,7 @@ const KILLS: usize = 8;
 /// What a side says last.
 const LAST: u64 = u64::MAX;
 
-/// One side of a channel: what it writes, and what the other side writes to it.
+/// One of two sides: what it writes, and what the other side writes to it.
 struct Side {
     session: Session,
     endpoint: Endpoint,
@@ -50,8 +50,8 @@ fn message(session: &mut Session, endpoint: Endpoint) -> Vec<u8> {
     }
 }
 
-/// Connects two sessions, and gives each memory of the other.
-fn channel(server: &Running) -> [Side; 2] {
+/// Connects two sessions.
+fn connected(server: &Running) -> [(Session, Endpoint); 2] {
     let (mut one, from, own) = attach(server, "one");
     let (mut other, to, address) = attach(server, "other");
     one.request_connection(from, address, b"").unwrap();
@@ -60,6 +60,15 @@ fn channel(server: &Running) -> [Side; 2] {
     other.accept_connection(to, own, b"").unwrap();
     other.flush().unwrap();
     message(&mut one, from);
+    while other.peer_state(to) != PeerState::Connected {
+        other.wait(Some(Duration::from_millis(1))).unwrap();
+    }
+    [(one, from), (other, to)]
+}
+
+/// Connects two sessions, and gives each memory of the other.
+fn sharing(server: &Running) -> [Side; 2] {
+    let [(mut one, from), (mut other, to)] = connected(server);
     let [mine, theirs] = [(&mut one, from), (&mut other, to)].map(|(session, endpoint)| {
         let memory = session.create_memory(4096, Sharing::MapWrite).unwrap();
         let export = session.export(endpoint, &memory, 0..64, Access::ReadWrite).unwrap();
@@ -131,7 +140,7 @@ fn apertures_and_tripwires_outlive_their_servers() {
         }
         let directory = Directory::new();
         let mut server = serve(&directory, "s.sock", &ARGUMENTS);
-        let [mut one, mut other] = channel(&server);
+        let [mut one, mut other] = sharing(&server);
         let over = std::sync::atomic::AtomicBool::new(false);
         let is_over = || over.load(std::sync::atomic::Ordering::Relaxed);
         std::thread::scope(|scope| {
@@ -197,4 +206,74 @@ fn apertures_and_tripwires_outlive_their_servers() {
 
 fn log_count(server: &Running) -> usize {
     server.log().matches("serving device=").count()
+}
+
+/// Sends a number, waiting for room.
+fn put(channel: &mut Channel, session: &mut Session, number: u64) {
+    while let Err(error) = channel.send(&number.to_le_bytes()) {
+        assert_eq!(error, ChannelError::Full);
+        assert!(channel.wait(session, Some(LIMIT)).unwrap(), "no room for {number}");
+    }
+}
+
+/// Returns the next number, waiting for it.
+fn take(channel: &mut Channel, session: &mut Session) -> u64 {
+    let mut message = Vec::new();
+    while !channel.receive_into(&mut message).unwrap() {
+        assert!(channel.wait(session, Some(LIMIT)).unwrap(), "no message");
+    }
+    u64::from_le_bytes(message.try_into().unwrap())
+}
+
+/// Sides that sleep for each message, and one that is sent while there is no server.
+#[test]
+fn channels_outlive_their_servers() {
+    towpath_testkit::isolated!(|| {
+        if !tun("apertures::channels_outlive_their_servers") {
+            return;
+        }
+        let directory = Directory::new();
+        let server = serve(&directory, "s.sock", &ARGUMENTS);
+        let [(mut one, from), (mut other, to)] = connected(&server);
+        let over = std::sync::atomic::AtomicBool::new(false);
+        let is_over = || over.load(std::sync::atomic::Ordering::Relaxed);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let mut channel = Channel::open(&mut one, from, 64, Some(LIMIT)).unwrap();
+                for round in 0.. {
+                    put(&mut channel, &mut one, if is_over() { LAST } else { round });
+                    channel.flush(&mut one).unwrap();
+                    match take(&mut channel, &mut one) {
+                        LAST => break,
+                        answer => assert_eq!(answer, round),
+                    }
+                    if round % 8 == 0 {
+                        // The other side sleeps, also beyond the death of the server.
+                        std::thread::sleep(Duration::from_millis(3));
+                    }
+                }
+            });
+            scope.spawn(move || {
+                let mut channel = Channel::open(&mut other, to, 64, Some(LIMIT)).unwrap();
+                loop {
+                    let round = take(&mut channel, &mut other);
+                    put(&mut channel, &mut other, round);
+                    channel.flush(&mut other).unwrap();
+                    if round == LAST {
+                        break;
+                    }
+                }
+            });
+            for killed in 1..=KILLS {
+                std::thread::sleep(Duration::from_millis(20));
+                server.kill_server();
+                until("another server", || {
+                    server.log().matches("serving device=").count() == killed + 1
+                });
+            }
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        let log = server.log();
+        assert!(!log.contains("not resumed"), "{log}");
+    });
 }
