@@ -59,7 +59,7 @@ pub(crate) fn run(socket: &Path) {
     println!("exchanged {number}");
 }
 
-fn attach(socket: &Path, name: &str) -> Session {
+pub(crate) fn attach(socket: &Path, name: &str) -> Session {
     let options = Options {
         name: name.into(),
         oob_slots: 8,
@@ -71,7 +71,7 @@ fn attach(socket: &Path, name: &str) -> Session {
 }
 
 /// Connects two sessions, and opens a channel.
-fn open(one: &mut Session, other: &mut Session) -> [Channel; 2] {
+pub(crate) fn open(one: &mut Session, other: &mut Session) -> [Channel; 2] {
     let from = one.open(&Rule::new().tcp(0).out_of_band()).expect("opens");
     let to = other.open(&Rule::new().tcp(0).out_of_band()).expect("opens");
     let at = |session: &Session, endpoint: Endpoint| OobAddress {

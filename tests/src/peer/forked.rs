@@ -6,8 +6,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use towpath_client::{Endpoint, Lost, OpenError, Options, Rule, SendError, Session};
+use towpath_client::{ChannelError, Endpoint, Lost, OpenError, Options, Rule, SendError, Session};
 use towpath_tests::{PATIENCE, frames};
+
+use crate::channel;
 
 fn with_itself(session: &mut Session, endpoint: Endpoint, numbers: std::ops::Range<u64>) {
     let own = session.info().mac;
@@ -70,12 +72,41 @@ fn try_everything(mut session: Session, endpoint: Endpoint) -> i32 {
     0
 }
 
+/// Tries a channel in a child, and then in the parent.
+fn with_a_channel(socket: &Path) {
+    let (mut one, mut other) = (channel::attach(socket, "one"), channel::attach(socket, "other"));
+    let [mut near, mut far] = channel::open(&mut one, &mut other);
+    far.send(b"waits").expect("there is room");
+    far.flush(&mut other).expect("lives");
+    near.send(b"not published").expect("there is room");
+    let child = fork(|| {
+        assert_eq!(near.send(b"child's"), Err(ChannelError::Forked), "send");
+        assert!(matches!(near.receive(), Err(ChannelError::Forked)), "receive");
+        assert_eq!(near.finish(), Err(ChannelError::Forked), "finish");
+        assert_eq!(near.flush(&mut one), Err(Lost::Forked), "flush");
+        assert_eq!(near.wait(&mut one, None), Err(Lost::Forked), "wait");
+        assert_eq!(near.arm(&mut one), Err(Lost::Forked), "arm");
+        0
+    });
+    assert_eq!(status(child), 0, "the child found something else than a channel that is gone");
+    let mut message = Vec::new();
+    assert!(!far.receive_into(&mut message).expect("lives"), "the child published nothing");
+    near.flush(&mut one).expect("lives");
+    assert!(far.receive_into(&mut message).expect("lives"));
+    assert_eq!(message, b"not published");
+    assert!(near.receive_into(&mut message).expect("lives"));
+    assert_eq!(message, b"waits");
+    near.close(&mut one).expect("closes");
+    assert!(matches!(far.receive(), Err(ChannelError::Closed)));
+}
+
 /// Prints `child N` once a child that holds everything lives on, and ends with its input.
 pub(crate) fn run(socket: &Path) {
     let options = Options { name: "forked".into(), ..Options::default() };
     let mut session = Session::attach(socket, &options).expect("attaches");
     let endpoint = session.open(&Rule::new().ethertype(frames::ETHERTYPE)).expect("opens");
     with_itself(&mut session, endpoint, 0..50);
+    with_a_channel(socket);
 
     // A packet waits, and a notification in the doorbell: the child must get neither.
     assert!(!session.arm().expect("lives"), "nothing waits");
