@@ -250,7 +250,7 @@ impl From<ChannelError> for io::Error {
 #[non_exhaustive]
 pub enum OpenChannelError {
     /// No ring has this length.
-    #[error("a ring of {0} bytes; a power of two from 64 to 2^30 is possible")]
+    #[error("a ring of {0} bytes; a power of two from 64 to 2^29 is possible")]
     RingBytes(usize),
     /// The ring does not lie in the memory, or does not begin at a multiple of 128 bytes.
     #[error(

@@ -80,11 +80,11 @@ pub struct RingShape {
 }
 
 impl RingShape {
-    /// Returns the shape of a ring of `bytes` bytes: a power of two from 64 to 2^30. Returns `None`
+    /// Returns the shape of a ring of `bytes` bytes: a power of two from 64 to 2^29. Returns `None`
     /// for any other length.
     #[must_use]
     pub const fn new(bytes: usize) -> Option<RingShape> {
-        if bytes.is_power_of_two() && bytes >= 64 && bytes <= 1 << 30 {
+        if bytes.is_power_of_two() && bytes >= 64 && bytes <= 1 << 29 {
             Some(RingShape { bytes: bytes as u64 })
         } else {
             None

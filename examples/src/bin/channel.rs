@@ -6,12 +6,15 @@
 //! ```
 //!
 //! The first program writes what it receives to its standard output, and ends at the end of it. The
-//! second one sends what it reads. The server moves no byte. docs/channels.md describes channels.
+//! second one sends what it reads from its standard input, to the address that the first one prints.
+//! The server moves no byte. docs/channels.md describes channels.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -24,7 +27,8 @@ const RING_BYTES: usize = 1 << 20;
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
 
 fn main() -> ExitCode {
-    let about = "Receives; with an address, sends its input to the program there.";
+    let about =
+        "Receives, and prints where; then, with that address, sends its standard input there.";
     towpath_examples::run("channel SOCKET [ADDRESS:PORT]", about, act)
 }
 
@@ -56,9 +60,9 @@ fn receive(mut session: Session) -> Result<(), Box<dyn Error>> {
         }
     };
     let mut channel = Channel::open(&mut session, endpoint, RING_BYTES, PATIENCE)?;
-    let mut output = io::stdout().lock();
-    io::copy(&mut channel.stream(&mut session, None), &mut output)?;
-    output.flush()?;
+    let mut output = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+    copy(&mut channel.stream(&mut session, None), &mut output)
+        .map_err(|error| format!("{error}; the copy is incomplete"))?;
     // The other side goes on once it knows that all has arrived.
     channel.finish()?;
     Ok(channel.flush(&mut session)?)
@@ -68,9 +72,19 @@ fn send(mut session: Session, to: OobAddress) -> Result<(), Box<dyn Error>> {
     let (endpoint, _) = connect(&mut session, to)?;
     let mut channel = Channel::open(&mut session, endpoint, RING_BYTES, PATIENCE)?;
     let mut stream = channel.stream(&mut session, None);
-    io::copy(&mut io::stdin().lock(), &mut stream)?;
+    copy(&mut File::from(io::stdin().as_fd().try_clone_to_owned()?), &mut stream)?;
     stream.finish()?;
     // Waits until the other side has received all.
-    io::copy(&mut stream, &mut io::sink())?;
-    Ok(())
+    Ok(copy(&mut stream, &mut io::sink())?)
+}
+
+/// Copies all bytes, each as soon as it is there.
+fn copy(from: &mut impl Read, to: &mut impl Write) -> io::Result<()> {
+    let mut bytes = vec![0; 1 << 17];
+    loop {
+        match from.read(&mut bytes)? {
+            0 => return Ok(()),
+            count => to.write_all(&bytes[..count])?,
+        }
+    }
 }

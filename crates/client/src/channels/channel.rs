@@ -30,22 +30,39 @@ use crate::tripwire_table::{ImportedTripwire, Tripwire};
 ///     let mut channel = Channel::open(&mut session, endpoint, 1 << 16, patience)?;
 ///     let mut message = Vec::new();
 ///     loop {
-///         while channel.receive_into(&mut message)? {
-///             while let Err(ChannelError::Full) = channel.send(&message) {
-///                 channel.wait_for_room(&mut session, None)?;
-///             }
+///         match channel.receive_into(&mut message) {
+///             Ok(true) => answer(&mut channel, &mut session, &message)?,
+///             Ok(false) => channel.wait(&mut session, None).map(|_| ())?,
+///             Err(ChannelError::Finished) => return Ok(channel.close(&mut session)?),
+///             Err(other) => return Err(other.into()),
 ///         }
-///         channel.wait(&mut session, None)?;
+///     }
+/// }
+///
+/// /// Sends a message. If the channel is full, waits for room: the peer must receive meanwhile.
+/// fn answer(
+///     channel: &mut Channel,
+///     session: &mut Session,
+///     message: &[u8],
+/// ) -> Result<(), Box<dyn Error>> {
+///     loop {
+///         match channel.send(message) {
+///             Err(ChannelError::Full) => channel.wait_for_room(session, None)?,
+///             sent => return Ok(sent?),
+///         };
 ///     }
 /// }
 /// ```
+///
+/// The endpoint is connected by [`Session::request_connection`] and
+/// [`Session::accept_connection`]. All calls take the session that opened the channel.
 ///
 /// Dropping a channel releases nothing, and tells the peer nothing, until the session ends: see
 /// [`Channel::close`].
 ///
 /// The peer can write anything into this side's memory. An impossible header or index is
-/// [`ChannelError::Violated`], and garbage is a message of garbage. docs/channels.md says what a hostile peer can
-/// do.
+/// [`ChannelError::Violated`], and garbage is a message of garbage. docs/channels.md says what a
+/// hostile peer can do.
 #[derive(Debug)]
 pub struct Channel {
     endpoint: Endpoint,

@@ -53,7 +53,7 @@ impl ChannelOffer {
     }
 
     /// Offers the peer of a connected endpoint a ring for its messages to this side: `ring_bytes`
-    /// bytes, a power of two from 64 to 2^30, of which the longest message has 16 less. The ring
+    /// bytes, a power of two from 64 to 2^29, of which the longest message has 16 less. The ring
     /// takes [`ChannelOffer::memory_bytes`] of a memory with [`Sharing::MapWrite`], from the byte
     /// `offset` on, a multiple of 128. Many channels to one session can share a memory, which the
     /// peer then maps once.
@@ -163,7 +163,7 @@ impl Channel {
     /// Opens a channel with the peer of a connected endpoint. The peer opens its side with the same
     /// call. Waits for the peer's offer, and drops other messages of the endpoint meanwhile; with a
     /// timeout of `None` without limit. The peer's messages to this side go through a ring of
-    /// `ring_bytes` bytes: a power of two from 64 to 2^30, of which the longest message has 16 less.
+    /// `ring_bytes` bytes: a power of two from 64 to 2^29, of which the longest message has 16 less.
     ///
     /// # Errors
     /// [`OpenChannelError`].
