@@ -447,6 +447,7 @@ fn a_closed_channel_leaves_its_place_alone() {
     let Pair { one, near, other, far, .. } = &mut pair;
     let memories = [&mut *one, &mut *other]
         .map(|session| session.create_memory(4096, Sharing::MapWrite).unwrap());
+    let mut header = [1; 8];
     let mut open = |place: usize| {
         let mut first = ChannelOffer::new(one, *near, (&memories[0], place), 256).unwrap();
         let mut second = ChannelOffer::new(other, *far, (&memories[1], place), 256).unwrap();
@@ -459,16 +460,23 @@ fn a_closed_channel_leaves_its_place_alone() {
     let (mut old, mut old_peer) = open(0);
     old.send(b"message").unwrap();
     old_peer.send(b"late").unwrap();
+    let (third, mut third_peer) = open(512);
+    third_peer.send(b"late").unwrap();
+    third.close(&mut pair.one).unwrap();
     old.close(&mut pair.one).unwrap();
     let Pair { one, near, .. } = &mut pair;
     let mut offer = ChannelOffer::new(one, *near, (&memories[0], 0), 256).unwrap();
     one.flush().unwrap();
     let session = &mut pair.other;
+    // A flush shows nothing, also of a side that has not received the end.
+    third_peer.flush(session).unwrap();
+    memories[0].read(512 + 256, &mut header).unwrap();
+    assert_eq!(header, [0; 8]);
     assert_eq!(old_peer.receive().unwrap().unwrap().to_vec(), b"message");
     assert_eq!(old_peer.receive().unwrap_err(), ChannelError::Closed);
     old_peer.flush(session).unwrap();
     old_peer.close(session).unwrap();
-    let mut peers = ChannelOffer::new(session, pair.far, (&memories[1], 512), 256).unwrap();
+    let mut peers = ChannelOffer::new(session, pair.far, (&memories[1], 1024), 256).unwrap();
     session.flush().unwrap();
     let message = next(session, pair.far);
     let mut new_peer = peers.complete(session, &message).unwrap().unwrap();

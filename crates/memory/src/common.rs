@@ -223,7 +223,9 @@ impl CommonMemory {
 impl NearMemory for CommonMemory {
     #[inline]
     fn load(&self, offset: usize) -> u64 {
-        CommonMemory::load(self, offset).unwrap_or(0)
+        let word = CommonMemory::load(self, offset);
+        debug_assert!(word.is_some());
+        word.unwrap_or(0)
     }
 
     #[inline]

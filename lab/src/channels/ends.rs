@@ -25,6 +25,21 @@ pub(super) struct Side {
     _memory: Memory,
 }
 
+impl Side {
+    /// Returns the channels' places by the numbers of their tripwires.
+    pub(super) fn by_tripwire(&self) -> Vec<usize> {
+        let mut places = Vec::new();
+        for (place, channel) in self.channels.iter().enumerate() {
+            let tripwire = channel.tripwire().number() as usize;
+            if places.len() <= tripwire {
+                places.resize(tripwire + 1, usize::MAX);
+            }
+            places[tripwire] = place;
+        }
+        places
+    }
+}
+
 /// Opens `count` channels between two applications, each with rings of `ring_bytes`.
 pub(super) fn open(
     socket: &Path,

@@ -86,13 +86,8 @@ impl Idle {
         let process = Process::start(&if polls { serving.polling() } else { serving }, None)?;
         let mut sides = ends::open(&process.socket(), strategy, (idle + 1, RING_BYTES))?;
         let answers = &mut sides[1];
-        let mut by_tripwire = Vec::new();
-        for (number, channel) in answers.channels.iter_mut().enumerate() {
-            let tripwire = channel.tripwire().number() as usize;
-            if by_tripwire.len() <= tripwire {
-                by_tripwire.resize(tripwire + 1, usize::MAX);
-            }
-            by_tripwire[tripwire] = number;
+        let by_tripwire = answers.by_tripwire();
+        for channel in &mut answers.channels {
             ensure!(!channel.arm(&mut answers.session)?, "news without a message");
         }
         process.pause()?;

@@ -72,17 +72,7 @@ impl Load {
     fn new(process: &Process, channels: usize) -> anyhow::Result<Load> {
         let rings = (channels, RING_BYTES);
         let sides = ends::open(&process.socket(), WaitStrategy::Poll, rings)?;
-        let by_tripwire = [0, 1].map(|side: usize| {
-            let channels = &sides[side].channels;
-            let tripwires = channels.iter().map(|channel| channel.tripwire().number() as usize);
-            let tripwires: Vec<usize> = tripwires.collect();
-            let most = tripwires.iter().max().map_or(0, |most| most + 1);
-            let mut by_tripwire = vec![usize::MAX; most];
-            for (number, tripwire) in tripwires.into_iter().enumerate() {
-                by_tripwire[tripwire] = number;
-            }
-            by_tripwire
-        });
+        let by_tripwire = [sides[0].by_tripwire(), sides[1].by_tripwire()];
         Ok(Load { sides, by_tripwire })
     }
 

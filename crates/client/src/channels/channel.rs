@@ -239,6 +239,12 @@ impl Channel {
         }
     }
 
+    /// Returns `true` if a message may be there. What a peer writes behind its end is none.
+    #[inline]
+    pub(super) fn has_message(&self) -> bool {
+        !self.peer_has_finished && self.ring.has_message()
+    }
+
     /// Returns `true` once if the room is there for which this side waits, or the peer broke the
     /// protocol.
     #[inline]
@@ -270,9 +276,7 @@ impl Channel {
     /// Shows the peer what this side sent, consumed and waits for, and wakes it if it sleeps.
     pub(super) fn prepare_sleep(&mut self, session: &mut Session) -> Result<(), Lost> {
         session.check()?;
-        if self.peers_aperture.check_valid().is_err() {
-            self.ring.mute();
-        }
+        self.find_end().map_err(|_| Lost::Forked)?;
         self.ring.prepare_sleep();
         self.flush(session)
     }
@@ -280,14 +284,15 @@ impl Channel {
     /// Shows the peer all messages that were sent. Wakes the peer if it sleeps, and there are such
     /// messages, or the room that it waits for. The application calls this after it has sent or
     /// received what there was, and before it does something else; [`Channel::wait`] does so by
-    /// itself. If the peer is awake, this costs at most three stores, a barrier and two loads of
-    /// shared words; if there is nothing to show, less.
+    /// itself. If the peer is awake, this costs at most four stores to shared words, a barrier, and
+    /// loads; if there is nothing to show, loads alone. Once the channel has ended, it shows nothing.
     ///
     /// # Errors
     /// [`Lost`].
     #[inline]
     pub fn flush(&mut self, session: &mut Session) -> Result<(), Lost> {
         session.check()?;
+        self.find_end().map_err(|_| Lost::Forked)?;
         match self.ring.flush() {
             Some(fenced) => session.trip_fenced(self.peers_tripwire, fenced).map(|_| ()),
             None => Ok(()),

@@ -20,7 +20,7 @@ impl NewsSource for ChannelNews<'_> {
     #[inline]
     fn has_news(&mut self, session: &mut Session) -> Result<bool, Lost> {
         let channel = &mut *self.channel;
-        Ok(self.messages && channel.ring.has_message()
+        Ok(self.messages && channel.has_message()
             || self.room && channel.has_wanted_room()
             || channel.has_ended(session))
     }

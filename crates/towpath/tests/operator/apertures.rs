@@ -40,6 +40,16 @@ fn attach(server: &Running, name: &str) -> (Session, Endpoint, OobAddress) {
     (session, endpoint, OobAddress { ip, protocol: 17, port: endpoint.port() })
 }
 
+/// Kills the server this many times, each time after some work. Returns once another one serves.
+fn kill(server: &Running, times: usize) {
+    let before = log_count(server);
+    for killed in 1..=times {
+        std::thread::sleep(Duration::from_millis(20));
+        server.kill_server();
+        until("another server", || log_count(server) == before + killed);
+    }
+}
+
 fn message(session: &mut Session, endpoint: Endpoint) -> Vec<u8> {
     loop {
         if let Some(message) = session.receive_oob(endpoint).unwrap() {
@@ -162,13 +172,7 @@ fn apertures_and_tripwires_outlive_their_servers() {
                     second.say(round);
                 }
             });
-            for killed in 1..=KILLS {
-                std::thread::sleep(Duration::from_millis(20));
-                server.kill_server();
-                until("another server", || {
-                    server.log().matches("serving device=").count() == killed + 1
-                });
-            }
+            kill(&server, KILLS);
             over.store(true, std::sync::atomic::Ordering::Relaxed);
         });
         let log = server.log();
@@ -264,16 +268,55 @@ fn channels_outlive_their_servers() {
                     }
                 }
             });
-            for killed in 1..=KILLS {
-                std::thread::sleep(Duration::from_millis(20));
-                server.kill_server();
-                until("another server", || {
-                    server.log().matches("serving device=").count() == killed + 1
-                });
-            }
+            kill(&server, KILLS);
             over.store(true, std::sync::atomic::Ordering::Relaxed);
         });
         let log = server.log();
         assert!(!log.contains("not resumed"), "{log}");
+    });
+}
+
+/// Sides that never wait, but look at their sessions now and then.
+#[test]
+fn sides_that_only_poll_notice_another_server() {
+    towpath_testkit::isolated!(|| {
+        if !tun("apertures::sides_that_only_poll_notice_another_server") {
+            return;
+        }
+        let directory = Directory::new();
+        let server = serve(&directory, "s.sock", &ARGUMENTS);
+        let sides = connected(&server);
+        std::thread::scope(|scope| {
+            let polls = |(mut session, endpoint): (Session, Endpoint), first: bool| {
+                let mut channel = Channel::open(&mut session, endpoint, 64, Some(LIMIT)).unwrap();
+                let until = std::time::Instant::now() + LIMIT;
+                let (mut round, mut message) = (0_u64, Vec::new());
+                if first {
+                    put(&mut channel, &mut session, round);
+                    channel.flush(&mut session).unwrap();
+                }
+                // Odd answers say that the side's session is resumed; the first side ends it when both are.
+                while round != LAST {
+                    assert!(std::time::Instant::now() < until, "not resumed");
+                    if !channel.receive_into(&mut message).unwrap() {
+                        session.wait(Some(Duration::ZERO)).unwrap();
+                        std::thread::yield_now();
+                        continue;
+                    }
+                    let got = u64::from_le_bytes(message[..].try_into().unwrap());
+                    let resumed = session.statistics().resumptions > 0;
+                    round =
+                        if got == LAST || first && resumed && got % 2 == 1 { LAST } else { got };
+                    let answer = if round == LAST { LAST } else { 2 + u64::from(resumed) };
+                    put(&mut channel, &mut session, answer);
+                    channel.flush(&mut session).unwrap();
+                }
+                assert!(session.statistics().resumptions > 0);
+            };
+            let [one, other] = sides;
+            scope.spawn(move || polls(one, true));
+            scope.spawn(move || polls(other, false));
+            kill(&server, 1);
+        });
     });
 }
