@@ -528,6 +528,28 @@ fn a_broken_ring_is_a_named_error() {
     }
 }
 
+/// What a peer writes behind its end is no news.
+#[test]
+fn nothing_comes_after_the_end() {
+    let mut pair = pair();
+    let Pair { one, near, other, far, .. } = &mut pair;
+    let memory = one.create_memory(4096, Sharing::MapWrite).unwrap();
+    let mut offer = ChannelOffer::new(one, *near, (&memory, 0), 256).unwrap();
+    one.flush().unwrap();
+    let key = next(other, *far).payload()[4..8].try_into().map(u32::from_le_bytes).unwrap();
+    let theirs = other.import(*far, towpath_client::ApertureKey(key)).unwrap();
+    let own = other.create_memory(4096, Sharing::MapWrite).unwrap();
+    let _offer = ChannelOffer::new(other, *far, (&own, 0), 64).unwrap();
+    other.flush().unwrap();
+    let message = next(one, *near);
+    let mut channel = offer.complete(one, &message).unwrap().unwrap();
+    theirs.store(256, 2 << 32).unwrap();
+    assert_eq!(channel.receive().unwrap_err(), ChannelError::Finished);
+    theirs.store(264, 1 << 32).unwrap();
+    assert_eq!(channel.receive().unwrap_err(), ChannelError::Finished);
+    assert!(!channel.wait(one, Some(Duration::from_millis(20))).unwrap(), "a message");
+}
+
 /// Messages that are no offers, or not by the peer, complete nothing.
 #[test]
 fn only_the_peers_offer_completes_a_channel() {
