@@ -53,6 +53,7 @@ mod fork;
 mod hold;
 mod lanes;
 mod memory;
+mod news;
 mod oob;
 mod oob_queues;
 mod options;
@@ -78,6 +79,7 @@ pub use error::{
     RequestError, SendError,
 };
 pub use memory::{Aperture, ApertureKey, Export, Memory};
+pub use news::NewsSource;
 pub use oob_queues::{OobKind, ReceivedOob};
 pub use options::{Addresses, Endpoint, Info, Options, Statistics, WaitStrategy};
 pub use pool::{Parts, Received};
@@ -95,4 +97,3 @@ pub use towpath_protocol::settings::{Kind, Scope, Setting, SettingError, Spec, V
 pub use towpath_queue::Violation;
 pub use towpath_queue::descriptor::EXPEDITED_BYTES;
 pub use tripwire_table::{ImportedTripwire, Tripwire};
-pub use wait::NewsSource;

@@ -10,6 +10,7 @@ use towpath_waiting::Step;
 
 use crate::clock;
 use crate::error::{Lost, OpenError, Refusal};
+use crate::news::{Awaited, NewsSource, SessionNews, SourceNews};
 use crate::options::WaitStrategy;
 use crate::reconnect::Resumable;
 use crate::session::Session;
@@ -254,7 +255,7 @@ impl Session {
 
     /// Announces a sleep that the news of a source ends, and checks once more. Returns `true` if
     /// there is news already.
-    fn arm_for(&mut self, source: &mut impl NewsSource) -> Result<bool, Lost> {
+    pub(crate) fn arm_for(&mut self, source: &mut impl NewsSource) -> Result<bool, Lost> {
         source.prepare_sleep(self)?;
         self.flush()?;
         self.notify_deferred();
@@ -291,7 +292,7 @@ impl Session {
     }
 
     /// Takes events. Returns whether any queue pair has news, new or left over.
-    fn has_news(&mut self) -> Result<bool, Lost> {
+    pub(crate) fn has_news(&mut self) -> Result<bool, Lost> {
         self.take_events()?;
         let revoked = self.take_revoked();
         // The client reports free space once, even if the caller never asks which queue pair has
@@ -310,7 +311,7 @@ impl Session {
     }
 
     /// Takes events, and records their news.
-    fn take_events(&mut self) -> Result<(), Lost> {
+    pub(crate) fn take_events(&mut self) -> Result<(), Lost> {
         self.check()?;
         self.notify_if_due();
         let (sets, ready) = (&mut self.queue_pairs, &mut self.ready);
@@ -360,7 +361,7 @@ impl Session {
         Ok(())
     }
 
-    fn sleep(&mut self, timeout: Option<Duration>) -> Result<bool, Lost> {
+    pub(crate) fn sleep(&mut self, timeout: Option<Duration>) -> Result<bool, Lost> {
         let is_poll = timeout == Some(Duration::ZERO);
         let timeout = timeout.map(|timeout| Timespec {
             tv_sec: timeout.as_secs().min(i64::MAX as u64) as i64,
@@ -401,91 +402,6 @@ impl Session {
                 Err(_) => return,
             }
         }
-    }
-}
-
-/// News that an application waits for with [`Session::wait_for`], such as messages in memory that
-/// it shares with another one. A source says whether there is any, and arranges that some event of
-/// the session ends a sleep.
-pub trait NewsSource {
-    /// Returns `true` if there is news. A waiting session calls this often.
-    ///
-    /// # Errors
-    /// [`Lost`].
-    fn has_news(&mut self, session: &mut Session) -> Result<bool, Lost>;
-
-    /// Arranges that later news ends the session's sleep, for instance by a tripwire
-    /// ([`Session::arm_tripwire`]). Then the session looks once more whether there is news.
-    ///
-    /// # Errors
-    /// [`Lost`].
-    fn prepare_sleep(&mut self, session: &mut Session) -> Result<(), Lost>;
-
-    /// Ends what [`NewsSource::prepare_sleep`] arranged.
-    fn end_sleep(&mut self, session: &mut Session);
-}
-
-/// The news that ends a wait.
-trait Awaited {
-    fn has_news(&mut self, session: &mut Session) -> Result<bool, Lost>;
-    fn arm(&mut self, session: &mut Session) -> Result<bool, Lost>;
-    fn disarm(&mut self, session: &mut Session);
-    /// `true` if the wait ends once another server has resumed the session.
-    fn ends_on_resume(&self) -> bool;
-}
-
-/// The news of a session, of any kind.
-struct SessionNews;
-
-impl Awaited for SessionNews {
-    fn has_news(&mut self, session: &mut Session) -> Result<bool, Lost> {
-        session.has_news()
-    }
-
-    fn arm(&mut self, session: &mut Session) -> Result<bool, Lost> {
-        session.arm()
-    }
-
-    fn disarm(&mut self, session: &mut Session) {
-        session.disarm();
-    }
-
-    fn ends_on_resume(&self) -> bool {
-        true
-    }
-}
-
-/// The news of a source.
-struct SourceNews<'a, S>(&'a mut S);
-
-impl<S: NewsSource> Awaited for SourceNews<'_, S> {
-    fn has_news(&mut self, session: &mut Session) -> Result<bool, Lost> {
-        // The source may have news without any event: from time to time, this side looks whether the
-        // server lives.
-        if session.waiter.is_time_to_poll() {
-            session.sleep(Some(Duration::ZERO))?;
-        }
-        if session.hung_up && session.start_resuming() {
-            session.resume(None)?;
-        }
-        if self.0.has_news(session)? {
-            return Ok(true);
-        }
-        session.take_events()?;
-        self.0.has_news(session)
-    }
-
-    fn arm(&mut self, session: &mut Session) -> Result<bool, Lost> {
-        session.arm_for(self.0)
-    }
-
-    fn disarm(&mut self, session: &mut Session) {
-        self.0.end_sleep(session);
-        session.disarm();
-    }
-
-    fn ends_on_resume(&self) -> bool {
-        false
     }
 }
 

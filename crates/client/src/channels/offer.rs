@@ -12,11 +12,11 @@ use super::own_part::OwnPart;
 use crate::clock;
 use crate::error::{Lost, OpenChannelError, OpenError, Refusal, RequestError};
 use crate::memory::{Aperture, ApertureKey, Memory};
+use crate::news::NewsSource;
 use crate::oob_queues::{OobKind, ReceivedOob};
 use crate::options::Endpoint;
 use crate::requests::Request;
 use crate::session::Session;
-use crate::wait::NewsSource;
 
 /// The first bytes of the message of an offer.
 const MARK: [u8; 4] = *b"ring";

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::channel::Channel;
 use crate::error::Lost;
+use crate::news::NewsSource;
 use crate::session::Session;
-use crate::wait::NewsSource;
 
 /// The news of a channel for which a side waits, beside its end.
 struct ChannelNews<'a> {
