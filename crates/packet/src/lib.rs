@@ -1,5 +1,5 @@
-//! Frames as bytes: parsing headers, checking offloads, completing and segmenting packets, and
-//! writing capture files.
+//! Frames as bytes: parsing headers, checking offloads, completing and segmenting packets, RDMA
+//! over Ethernet, and writing capture files.
 //!
 //! The crate opens no file or socket and has no unsafe code: every function takes bytes that may be
 //! hostile and returns a value or an error.
@@ -20,6 +20,7 @@ pub mod pattern;
 pub mod pcapng;
 pub mod plain;
 pub mod quoted;
+pub mod roce;
 pub mod segment;
 pub mod transport;
 mod vlan;
