@@ -1,0 +1,551 @@
+//! The requesting side: requests that the peer has not acknowledged yet, in their order.
+//!
+//! A packet of a write, or of a read's answer, has `mtu` bytes, but for the last one of a request.
+//! So the packet sequence number of a packet tells its place in the request. A lost packet is sent
+//! again with all behind it. Writes wait until the reads before them are complete.
+
+use std::collections::VecDeque;
+
+use towpath_packet::roce::{Aeth, NakCode, Opcode, Reth, Syndrome};
+
+use crate::Psn;
+
+/// The most bytes of one read request: its owner answers several of them in turn with others.
+pub const READ_BYTES: u64 = 64 << 10;
+/// The most read requests without a complete answer.
+pub const MOST_READS: u32 = 16;
+/// The most bytes under way.
+const WINDOW_BYTES: u32 = 256 << 10;
+/// The limits of the packets under way.
+const WINDOW_PACKETS: std::ops::RangeInclusive<u32> = 64..=256;
+/// The shortest time until packets are sent again without an answer, and the first and the longest
+/// one, in nanoseconds.
+const LEAST_TIMEOUT_NS: u64 = 2_000_000;
+const FIRST_TIMEOUT_NS: u64 = 100_000_000;
+const MOST_TIMEOUT_NS: u64 = 1_000_000_000;
+
+/// The kind of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WorkKind {
+    /// Writes into the peer's memory.
+    Write,
+    /// Writes, and then puts this value into the peer's queue.
+    WriteWithValue(u32),
+    /// Reads from the peer's memory.
+    Read,
+    /// Puts a message into the peer's queue.
+    Send,
+}
+
+/// A request.
+#[derive(Clone, Copy, Debug)]
+pub struct Work {
+    /// The host's number for it.
+    pub id: u64,
+    /// The kind.
+    pub kind: WorkKind,
+    /// The bytes that it moves, at most 2^30; of a message, its length.
+    pub bytes: u64,
+    /// The key of the peer's memory.
+    pub key: u32,
+    /// Where its range begins there.
+    pub address: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    work: Work,
+    first: Psn,
+    packets: u32,
+    /// Bytes of the request that may be sent.
+    released: u64,
+}
+
+impl Entry {
+    fn end(&self) -> Psn {
+        self.first.plus(self.packets)
+    }
+
+    fn is_read(&self) -> bool {
+        self.work.kind == WorkKind::Read
+    }
+}
+
+/// A packet to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outgoing {
+    /// Its sequence number.
+    pub psn: Psn,
+    /// Its opcode.
+    pub opcode: Opcode,
+    /// The range of memory, if it names one.
+    pub reth: Option<Reth>,
+    /// The value, if it has one.
+    pub immediate: Option<u32>,
+    /// `true` if the peer is asked for an acknowledgement.
+    pub asks: bool,
+    /// The request, and where the packet's bytes are in it.
+    pub id: u64,
+    /// The first byte.
+    pub offset: u64,
+    /// The number of bytes.
+    pub len: usize,
+}
+
+/// Why a connection ends by an answer of the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The peer does not allow an access: its key, its range or its kind.
+    Access,
+    /// The peer found a mistake in what this side sent, or cannot go on.
+    Peer,
+    /// The peer's queue had no room for too long.
+    NotReady,
+    /// The local memory of a request is gone.
+    Local,
+}
+
+/// What an answer of the peer led to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Answered {
+    /// Why the oldest request failed; the connection ends.
+    pub fault: Option<Fault>,
+    /// `true` if packets were lost, and are sent again.
+    pub lost: bool,
+}
+
+/// The requesting side.
+#[derive(Debug)]
+pub struct Requester {
+    queue: VecDeque<Entry>,
+    mtu: u32,
+    window: u32,
+    most_reads: u32,
+    /// The first packet that is not acknowledged.
+    oldest: Psn,
+    /// The next packet to send, and the one behind the last that was ever sent.
+    next: Psn,
+    highest: Psn,
+    /// The number of the next request's first packet.
+    end: Psn,
+    /// `false` until the peer is known to take packets.
+    ready: bool,
+    /// Since when the peer has not answered what is under way.
+    since: u64,
+    timeout: u64,
+    smoothed: Option<u64>,
+    variation: u64,
+    /// A packet whose answer is timed, and when it was sent.
+    timed: Option<(Psn, u64)>,
+    /// Until when the peer's queue is left alone, and since when it has no room.
+    not_ready_until: Option<u64>,
+    not_ready_since: Option<u64>,
+    /// `true` once packets are sent again because an answer showed a gap, until there is progress.
+    goes_back: bool,
+    /// Packets sent again.
+    retransmitted: u64,
+}
+
+impl Requester {
+    /// Creates the side of a connection with packets of up to `mtu` bytes of payload, of which the
+    /// first one has the number `first`, and whose peer answers up to `reads` read requests at once.
+    #[must_use]
+    pub fn new(first: Psn, mtu: u32, reads: u32) -> Requester {
+        let window = (WINDOW_BYTES / mtu).clamp(*WINDOW_PACKETS.start(), *WINDOW_PACKETS.end());
+        Requester {
+            queue: VecDeque::new(),
+            mtu,
+            window,
+            most_reads: reads.clamp(1, MOST_READS),
+            oldest: first,
+            next: first,
+            highest: first,
+            end: first,
+            ready: false,
+            since: 0,
+            timeout: FIRST_TIMEOUT_NS,
+            smoothed: None,
+            variation: 0,
+            timed: None,
+            not_ready_until: None,
+            not_ready_since: None,
+            goes_back: false,
+            retransmitted: 0,
+        }
+    }
+
+    /// Records that the peer takes packets.
+    pub fn set_ready(&mut self) {
+        self.ready = true;
+    }
+
+    /// Returns the number of requests without an acknowledgement.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Returns `true` if there is no request without an acknowledgement.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Returns the number of the first packet of the oldest request, or of the next one.
+    #[must_use]
+    pub fn first(&self) -> Psn {
+        self.queue.front().map_or(self.end, |one| one.first)
+    }
+
+    /// Returns the packets that were sent again.
+    #[must_use]
+    pub fn retransmitted(&self) -> u64 {
+        self.retransmitted
+    }
+
+    /// Returns how many of the peer's packets a request takes.
+    #[must_use]
+    pub fn packets(&self, bytes: u64) -> u32 {
+        bytes.div_ceil(u64::from(self.mtu)).max(1) as u32
+    }
+
+    /// Puts a request at the end. `released`: how many of its bytes may be sent.
+    pub fn push(&mut self, work: Work, released: u64, now: u64) {
+        if self.oldest == self.next {
+            self.since = now;
+        }
+        let packets = self.packets(work.bytes);
+        let first = self.end;
+        self.end = first.plus(packets);
+        self.queue.push_back(Entry { work, first, packets, released });
+    }
+
+    /// Lets the last request send up to `bytes` of its bytes.
+    pub fn release(&mut self, bytes: u64) {
+        if let Some(last) = self.queue.back_mut() {
+            last.released = bytes;
+        }
+    }
+
+    /// Returns how many bytes of the last request are sent, or may be, and are not acknowledged.
+    #[must_use]
+    pub fn unacknowledged(&self) -> u64 {
+        let one = |entry: &Entry| {
+            let acknowledged = entry.first.to(self.oldest).max(0).unsigned_abs();
+            let bytes = u64::from(acknowledged) * u64::from(self.mtu);
+            entry.released.saturating_sub(bytes)
+        };
+        self.queue.iter().map(one).sum()
+    }
+
+    /// Returns the next packet, if one may be sent now.
+    pub fn next_packet(&mut self, now: u64) -> Option<Outgoing> {
+        if !self.ready || self.next == self.end {
+            return None;
+        }
+        match self.not_ready_until {
+            Some(until) if now < until => return None,
+            _ => self.not_ready_until = None,
+        }
+        let under_way = self.oldest.to(self.next);
+        if under_way >= self.window as i32 {
+            return None;
+        }
+        let index = self.index_of(self.next)?;
+        let entry = self.queue[index];
+        let (packet, covers) = if entry.is_read() {
+            self.read_packet(&entry)?
+        } else if self.queue.iter().take(index).any(Entry::is_read) {
+            return None;
+        } else {
+            (self.plain_packet(&entry, under_way)?, 1)
+        };
+        if under_way == 0 {
+            self.since = now;
+        }
+        if self.highest.to(self.next) < 0 {
+            self.retransmitted += 1;
+        } else if self.timed.is_none() && packet.asks {
+            self.timed = Some((packet.psn.plus(covers - 1), now));
+        }
+        self.next = self.next.plus(covers);
+        if self.highest.to(self.next) > 0 {
+            self.highest = self.next;
+        }
+        Some(packet)
+    }
+
+    /// Returns the index of the request that a packet belongs to.
+    fn index_of(&self, psn: Psn) -> Option<usize> {
+        self.queue.iter().position(|one| one.first.to(psn) >= 0 && one.end().to(psn) < 0)
+    }
+
+    /// Returns a read request from the next packet on, and the number of packets of its answer.
+    fn read_packet(&self, entry: &Entry) -> Option<(Outgoing, u32)> {
+        if self.reads_under_way() >= self.most_reads {
+            return None;
+        }
+        let mtu = u64::from(self.mtu);
+        let piece = (READ_BYTES / mtu) as u32;
+        let index = entry.first.to(self.next).unsigned_abs();
+        let end = (index / piece + 1).saturating_mul(piece).min(entry.packets);
+        let offset = u64::from(index) * mtu;
+        let len = (u64::from(end) * mtu).min(entry.work.bytes) - offset;
+        if offset + len > entry.released {
+            return None;
+        }
+        let (key, address) = (entry.work.key, entry.work.address.wrapping_add(offset));
+        let packet = Outgoing {
+            psn: self.next,
+            opcode: Opcode::ReadRequest,
+            reth: Some(Reth { address, key, len: len as u32 }),
+            immediate: None,
+            asks: true,
+            id: entry.work.id,
+            offset: 0,
+            len: 0,
+        };
+        Some((packet, end - index))
+    }
+
+    /// Returns the number of read requests that are sent, and have no complete answer.
+    fn reads_under_way(&self) -> u32 {
+        let piece = (READ_BYTES / u64::from(self.mtu)) as i32;
+        let of = |one: &Entry| {
+            let from = one.first.to(self.oldest).max(0) / piece;
+            let to = one.first.to(self.next).clamp(0, one.packets as i32);
+            ((to + piece - 1) / piece - from).max(0) as u32
+        };
+        self.queue.iter().filter(|one| one.is_read()).map(of).sum()
+    }
+
+    /// Returns the next packet, of a write or a message.
+    fn plain_packet(&self, entry: &Entry, under_way: i32) -> Option<Outgoing> {
+        let Entry { work, first, packets, released } = *entry;
+        let (mtu, index) = (u64::from(self.mtu), first.to(self.next).unsigned_abs());
+        let offset = u64::from(index) * mtu;
+        let len = mtu.min(work.bytes - offset);
+        if offset + len > released {
+            return None;
+        }
+        let (is_first, is_last) = (index == 0, index + 1 == packets);
+        let value = match work.kind {
+            WorkKind::WriteWithValue(value) => Some(value),
+            _ => None,
+        };
+        let opcode = match (is_first, is_last) {
+            _ if work.kind == WorkKind::Send => Opcode::SendOnly,
+            (true, true) if value.is_some() => Opcode::WriteOnlyImmediate,
+            (true, true) => Opcode::WriteOnly,
+            (true, false) => Opcode::WriteFirst,
+            (false, true) if value.is_some() => Opcode::WriteLastImmediate,
+            (false, true) => Opcode::WriteLast,
+            (false, false) => Opcode::WriteMiddle,
+        };
+        let reth = Reth { address: work.address, key: work.key, len: work.bytes as u32 };
+        // The last packet of what may be sent asks, and some within a window.
+        let is_edge = offset + len == released || under_way + 1 >= self.window as i32;
+        let asks = is_last || is_edge || index.is_multiple_of(self.window / 4);
+        Some(Outgoing {
+            psn: self.next,
+            opcode,
+            reth: (is_first && work.kind != WorkKind::Send).then_some(reth),
+            immediate: value.filter(|_| is_last),
+            asks,
+            id: work.id,
+            offset,
+            len: len as usize,
+        })
+    }
+
+    /// Handles an acknowledgement. `complete` gets the numbers of complete requests.
+    pub fn acknowledged(
+        &mut self,
+        psn: Psn,
+        aeth: Aeth,
+        now: u64,
+        complete: impl FnMut(u64),
+    ) -> Answered {
+        // An answer to a packet that is acknowledged, or was never sent, says nothing.
+        if self.oldest.to(psn) < 0 || psn.to(self.highest) <= 0 {
+            return Answered::default();
+        }
+        match aeth.syndrome {
+            Syndrome::Ack { .. } => {
+                self.acknowledge_to(psn.plus(1), now, complete);
+                // The peer answers in order: the answer of a read before it is lost.
+                let misses_read = self.oldest.to(psn) >= 0;
+                Answered { lost: misses_read && self.go_back(now), fault: None }
+            }
+            Syndrome::ReceiverNotReady { timer } => {
+                self.acknowledge_to(psn, now, complete);
+                self.next = self.oldest;
+                self.since = now;
+                self.timed = None;
+                self.not_ready_since.get_or_insert(now);
+                self.not_ready_until = Some(now + not_ready_ns(timer));
+                Answered::default()
+            }
+            Syndrome::Nak(NakCode::SequenceError) => {
+                self.acknowledge_to(psn, now, complete);
+                Answered { lost: self.go_back(now), fault: None }
+            }
+            Syndrome::Nak(code) => {
+                self.acknowledge_to(psn, now, complete);
+                let is_access = code == NakCode::RemoteAccess;
+                let fault = if is_access { Fault::Access } else { Fault::Peer };
+                Answered { fault: Some(fault), lost: false }
+            }
+            Syndrome::Other(_) => Answered::default(),
+        }
+    }
+
+    /// Handles a packet of a read's answer, with the bytes for `store`, which returns `false` if the
+    /// memory is gone. `complete` gets the numbers of complete requests.
+    pub fn read_answered(
+        &mut self,
+        psn: Psn,
+        bytes: &[u8],
+        now: u64,
+        mut store: impl FnMut(u64, u64, &[u8]) -> bool,
+        mut complete: impl FnMut(u64),
+    ) -> Answered {
+        let Some(index) = self.index_of(psn).filter(|index| self.queue[*index].is_read()) else {
+            return Answered::default();
+        };
+        if psn.to(self.highest) <= 0 {
+            return Answered::default();
+        }
+        let entry = self.queue[index];
+        let is_behind_read = self.queue.iter().take(index).any(Entry::is_read);
+        if !is_behind_read && self.oldest.to(entry.first) > 0 {
+            // The peer answers in order: it has what came before the read.
+            self.acknowledge_to(entry.first, now, &mut complete);
+        }
+        match self.oldest.to(psn) {
+            0 => {}
+            // It is here already.
+            ..0 => return Answered::default(),
+            // A part before it is lost.
+            _ => return Answered { lost: self.go_back(now), fault: None },
+        }
+        let index = entry.first.to(psn).unsigned_abs();
+        let offset = u64::from(index) * u64::from(self.mtu);
+        let expected = u64::from(self.mtu).min(entry.work.bytes - offset);
+        if bytes.len() as u64 != expected {
+            return Answered { fault: Some(Fault::Peer), lost: false };
+        }
+        if !store(entry.work.id, offset, bytes) {
+            return Answered { fault: Some(Fault::Local), lost: false };
+        }
+        self.progress(psn.plus(1), now);
+        self.remove_complete(&mut complete);
+        Answered::default()
+    }
+
+    /// Records that the peer has all packets before `to`, but for reads without their answer.
+    fn acknowledge_to(&mut self, to: Psn, now: u64, mut complete: impl FnMut(u64)) {
+        let read = self.queue.iter().find(|one| one.is_read());
+        let limit = read.map_or(to, |one| if one.first.to(to) > 0 { one.first } else { to });
+        if self.oldest.to(limit) > 0 {
+            self.progress(limit, now);
+            self.remove_complete(&mut complete);
+        }
+    }
+
+    fn progress(&mut self, to: Psn, now: u64) {
+        if let Some((timed, at)) = self.timed
+            && timed.to(to) > 0
+        {
+            self.measure(now.saturating_sub(at));
+            self.timed = None;
+        }
+        self.oldest = to;
+        if self.next.to(to) > 0 {
+            self.next = to;
+        }
+        self.since = now;
+        self.goes_back = false;
+        self.not_ready_since = None;
+        self.timeout = self.usual_timeout();
+    }
+
+    fn remove_complete(&mut self, complete: &mut impl FnMut(u64)) {
+        while let Some(first) = self.queue.front().filter(|one| one.end().to(self.oldest) >= 0) {
+            complete(first.work.id);
+            self.queue.pop_front();
+        }
+    }
+
+    /// Sends what is under way again. Returns `false` if that has begun already.
+    fn go_back(&mut self, now: u64) -> bool {
+        if std::mem::replace(&mut self.goes_back, true) {
+            return false;
+        }
+        self.next = self.oldest;
+        self.since = now;
+        self.timed = None;
+        true
+    }
+
+    /// Smooths the time that answers take (RFC 6298, section 2).
+    fn measure(&mut self, time: u64) {
+        let Some(smoothed) = self.smoothed else {
+            (self.smoothed, self.variation) = (Some(time), time / 2);
+            return;
+        };
+        self.variation = (3 * self.variation + smoothed.abs_diff(time)) / 4;
+        self.smoothed = Some((7 * smoothed + time) / 8);
+    }
+
+    fn usual_timeout(&self) -> u64 {
+        let Some(smoothed) = self.smoothed else { return FIRST_TIMEOUT_NS };
+        (smoothed + 4 * self.variation).clamp(LEAST_TIMEOUT_NS, MOST_TIMEOUT_NS)
+    }
+
+    /// Sends what is under way again if the peer has not answered for too long. Returns `true` if
+    /// so.
+    pub fn check_time(&mut self, now: u64) -> bool {
+        if self.timeout_at().is_none_or(|at| now < at) {
+            return false;
+        }
+        self.goes_back = false;
+        self.go_back(now);
+        self.timeout = (self.timeout * 2).min(MOST_TIMEOUT_NS);
+        true
+    }
+
+    fn timeout_at(&self) -> Option<u64> {
+        (self.oldest != self.next).then_some(self.since + self.timeout)
+    }
+
+    /// Returns the time at which there is something to do without a packet of the peer, in
+    /// nanoseconds.
+    #[must_use]
+    pub fn next_due(&self) -> Option<u64> {
+        self.not_ready_until.or_else(|| self.timeout_at())
+    }
+
+    /// Returns since when the peer's queue has had no room, in nanoseconds.
+    #[must_use]
+    pub fn not_ready_since(&self) -> Option<u64> {
+        self.not_ready_since
+    }
+
+    /// Returns `true` if a packet waits for an answer, or for the peer's queue.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        self.oldest != self.highest
+    }
+}
+
+/// Returns the time that a code of "receiver not ready" stands for, in nanoseconds (InfiniBand; as
+/// Linux, `rnrnak_usec` of `drivers/infiniband/sw/rxe/rxe_comp.c`, has it).
+fn not_ready_ns(timer: u8) -> u64 {
+    const MICROSECONDS: [u64; 32] = [
+        655_360, 10, 20, 30, 40, 60, 80, 120, 160, 240, 320, 480, 640, 960, 1_280, 1_920, 2_560,
+        3_840, 5_120, 7_680, 10_240, 15_360, 20_480, 30_720, 40_960, 61_410, 81_920, 122_880,
+        163_840, 245_760, 327_680, 491_520,
+    ];
+    MICROSECONDS[usize::from(timer & 31)] * 1_000
+}
