@@ -13,6 +13,7 @@ use towpath_protocol::requests::{Checked, LocalRange, Request, RequestFault, Req
 
 use super::table::Granted;
 use crate::clock::clock_ns;
+use crate::engine::oob::connection::EndpointName;
 use crate::engine::oob::{NotReady, Parts, Sender};
 use crate::engine::sessions::SessionTable;
 
@@ -131,48 +132,87 @@ fn move_piece(
     parts: &mut Parts<'_>,
 ) -> Result<(u64, u64), RequestFault> {
     let Requesting { sender, request, checked, .. } = one;
-    let granted = parts.apertures.granted(request.key, &sender.name()).ok_or(RequestFault::Key)?;
     let access = if checked.kind == RequestKind::Read { Access::Read } else { Access::Write };
+    let asked = Asked { key: request.key, first: request.remote, len: checked.bytes };
+    let whole = allowed(&asked, access, &sender.name(), parts)?;
+    let len = TRANSFER_BYTES.min(checked.bytes - done);
+    let range = Allowed { first: request.remote + done, len, ..whole };
+    check_local(request, checked, sender.from.session, parts.sessions)?;
+    copy(one, done, &range, access, parts.sessions)?;
+    Ok((len, touch_tripwires(&range, access, parts)))
+}
+
+/// A range of an aperture that a peer asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub(crate) key: u32,
+    /// Where it begins in the aperture, and its length, in bytes.
+    pub(crate) first: u64,
+    pub(crate) len: u64,
+}
+
+/// Returns the range of an aperture that an endpoint may access.
+///
+/// # Errors
+/// The reason why it may not.
+pub(crate) fn allowed(
+    asked: &Asked,
+    access: Access,
+    by: &EndpointName,
+    parts: &mut Parts<'_>,
+) -> Result<Allowed, RequestFault> {
+    let granted = parts.apertures.granted(asked.key, by).ok_or(RequestFault::Key)?;
     if !granted.access.meets(access) {
         return Err(RequestFault::Rights);
     }
-    if !is_inside(request.remote, checked.bytes, granted.len) {
+    if !is_inside(asked.first, asked.len, granted.len) {
         return Err(RequestFault::Range);
     }
-    let limit = TRANSFER_BYTES.min(checked.bytes - done);
-    let range = RemoteRange { granted: &granted, first: request.remote + done, len: limit };
     // If the server crashes over this memory, its owner's session counts, too.
     let owner = parts.sessions.key(granted.owner).ok_or(RequestFault::Key)?;
     parts.sessions.receiver(owner).ok_or(RequestFault::Key)?;
-    check_local(one, parts.sessions)?;
-    copy(one, done, &range, access, parts.sessions)?;
-    Ok((limit, touch_tripwires(&range, access, parts) * TRIPWIRE_BYTES))
+    Ok(Allowed { granted, first: asked.first, len: asked.len })
 }
 
-/// Checks that the local ranges of a request are in memories of its session.
-fn check_local(one: &Requesting<'_>, sessions: &SessionTable) -> Result<(), RequestFault> {
-    let local = sessions.get(one.sender.from.session).ok_or(RequestFault::Closed)?;
+/// Checks that the local ranges of a request are in memories of its session, by the session's key.
+pub(crate) fn check_local(
+    request: &Request,
+    checked: &Checked,
+    session: u32,
+    sessions: &SessionTable,
+) -> Result<(), RequestFault> {
+    let local = sessions.get(session).ok_or(RequestFault::Closed)?;
     let is_good = |range: &LocalRange| {
         let memory = local.apertures.memory(range.memory);
         let (offset, len) = (range.offset, u64::from(range.len));
         memory.is_some_and(|memory| is_inside(offset, len, memory.len() as u64))
     };
-    let all = &one.request.local[..one.checked.local];
-    if all.iter().all(is_good) { Ok(()) } else { Err(RequestFault::Local) }
+    if request.local[..checked.local].iter().all(is_good) {
+        Ok(())
+    } else {
+        Err(RequestFault::Local)
+    }
 }
 
 /// The part of an aperture that a piece touches.
-struct RemoteRange<'a> {
-    granted: &'a Granted,
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Allowed {
+    granted: Granted,
     /// Where it begins in the aperture, and its length, in bytes.
     first: u64,
     len: u64,
 }
 
-impl RemoteRange<'_> {
+impl Allowed {
     /// Returns where the range begins in its memory, in bytes.
-    fn offset(&self) -> u64 {
+    pub(crate) fn offset(&self) -> u64 {
         self.granted.offset + self.first
+    }
+
+    /// Returns the memory that the range is in.
+    pub(crate) fn memory<'a>(&self, sessions: &'a SessionTable) -> Option<&'a CommonMemory> {
+        let owner = sessions.key(self.granted.owner).and_then(|key| sessions.get(key))?;
+        owner.apertures.memory(self.granted.memory)
     }
 }
 
@@ -181,14 +221,12 @@ impl RemoteRange<'_> {
 fn copy(
     one: &Requesting<'_>,
     done: u64,
-    range: &RemoteRange<'_>,
+    range: &Allowed,
     access: Access,
     sessions: &SessionTable,
 ) -> Result<(), RequestFault> {
     let local = sessions.get(one.sender.from.session).ok_or(RequestFault::Closed)?;
-    let owner = sessions.key(range.granted.owner).and_then(|key| sessions.get(key));
-    let owner = owner.ok_or(RequestFault::Key)?;
-    let remote = owner.apertures.memory(range.granted.memory).ok_or(RequestFault::Key)?;
+    let remote = range.memory(sessions).ok_or(RequestFault::Key)?;
     let (mut skip, mut left, mut at) = (done, range.len, range.offset());
     for LocalRange { offset, len, memory } in &one.request.local[..one.checked.local] {
         let len = u64::from(*len);
@@ -218,8 +256,8 @@ fn transfer(to: &CommonMemory, at: u64, from: &CommonMemory, start: u64, bytes: 
     to.copy_from(at as usize, from, start as usize, bytes as usize)
 }
 
-/// Fires the armed tripwires that an access touched. Returns how many it touched.
-fn touch_tripwires(range: &RemoteRange<'_>, access: Access, parts: &mut Parts<'_>) -> u64 {
+/// Fires the armed tripwires that an access touched. Returns its cost as a number of bytes moved.
+pub(crate) fn touch_tripwires(range: &Allowed, access: Access, parts: &mut Parts<'_>) -> u64 {
     let Some(key) = parts.sessions.key(range.granted.owner) else { return 0 };
     let Some(owner) = parts.sessions.get_mut(key).filter(|one| !one.closing) else { return 0 };
     if range.len == 0 {
@@ -236,5 +274,5 @@ fn touch_tripwires(range: &RemoteRange<'_>, access: Access, parts: &mut Parts<'_
     if fires {
         notifier.touch(owner, key, 0);
     }
-    touched
+    touched * TRIPWIRE_BYTES
 }
