@@ -5,6 +5,14 @@ use std::path::Path;
 
 use towpath_device::virtio;
 use towpath_packet::build::{Flow, Tcp};
+use towpath_packet::roce::cm::{
+    CmMessage, Disconnect, Disconnected, IpHeader, Mad, PathMtu, Ready, Receipt, Reject, Reply,
+    Request as ConnectionRequest, gid_of, reason, service_of,
+};
+use towpath_packet::roce::{
+    Aeth, Bth, Deth, Extension, GENERAL_SERVICES_QKEY, GENERAL_SERVICES_QP, NakCode, Opcode,
+    Path as RocePath, Reth, Syndrome, frame_bytes, seal, write_headers,
+};
 use towpath_packet::transport::tcp_flags::{ACK, CWR, FIN, PSH, RST, SYN};
 use towpath_packet::{Checksum, Meta};
 use towpath_pdu::atm::{Cell, Circuit, Segmenter};
@@ -454,6 +462,112 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
+/// Returns a message of the communication manager of each kind.
+fn connections() -> Vec<(&'static str, Vec<u8>)> {
+    let (local_id, remote_id) = (1, 2);
+    let (source, destination) = (Flow::v4().source, Flow::v4().destination);
+    let header = IpHeader { source, destination, source_port: 1000 };
+    let request = ConnectionRequest {
+        local_id,
+        service: service_of(6, 2000),
+        local_guid: 7,
+        local_qpn: 17,
+        responder_resources: 16,
+        initiator_depth: 16,
+        remote_response_timeout: 20,
+        local_response_timeout: 20,
+        starting_psn: 1000,
+        retry_count: 7,
+        rnr_retry_count: 7,
+        path_mtu: PathMtu::M1024,
+        max_retries: 15,
+        pkey: 0xffff,
+        local_gid: gid_of(source),
+        remote_gid: gid_of(destination),
+        ack_timeout: 19,
+        reliable: true,
+        private: header.write(b"private").expect("short data"),
+    };
+    let reply = Reply {
+        local_id,
+        remote_id,
+        local_qpn: 18,
+        starting_psn: 2000,
+        responder_resources: 16,
+        initiator_depth: 16,
+        target_ack_delay: 15,
+        rnr_retry_count: 7,
+        local_guid: 8,
+        private: [0x5a; 196],
+    };
+    let reason = reason::INVALID_SERVICE_ID;
+    let reject = Reject { local_id, remote_id, rejected: 0, reason, private: [0; 148] };
+    let receipt = Receipt { local_id, remote_id, message: 0, service_timeout: 20 };
+    let disconnect = Disconnect { local_id, remote_id, remote_qpn: 18 };
+    [
+        ("request", CmMessage::Request(Box::new(request))),
+        ("reply", CmMessage::Reply(Box::new(reply))),
+        ("ready", CmMessage::ReadyToUse(Ready { local_id, remote_id })),
+        ("reject", CmMessage::Reject(reject)),
+        ("receipt", CmMessage::Receipt(receipt)),
+        ("disconnect", CmMessage::Disconnect(disconnect)),
+        ("disconnected", CmMessage::Disconnected(Disconnected { local_id, remote_id })),
+    ]
+    .map(|(name, message)| (name, Mad { transaction: 3, message }.to_bytes().to_vec()))
+    .to_vec()
+}
+
+/// Returns RoCEv2 frames: packets of each kind of header, and the messages that set connections up.
+fn roce() -> Vec<(&'static str, Vec<u8>)> {
+    let extension = Extension {
+        reth: Some(Reth { address: 0x1000, key: 0xcafe, len: 4096 }),
+        aeth: Some(Aeth { syndrome: Syndrome::Ack { credits: 31 }, msn: 5 }),
+        immediate: Some(7),
+        deth: Some(Deth { qkey: GENERAL_SERVICES_QKEY, source: GENERAL_SERVICES_QP }),
+    };
+    let nak = Aeth { syndrome: Syndrome::Nak(NakCode::SequenceError), msn: 5 };
+    let nak = Extension { aeth: Some(nak), ..extension };
+    let frame = |flow: Flow, bth: &Bth, extension: &Extension, payload: &[u8]| {
+        let path = RocePath {
+            source_mac: flow.source_mac,
+            destination_mac: flow.destination_mac,
+            source: flow.source,
+            destination: flow.destination,
+            source_port: 0xc000,
+            ecn: true,
+        };
+        let mut frame = vec![0; frame_bytes(&path, bth.opcode, payload.len())];
+        let at = write_headers(&path, bth, extension, payload.len(), &mut frame).unwrap();
+        frame[at..at + payload.len()].copy_from_slice(payload);
+        assert!(seal(&mut frame));
+        frame
+    };
+    let of = |flow: Flow, opcode: Opcode, payload: &[u8]| {
+        frame(flow, &Bth { ack_request: true, ..Bth::new(opcode, 17, 1000) }, &extension, payload)
+    };
+    let cnp = Bth { becn: true, ..Bth::new(Opcode::CongestionNotification, 17, 0) };
+    let mut all = vec![
+        ("send4", of(Flow::v4(), Opcode::SendOnly, b"hello")),
+        ("send6", of(Flow::v6(), Opcode::SendOnly, b"hello")),
+        ("send-immediate", of(Flow::v4(), Opcode::SendLastImmediate, b"last")),
+        ("write", of(Flow::v4(), Opcode::WriteFirst, &[0x5a; 256])),
+        ("write-immediate6", of(Flow::v6(), Opcode::WriteOnlyImmediate, b"x")),
+        ("read", of(Flow::v4(), Opcode::ReadRequest, b"")),
+        ("read-response", of(Flow::v4(), Opcode::ReadResponseOnly, b"response")),
+        ("acknowledge", of(Flow::v4(), Opcode::Acknowledge, b"")),
+        ("nak6", frame(Flow::v6(), &Bth::new(Opcode::Acknowledge, 17, 1000), &nak, b"")),
+        ("congestion", frame(Flow::v4(), &cnp, &extension, b"")),
+        ("datagram", connections().swap_remove(0).1),
+    ];
+    let general = Bth::new(Opcode::DatagramSendOnly, GENERAL_SERVICES_QP, 1);
+    all.extend(
+        connections()
+            .into_iter()
+            .map(|(name, message)| (name, frame(Flow::v4(), &general, &extension, &message))),
+    );
+    all
+}
+
 fn main() -> std::io::Result<()> {
     write("headers", &frames())?;
     let words: Vec<_> = offloads()
@@ -474,5 +588,6 @@ fn main() -> std::io::Result<()> {
     write("cells", &cells())?;
     write("oob", &messages())?;
     write("request", &requests())?;
-    write("ring", &rings())
+    write("ring", &rings())?;
+    write("roce", &roce())
 }
