@@ -257,11 +257,24 @@ pub enum Device {
     /// Packets to a multicast or the broadcast address that sessions sent. Each counts once, for the device and
     /// the endpoints of this host together.
     TxGroup,
+    /// Received packets of connections with other hosts (RoCEv2).
+    RdmaRxPackets,
+    /// Sent packets of connections with other hosts, those sent again included.
+    RdmaTxPackets,
+    /// Of these, those sent again, since the other host had not acknowledged them.
+    RdmaRetransmitted,
+    /// Dropped packets to UDP port 4791 that are malformed, or whose check value is wrong.
+    RdmaMalformed,
+    /// Dropped packets of connections with other hosts that do not exist here, or not with their
+    /// sender.
+    RdmaNoConnection,
+    /// Dropped packets to UDP port 4791, because too many came in one poll iteration.
+    RdmaOverBudget,
 }
 
 impl Device {
     /// All counters, in the order of their words, with the names that reports use.
-    pub const ALL: [(Device, &'static str); 57] = [
+    pub const ALL: [(Device, &'static str); 63] = [
         (Device::RxPackets, "rx_packets"),
         (Device::RxBytes, "rx_bytes"),
         (Device::TxPackets, "tx_packets"),
@@ -319,6 +332,12 @@ impl Device {
         (Device::FlowCacheClasses, "flow_cache_classes"),
         (Device::RxGroup, "rx_group"),
         (Device::TxGroup, "tx_group"),
+        (Device::RdmaRxPackets, "rdma_rx_packets"),
+        (Device::RdmaTxPackets, "rdma_tx_packets"),
+        (Device::RdmaRetransmitted, "rdma_retransmitted"),
+        (Device::RdmaMalformed, "rdma_dropped_malformed"),
+        (Device::RdmaNoConnection, "rdma_dropped_no_connection"),
+        (Device::RdmaOverBudget, "rdma_dropped_over_budget"),
     ];
 }
 

@@ -240,6 +240,8 @@ pub enum Refused {
     Full,
     /// The endpoint has a peer or names itself, or the requester does not wait any more.
     State,
+    /// The address is one of another host, which does not answer.
+    Unreachable,
 }
 
 impl std::fmt::Display for Refused {
@@ -250,6 +252,7 @@ impl std::fmt::Display for Refused {
             Refused::Policy => "the policy lets the two users exchange no messages; both grants need out-of-band = \"all\"",
             Refused::Full => "the peer has no room for the request, or for the answer",
             Refused::State => "the endpoint has a peer or names itself, or the requester does not wait any more",
+            Refused::Unreachable => "the other host does not answer; check the address, and that it takes RoCEv2 connections (UDP port 4791)",
         })
     }
 }
@@ -282,6 +285,7 @@ impl PeerState {
             PeerState::Refused(Refused::Policy) => 18,
             PeerState::Refused(Refused::Full) => 19,
             PeerState::Refused(Refused::State) => 20,
+            PeerState::Refused(Refused::Unreachable) => 21,
         }
     }
 
@@ -292,7 +296,7 @@ impl PeerState {
     }
 
     /// All states.
-    pub const ALL: [PeerState; 10] = [
+    pub const ALL: [PeerState; 11] = [
         PeerState::None,
         PeerState::Requested,
         PeerState::Connected,
@@ -303,6 +307,7 @@ impl PeerState {
         PeerState::Refused(Refused::Policy),
         PeerState::Refused(Refused::Full),
         PeerState::Refused(Refused::State),
+        PeerState::Refused(Refused::Unreachable),
     ];
 }
 

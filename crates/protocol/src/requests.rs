@@ -91,14 +91,16 @@ pub enum RequestFault {
     NotReady = 6,
     /// An earlier request of the connection failed.
     Flushed = 7,
+    /// The peer is on another host, and refused the request: its key, its range or the access.
+    Peer = 8,
 }
 
 impl RequestFault {
     /// Returns the fault of a number; `None` if there is no such fault.
     #[must_use]
     pub fn from_number(number: u32) -> Option<RequestFault> {
-        use RequestFault::{Closed, Flushed, Key, Local, NotReady, Range, Rights};
-        [Closed, Key, Range, Rights, Local, NotReady, Flushed]
+        use RequestFault::{Closed, Flushed, Key, Local, NotReady, Peer, Range, Rights};
+        [Closed, Key, Range, Rights, Local, NotReady, Flushed, Peer]
             .into_iter()
             .find(|one| *one as u32 == number)
     }
@@ -126,6 +128,10 @@ impl std::fmt::Display for RequestFault {
             }
             RequestFault::NotReady => {
                 "the peer took nothing from its queue for a second; connect again"
+            }
+            RequestFault::Peer => {
+                "the peer's host refused the request: its key, its range or the access; connect again, and \
+                 ask for a new key"
             }
             RequestFault::Flushed => "a request before it failed, and closed the connection",
         })

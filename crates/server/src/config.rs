@@ -48,6 +48,9 @@ pub struct Config {
     /// The processors that the engine threads are bound to, one for each lane; none to bind no
     /// thread. A missing processor is an error.
     pub engine_cpus: Vec<usize>,
+    /// `true` if endpoints may have connections with other hosts, by RoCEv2, with the right to it
+    /// ([`Terms::rdma`](crate::Terms::rdma)); with one lane, and addresses for applications.
+    pub rdma: bool,
     /// How long a resumed session waits for its application to claim it, if the application's process
     /// still runs; 60 s by default.
     pub claim_timeout: Duration,
@@ -76,6 +79,7 @@ impl Default for Config {
             transmit_budget: 64,
             lanes: 1,
             engine_cpus: Vec::new(),
+            rdma: false,
             claim_timeout: Duration::from_secs(60),
             crash: None,
             server_number: 0,
@@ -180,6 +184,21 @@ pub enum StartError {
         /// The given `lanes`.
         lanes: usize,
     },
+    /// Connections with other hosts, and more than one lane.
+    #[error(
+        "connections with other hosts (rdma) are served by one engine thread; leave out either rdma or \
+         the {lanes} lanes"
+    )]
+    RdmaLanes {
+        /// The given `lanes`.
+        lanes: usize,
+    },
+    /// Connections with other hosts, and the host's own addresses.
+    #[error(
+        "connections with other hosts (rdma) need addresses for applications, and these share the \
+         host's; leave out either"
+    )]
+    RdmaHost,
     /// The number of processors is not that of the engine threads.
     #[error("{given} processors for {lanes} engine threads; name one for each, or none")]
     Processors {

@@ -2,11 +2,13 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use towpath_device::{TagProtocol, VlanTag};
+use towpath_packet::headers::PROTOCOL_UDP;
+use towpath_packet::roce::UDP_PORT;
 use towpath_protocol::VERSION;
 use towpath_protocol::layout::{OOB_SINCE, SessionShape};
 use towpath_protocol::message::{self, Attach, Refusal};
@@ -19,6 +21,7 @@ use crate::apertures::tables::ApertureTables;
 use crate::engine::commands::Listening;
 use crate::engine::demux::{Rule, Vlan};
 use crate::engine::forbidden::Forbidden;
+use crate::engine::remote::OwnAddress;
 use crate::engine::session::{Mappings, Session};
 use crate::policy::{Account, Standing, Terms};
 use crate::prepare::Prepared;
@@ -131,6 +134,8 @@ pub(crate) struct Opened {
     pub(crate) out_of_band: bool,
     /// The endpoint's addresses for out-of-band messages.
     pub(crate) oob: Vec<OobAddress>,
+    /// The IP addresses at which endpoints of other hosts may connect with this one.
+    pub(crate) reachable: Vec<(IpAddr, OwnAddress)>,
     /// The number of the request that opened the endpoint.
     pub(crate) sequence: u32,
     /// The endpoint's settings.
@@ -150,6 +155,28 @@ impl Opened {
     pub(crate) fn oob_addresses(&self, session: &Addresses) -> Vec<OobAddress> {
         let all = oob_addresses(&self.rule, session);
         all.filter(|_| self.out_of_band).collect()
+    }
+
+    /// `true` if its rule is for the port of connections with other hosts.
+    pub(crate) fn is_rdma(&self) -> bool {
+        self.rule.port == Some(UDP_PORT) && self.rule.protocol.is_none_or(|one| one == PROTOCOL_UDP)
+    }
+
+    /// Lets endpoints of other hosts connect with this one, if it takes out-of-band messages and its
+    /// user has the right to it.
+    pub(crate) fn allow_other_hosts(&mut self, lease: &Lease, terms: &Terms) {
+        if !self.out_of_band || !terms.rdma {
+            return;
+        }
+        let ipv4 =
+            lease.ipv4.map(|(ip, bits)| (IpAddr::V4(ip), bits, lease.ipv4_gateway.map(IpAddr::V4)));
+        let ipv6 =
+            lease.ipv6.map(|(ip, bits)| (IpAddr::V6(ip), bits, lease.ipv6_gateway.map(IpAddr::V6)));
+        let all = [ipv4, ipv6].into_iter().flatten();
+        let all = all.filter(|(ip, ..)| self.rule.ip.is_none_or(|own| own == *ip));
+        let mac = lease.mac;
+        self.reachable =
+            all.map(|(ip, bits, gateway)| (ip, OwnAddress { mac, bits, gateway })).collect();
     }
 
     /// Returns the tag of the VLAN that the endpoint lies within, as it is in packets that the

@@ -97,6 +97,8 @@ pub(crate) struct Parts {
     pub(crate) pool: Pool,
     /// `true` if no subnet was given: administrators may use any address.
     pub(crate) free_addresses: bool,
+    /// `true` if endpoints may have connections with other hosts.
+    pub(crate) rdma: bool,
     /// `true` if sessions get addresses of their own.
     pub(crate) gives_addresses: bool,
     /// The host whose addresses applications share, if they do.

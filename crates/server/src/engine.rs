@@ -10,6 +10,7 @@
 //! | [`FlowTable`] | `demux.rs` | flow rules, captures, the last-flow cache |
 //! | [`OobTable`] | `oob.rs` | the addresses of endpoints for out-of-band messages |
 //! | [`ApertureTable`] | `apertures.rs` | the apertures that may be used |
+//! | [`RemoteTable`] | `remote.rs` | the connections with other hosts |
 //! | [`Delivery`] | `delivery.rs` | nothing: it borrows what a delivery needs |
 //! | [`RxPath`] | `rx.rs` | the device's free buffers, the received batch |
 //! | [`TxPath`] | `tx.rs` | scheduler, batch, bounce buffers, backlog, packets in flight |
@@ -41,6 +42,7 @@ pub(crate) mod oob;
 pub(crate) mod own;
 mod port;
 pub(crate) mod relays;
+pub(crate) mod remote;
 mod rx;
 mod schedule;
 pub(crate) mod session;
@@ -75,10 +77,11 @@ use demux::{FlowCache, FlowTable};
 use device_counters::DeviceCounters;
 use memories::TransmitMemories;
 use notifier::Notifier;
-use oob::OobTable;
+use oob::{OobTable, Parts};
 use own::{Checked, HeaderMemory};
 use port::DevicePort;
 use relays::Relays;
+use remote::{Inbox, RemoteTable};
 use rx::RxPath;
 use rx::own::OwnRx;
 use sessions::SessionTable;
@@ -126,6 +129,8 @@ pub struct Link {
     pub has_successor: bool,
     /// Where the engine records its position.
     pub position: Position,
+    /// `true` if endpoints may have connections with other hosts, by RoCEv2.
+    pub rdma: bool,
 }
 
 /// The longest time in which an engine finishes what it has begun before it leaves, in nanoseconds:
@@ -140,6 +145,8 @@ pub struct Engine {
     flows: FlowTable,
     oob: OobTable,
     apertures: ApertureTable,
+    remote: RemoteTable,
+    inbox: Inbox,
     rx: RxPath,
     own_rx: OwnRx,
     tx: TxPath,
@@ -187,7 +194,7 @@ impl Engine {
         link: Link,
     ) -> Result<Engine, DeviceError> {
         let Budgets { batch, receive_budget, transmit_budget, iteration_budget } = budgets;
-        let (port, mut memory) = DevicePort::start(device, link.lane, batch, values)?;
+        let (port, mut memory) = DevicePort::start(device, link.lane, batch, link.rdma, values)?;
         let headers = memory.headers.take();
         let (counters, flag) = DeviceCounters::new(state, epoch);
         let wait = EngineWait::new(&port, flag, link.wake, values)?;
@@ -197,6 +204,8 @@ impl Engine {
             flows: FlowTable::new(seed, FlowCache::of(values.get(Setting::FlowCache))),
             oob: OobTable::default(),
             apertures: ApertureTable::default(),
+            remote: RemoteTable::new(link.rdma, port.mtu()),
+            inbox: Inbox::new(link.rdma),
             rx: RxPath::new(&port, batch, values),
             own_rx: OwnRx::new(batch, values),
             tx: TxPath::new(memory, transmit_budget, iteration_budget, values),
@@ -332,7 +341,7 @@ impl Engine {
         let received = self.receive()?;
         self.sessions.meter.received(began);
         self.sessions.position.begin(Phase::Transmit);
-        let sent = self.transmit()?;
+        let sent = self.transmit()? + self.serve_other_hosts()?;
         self.found = Found { packets: received + sent, received, work: 0 };
         work += received + sent;
         work += self.complete()?;
@@ -367,7 +376,8 @@ impl Engine {
             self.iteration,
         );
         let (port, flows, counters) = (&mut self.port, &mut self.flows, &mut self.counters);
-        let received = self.rx.poll(port, flows, &mut delivery, counters)?;
+        let inbox = &mut self.inbox;
+        let received = self.rx.poll(port, flows, &mut delivery, inbox, counters)?;
         if port.own().0.is_empty() {
             return Ok(received);
         }
@@ -397,6 +407,7 @@ impl Engine {
             flows: &mut self.flows,
             oob: &self.oob,
             apertures: &mut self.apertures,
+            remote: &mut self.remote,
             delivery,
             counters: &mut self.counters,
         });
@@ -404,6 +415,19 @@ impl Engine {
             self.commands.tell(EngineReport::NeighbourWanted(request));
         }
         outcome
+    }
+
+    /// Receives and sends packets of connections with other hosts.
+    fn serve_other_hosts(&mut self) -> Result<usize, DeviceError> {
+        if !self.remote.is_on() || self.inbox.is_empty() && self.remote.is_idle() {
+            return Ok(0);
+        }
+        self.remote.set_time(clock_ns());
+        let (sessions, notifier) = (&mut self.sessions, &mut self.notifier);
+        let (apertures, remote) = (&mut self.apertures, &mut self.remote);
+        let parts = &mut Parts { sessions, notifier, apertures, remote };
+        let way = &mut tx::OwnPackets { tx: &mut self.tx, port: &mut self.port };
+        remote::poll(&mut self.inbox, &self.oob, parts, way, &mut self.counters)
     }
 
     /// Gives the device what waits for it, and collects its completions.
@@ -532,19 +556,22 @@ impl Engine {
             && !self.sessions.has_left()
             && !self.has_commands_left()
             && !self.tx.can_transmit(&self.port)
+            && !(self.remote.has_work() && self.tx.has_room(&self.port))
     }
 
     /// Returns what the poll iteration left behind.
     fn leftovers(&self) -> Leftovers {
         let watchdog = self.port.next_due(self.sessions.has_ending());
         let own = self.own_rx.next_due();
-        let due = [self.notifier.next_due(), self.tx.next_due(), watchdog, own];
+        let remote = self.remote.next_due();
+        let due = [self.notifier.next_due(), self.tx.next_due(), watchdog, own, remote];
         Leftovers {
             commands: self.has_commands_left(),
             received: self.rx.has_left() || self.own_rx.has_left(),
-            to_send: self.tx.can_transmit(&self.port),
+            to_send: self.tx.can_transmit(&self.port)
+                || self.remote.has_work() && self.tx.has_room(&self.port),
             tick: self.tx.waits_for_tick(),
-            for_room: self.tx.waits_for_room(),
+            for_room: self.tx.waits_for_room() || self.remote.has_work(),
             due: due.into_iter().flatten().min(),
         }
     }

@@ -3,8 +3,11 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::net::IpAddr;
 
 use towpath_device::{Device, Filter, FilterError, FlowRule, FlowVlan};
+use towpath_packet::headers::{ETHERTYPE_ARP, PROTOCOL_ICMPV6, PROTOCOL_UDP};
+use towpath_packet::roce::UDP_PORT;
 
 use crate::connection::Opened;
 use crate::engine::demux::{Rule, Vlan};
@@ -100,10 +103,26 @@ pub(crate) fn of_endpoint(opened: &Opened) -> Vec<Filter> {
         Filter::Flow(flow(&opened.rule)),
         opened.rule.mac.map_or(Filter::Everything, Filter::Address),
     ];
-    if opened.group {
+    if opened.group || !opened.reachable.is_empty() {
         filters.push(Filter::AllGroups);
     }
+    for (ip, own) in &opened.reachable {
+        filters.extend(of_reachable(*ip, own.mac));
+    }
     filters
+}
+
+/// Returns the filters for connections of other hosts with an address: their packets, and what tells
+/// the link addresses of the hosts.
+fn of_reachable(ip: IpAddr, mac: [u8; 6]) -> [Filter; 2] {
+    let own = FlowRule { mac: Some(mac), vlan: FlowVlan::Untagged, ..FlowRule::default() };
+    let (protocol, port) = (Some(PROTOCOL_UDP), Some(UDP_PORT));
+    let packets = FlowRule { ip: Some(ip), protocol, port, ..own };
+    let addresses = match ip {
+        IpAddr::V4(_) => FlowRule { ethertype: Some(ETHERTYPE_ARP), ..own },
+        IpAddr::V6(_) => FlowRule { protocol: Some(PROTOCOL_ICMPV6), ..own },
+    };
+    [Filter::Flow(packets), Filter::Flow(addresses)]
 }
 
 /// Converts a flow rule to the device's type.
@@ -228,6 +247,7 @@ mod tests {
             revoked: false,
             out_of_band: false,
             oob: Vec::new(),
+            reachable: Vec::new(),
             sequence: 0,
             queue_pair: 0,
             settings: Values::default(),

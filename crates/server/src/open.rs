@@ -82,6 +82,7 @@ pub(crate) fn read_open(
         revoked: false,
         out_of_band,
         oob: Vec::new(),
+        reachable: Vec::new(),
         sequence: open.sequence,
         settings,
         granted_priority,

@@ -263,6 +263,14 @@ impl Control {
             return Ok(());
         }
         let mut opened = read_open(open, connection, self.parts.free_addresses)?;
+        if let Some(lease) = connection.lease.filter(|_| self.parts.rdma) {
+            opened.allow_other_hosts(&lease, &connection.terms);
+        }
+        if self.parts.rdma && opened.is_rdma() {
+            let text = "open: UDP port 4791 is the server's, for connections with other hosts; choose \
+                        another port";
+            return Err((Refusal::InUse, text.to_owned()));
+        }
         let number = connection.free_endpoint().ok_or_else(|| {
             let text = "open: the session has all endpoints that it asked for; attach with more";
             (Refusal::Limit, text.to_owned())
@@ -340,6 +348,7 @@ impl Control {
             requests_left: opened.is_for_neighbours.then_some(MAX_REQUESTS),
             last_sent: LastSent::default(),
             oob: opened.oob.clone().into(),
+            reachable: opened.reachable.clone().into(),
         };
         self.oob_addresses.extend(&opened.oob);
         let (listening, group) = (opened.listening, opened.group);

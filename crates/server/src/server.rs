@@ -230,6 +230,7 @@ impl Unstarted {
             identity: (epoch, seed),
             control_wake: &control_wake,
             has_successor,
+            rdma: config.rdma,
         };
         let position = positions.pop().unwrap_or_default();
         let relays = relays.into_iter().zip(positions);
@@ -247,6 +248,7 @@ impl Unstarted {
             policy: config.policy.clone(),
             pool,
             free_addresses: config.subnets == Subnets::default() && host.is_none(),
+            rdma: config.rdma,
             gives_addresses: config.subnets != Subnets::default() || host.is_none(),
             host,
             settings,
@@ -298,6 +300,12 @@ fn resources<E: Into<io::Error>>(what: &'static str) -> impl Fn(E) -> StartError
 fn check_lanes(config: &Config, device: &dyn Device) -> Result<(), StartError> {
     let Info { name, queues, .. } = device.info();
     let (name, queues, lanes) = (name.clone(), *queues, config.lanes);
+    if config.rdma && lanes > 1 {
+        return Err(StartError::RdmaLanes { lanes });
+    }
+    if config.rdma && config.host.is_some() {
+        return Err(StartError::RdmaHost);
+    }
     if lanes > queues {
         return Err(StartError::Lanes { name, queues, lanes });
     }
@@ -326,6 +334,7 @@ struct EngineMaker<'a> {
     identity: (u64, u64),
     control_wake: &'a Arc<OwnedFd>,
     has_successor: bool,
+    rdma: bool,
 }
 
 impl EngineMaker<'_> {
@@ -352,6 +361,7 @@ impl EngineMaker<'_> {
                 relays,
                 has_successor: self.has_successor,
                 position,
+                rdma: self.rdma,
             };
             let state = state.split_off_front(STATE_WORDS * 8);
             let (settings, budgets) = (self.settings, self.budgets);

@@ -163,6 +163,7 @@ fn packets_are_handed_over_without_a_race() {
         relays,
         has_successor: false,
         position: Position::default(),
+        rdma: false,
     };
     let budgets =
         Budgets { batch: 64, receive_budget: 1024, transmit_budget: 64, iteration_budget: 512 };
@@ -196,6 +197,7 @@ fn packets_are_handed_over_without_a_race() {
         requests_left: None,
         last_sent: LastSent::default(),
         oob: Box::default(),
+        reachable: Box::default(),
     });
     let add =
         Command::AddEndpoint { session: 1, number: 0, endpoint, listening: None, group: false };

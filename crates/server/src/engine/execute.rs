@@ -107,7 +107,10 @@ impl Engine {
                 self.port.set_link(up);
                 self.tx.set_link(up);
             }
-            Command::Mtu { bytes } => self.port.set_mtu(bytes),
+            Command::Mtu { bytes } => {
+                self.port.set_mtu(bytes);
+                self.remote.set_mtu(bytes);
+            }
             Command::CedeQueue { hardware } => {
                 let queue = self.port.cede(hardware);
                 self.commands.tell(EngineReport::Ceded { hardware, queue });
@@ -265,6 +268,7 @@ impl Engine {
             session.apertures.reset(number);
         }
         self.oob.insert(&endpoint.oob, destination);
+        self.remote.add_endpoint(&endpoint);
         session.put_in(number, endpoint);
     }
 
@@ -398,13 +402,16 @@ impl Engine {
             return 0;
         }
         self.oob.remove(&endpoint.oob, destination);
-        self.oob_parts().forget(destination, state)
+        let requests = self.oob_parts().forget(destination, state);
+        self.remote.remove_endpoint(endpoint);
+        requests
     }
 
     /// Returns the parts of the engine that changes of connections need.
     pub(super) fn oob_parts(&mut self) -> Parts<'_> {
         let (sessions, notifier) = (&mut self.sessions, &mut self.notifier);
-        Parts { sessions, notifier, apertures: &mut self.apertures }
+        let (apertures, remote) = (&mut self.apertures, &mut self.remote);
+        Parts { sessions, notifier, apertures, remote }
     }
 
     /// Removes a session of which nothing is left, and hands it back.

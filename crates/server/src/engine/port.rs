@@ -99,11 +99,11 @@ impl std::fmt::Debug for DevicePort {
 }
 
 /// Returns the size of a bounce buffer, in bytes. `registers`: the device reaches only registered
-/// memory.
-fn slot_bytes(info: &Info, registers: bool) -> usize {
+/// memory; `builds`: the engine makes whole packets itself.
+fn slot_bytes(info: &Info, registers: bool, builds: bool) -> usize {
     let (limits, can) = (info.limits, info.can);
     // The engine copies whole packets if the device cannot reach them, or needs help.
-    let is_whole = !can.tx_in_place || registers;
+    let is_whole = !can.tx_in_place || registers || builds;
     let slot_bytes = if !is_whole && can.tx_checksum && can.tx_segmentation {
         // With a VLAN tag.
         TAGGED_BYTES.next_multiple_of(64)
@@ -120,7 +120,7 @@ fn slot_bytes(info: &Info, registers: bool) -> usize {
 
 impl DevicePort {
     /// Makes the memory of a queue of a device and opens the queue. The engine will take at most
-    /// `batch` packets from it per poll iteration. Also returns the memory of the bounce buffers.
+    /// `batch` packets from it per poll iteration. `builds`: the engine also makes packets itself. Also returns the memory of the bounce buffers.
     ///
     /// # Errors
     /// Fails if memory cannot be allocated or the queue does not open.
@@ -128,6 +128,7 @@ impl DevicePort {
         device: &mut dyn Device,
         queue: usize,
         batch: usize,
+        builds: bool,
         values: &Values,
     ) -> Result<(DevicePort, BounceMemory), DeviceError> {
         let info = device.info().clone();
@@ -137,7 +138,7 @@ impl DevicePort {
         // A batch of buffers may be with the engine while the ring holds as many as it needs.
         let pool_buffers = (batch * 2).clamp(64, 4096).max(limits.rx_ring + batch) as u32;
         let dma = device.dma_of(queue);
-        let slot_bytes = slot_bytes(&info, dma.is_some());
+        let slot_bytes = slot_bytes(&info, dma.is_some(), builds);
         let mut pool_bytes = pool_buffers as usize * pool_buffer_bytes as usize;
         let gives_queues = device.own_queue_limits().is_ok();
         if gives_queues {
@@ -579,7 +580,8 @@ mod tests {
 
     fn port(config: &loopback::Config) -> (DevicePort, BounceMemory, DeviceFarEnd) {
         let (mut near, far) = loopback::pair(config).unwrap();
-        let (port, memory) = DevicePort::start(&mut near, 0, 64, &Values::default()).unwrap();
+        let (port, memory) =
+            DevicePort::start(&mut near, 0, 64, false, &Values::default()).unwrap();
         (port, memory, DeviceFarEnd::new(Box::new(far)))
     }
 
@@ -622,7 +624,7 @@ mod tests {
 
         let config = loopback::Config { address_bits: 20, ..loopback::Config::default() };
         let (mut near, _far) = loopback::pair(&config).unwrap();
-        let outcome = DevicePort::start(&mut near, 0, 64, &Values::default());
+        let outcome = DevicePort::start(&mut near, 0, 64, false, &Values::default());
         assert!(matches!(outcome, Err(DeviceError::Failed { what: "memory for its packets", .. })));
     }
 

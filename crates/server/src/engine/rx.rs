@@ -4,8 +4,11 @@ mod located;
 pub(crate) mod own;
 
 use towpath_device::{Checksum, DeviceError, MAX_PARTS, Meta, Received};
-use towpath_packet::headers::{Headers, Malformed, PREFIX_BYTES};
+use towpath_packet::headers::{
+    ETHERTYPE_IPV4, ETHERTYPE_IPV6, Headers, Malformed, PREFIX_BYTES, PROTOCOL_UDP,
+};
 use towpath_packet::plain::{self, Plain};
+use towpath_packet::roce::UDP_PORT;
 use towpath_protocol::counters::Device as Count;
 use towpath_protocol::settings::{Setting, Values};
 use towpath_queue::buffers::FreeBuffers;
@@ -14,6 +17,7 @@ use crate::engine::delivery::{Delivery, Packet};
 use crate::engine::demux::{Destination, Direction, FlowTable, is_group};
 use crate::engine::device_counters::DeviceCounters;
 use crate::engine::port::DevicePort;
+use crate::engine::remote::{self, Inbox};
 use crate::engine::source::{Piece, Source};
 use crate::engine::work::{ITERATION_BYTES, Work};
 use located::{FRONT_BYTES, locate, packet_buffers};
@@ -104,6 +108,7 @@ impl RxPath {
         port: &mut DevicePort,
         flows: &mut FlowTable,
         delivery: &mut Delivery<'_>,
+        inbox: &mut Inbox,
         counters: &mut DeviceCounters,
     ) -> Result<usize, DeviceError> {
         let mut outcome = Ok(());
@@ -115,9 +120,9 @@ impl RxPath {
         }
         // No capture begins within a batch: the engine executes commands before it.
         let (buffers, packets, bytes) = if flows.has_no_captures() {
-            self.deliver_batch::<false>(port, flows, delivery, counters)
+            self.deliver_batch::<false>(port, flows, delivery, inbox, counters)
         } else {
-            self.deliver_batch::<true>(port, flows, delivery, counters)
+            self.deliver_batch::<true>(port, flows, delivery, inbox, counters)
         };
         if packets > 0 {
             counters.add(Count::RxPackets, packets as u64);
@@ -156,6 +161,7 @@ impl RxPath {
         port: &DevicePort,
         flows: &mut FlowTable,
         delivery: &mut Delivery<'_>,
+        inbox: &mut Inbox,
         counters: &mut DeviceCounters,
     ) -> (usize, usize, u64) {
         let (mut bytes, mut beyond, mut further) = (0, 0, 0);
@@ -165,7 +171,7 @@ impl RxPath {
             let path = if CAPTURES {
                 Path::Full
             } else {
-                deliver_plain(one, port, flows, delivery, counters)
+                deliver_plain(one, port, flows, delivery, inbox, counters)
             };
             let mut len = one.len as usize;
             let scratch = &mut self.scratch;
@@ -174,7 +180,9 @@ impl RxPath {
                 Path::Large(work) => Some(work),
                 Path::Full if one.is_whole() => {
                     let found = &mut scratch.found;
-                    Some(deliver_one::<CAPTURES>(one, port, flows, delivery, counters, found))
+                    Some(deliver_one::<CAPTURES>(
+                        one, port, flows, delivery, inbox, counters, found,
+                    ))
                 }
                 Path::Full => {
                     let from = left.len() - waiting.as_slice().len() - 1;
@@ -185,7 +193,7 @@ impl RxPath {
                         further += 1;
                     }
                     Some(deliver_located::<CAPTURES>(
-                        packet, port, flows, delivery, counters, scratch,
+                        packet, port, flows, delivery, inbox, counters, scratch,
                     ))
                 }
             };
@@ -216,6 +224,7 @@ fn deliver_plain(
     port: &DevicePort,
     flows: &mut FlowTable,
     delivery: &mut Delivery<'_>,
+    inbox: &mut Inbox,
     counters: &mut DeviceCounters,
 ) -> Path {
     if !received.is_whole() {
@@ -232,6 +241,11 @@ fn deliver_plain(
     }
     if plain.is_for_group() {
         return Path::Full;
+    }
+    if inbox.is_on() && is_rdma(&plain) {
+        let copy = |to: &mut [u8]| port.memory().copy_out(received.offset as usize, to);
+        inbox.push(received.len as usize, copy);
+        return Path::Fast;
     }
     let Some(destination) = flows.lookup_plain(Direction::Received, &plain) else {
         counters.add(Count::RxNoMatch, 1);
@@ -258,6 +272,7 @@ fn deliver_one<const CAPTURES: bool>(
     port: &DevicePort,
     flows: &mut FlowTable,
     delivery: &mut Delivery<'_>,
+    inbox: &mut Inbox,
     counters: &mut DeviceCounters,
     found: &mut Vec<Destination>,
 ) -> Work {
@@ -270,7 +285,7 @@ fn deliver_one<const CAPTURES: bool>(
         return Work::default();
     };
     let packet = Packet { source, beginning: &prefix[..read], meta: received.meta };
-    deliver_packet::<CAPTURES>(&packet, headers.as_ref(), flows, delivery, counters, found)
+    deliver_packet::<CAPTURES>(&packet, headers.as_ref(), flows, delivery, inbox, counters, found)
 }
 
 /// Handles a packet that spans several buffers, or whose VLAN tag the device removed, on the full
@@ -281,6 +296,7 @@ fn deliver_located<const CAPTURES: bool>(
     port: &DevicePort,
     flows: &mut FlowTable,
     delivery: &mut Delivery<'_>,
+    inbox: &mut Inbox,
     counters: &mut DeviceCounters,
     Scratch { found, pieces }: &mut Scratch,
 ) -> Work {
@@ -299,7 +315,7 @@ fn deliver_located<const CAPTURES: bool>(
         return Work::default();
     };
     let packet = Packet { source, beginning: &prefix[..read], meta };
-    deliver_packet::<CAPTURES>(&packet, headers.as_ref(), flows, delivery, counters, found)
+    deliver_packet::<CAPTURES>(&packet, headers.as_ref(), flows, delivery, inbox, counters, found)
 }
 
 /// Delivers a packet to all of its receivers, and to captures. Returns the copies that it made.
@@ -309,6 +325,7 @@ fn deliver_packet<const CAPTURES: bool>(
     headers: Option<&Headers>,
     flows: &mut FlowTable,
     delivery: &mut Delivery<'_>,
+    inbox: &mut Inbox,
     counters: &mut DeviceCounters,
     found: &mut Vec<Destination>,
 ) -> Work {
@@ -322,6 +339,12 @@ fn deliver_packet<const CAPTURES: bool>(
         counters.add(Count::RxMalformed, 1);
         return work;
     };
+    if inbox.is_on() && remote::concerns(headers) {
+        inbox.push(packet.source.len(), |to| packet.source.copy_beginning(to));
+        if Plain::of(headers).is_some_and(|plain| is_rdma(&plain)) {
+            return work;
+        }
+    }
     found.clear();
     if is_group(headers.destination) {
         counters.add(Count::RxGroup, 1);
@@ -343,6 +366,14 @@ fn deliver_packet<const CAPTURES: bool>(
         counters.add(Count::RxNoMatch, 1);
     }
     work
+}
+
+/// `true` if a packet is for connections with other hosts.
+#[inline(always)]
+fn is_rdma(plain: &Plain) -> bool {
+    const IPV4: u64 = plain::kind(ETHERTYPE_IPV4, PROTOCOL_UDP, 4, UDP_PORT);
+    const IPV6: u64 = plain::kind(ETHERTYPE_IPV6, PROTOCOL_UDP, 6, UDP_PORT);
+    matches!(plain.destination[1], IPV4 | IPV6)
 }
 
 /// Returns the endpoint of a packet that is to no group, whose first bytes are `beginning`.

@@ -27,6 +27,7 @@ use crate::engine::last_sent::LastSent;
 use crate::engine::oob::queue::SessionOob;
 use crate::engine::own::Own;
 use crate::engine::relays::Relay;
+use crate::engine::remote::OwnAddress;
 use crate::engine::schedule::arrivals::Arrivals;
 use crate::engine::schedule::shape::{Class, Shape};
 use crate::rights::Rights;
@@ -129,6 +130,9 @@ pub struct Endpoint {
     pub last_sent: LastSent,
     /// The endpoint's addresses for out-of-band messages; empty if it takes and sends none.
     pub oob: Box<[OobAddress]>,
+    /// Those IP addresses of it that endpoints of other hosts may connect with; empty without the
+    /// right to it.
+    pub reachable: Box<[(IpAddr, OwnAddress)]>,
 }
 
 /// Everything of a session that the engine touches. The control thread makes it and hands it over
@@ -385,6 +389,12 @@ impl Session {
     pub(crate) fn takes_oob(&self, endpoint: u32) -> bool {
         let endpoint = self.endpoints.get(endpoint as usize).and_then(Option::as_ref);
         endpoint.is_some_and(|endpoint| !endpoint.oob.is_empty())
+    }
+
+    /// Returns `true` if an endpoint may have connections with other hosts.
+    pub(crate) fn is_reachable(&self, endpoint: u32) -> bool {
+        let endpoint = self.endpoints.get(endpoint as usize).and_then(Option::as_ref);
+        endpoint.is_some_and(|endpoint| !endpoint.reachable.is_empty())
     }
 
     /// Returns the address of an endpoint from which it sends an out-of-band message to an IP

@@ -12,6 +12,7 @@
 //! | tag | `tag.rs` | inserts the VLAN tag of an endpoint within a VLAN |
 //! | route | `route.rs` | delivers it, or sends it towards the device |
 //! | hand off | `handoff.rs` | gives packets to the device; the backlog |
+//! | own packets | `own_packets.rs` | sends what the engine made itself |
 //! | complete | `complete.rs` | returns the buffers of packets that the device completed |
 
 pub(crate) mod batch;
@@ -23,6 +24,7 @@ pub(crate) mod handoff;
 mod in_flight;
 mod local;
 mod oob;
+mod own_packets;
 mod requests;
 mod route;
 mod settings;
@@ -61,6 +63,7 @@ const EXPEDITED_PER_ITERATION: usize = 4;
 pub(crate) const MAX_EXPEDITED: usize = 32;
 
 pub(crate) use context::TxContext;
+pub(crate) use own_packets::OwnPackets;
 
 /// The transmit path's scheduler, buffers and tables.
 pub(crate) struct TxPath {
@@ -233,7 +236,7 @@ impl TxPath {
 
     /// Returns `true` if a packet may be sent towards the device.
     #[inline]
-    fn has_room(&self, port: &DevicePort) -> bool {
+    pub(crate) fn has_room(&self, port: &DevicePort) -> bool {
         self.handoff.has_room(1) && self.has_slots(1 + EXPEDITED_SLOTS, port)
     }
 
@@ -397,6 +400,7 @@ mod tests {
     use crate::engine::notifier::Notifier;
     use crate::engine::oob::OobTable;
     use crate::engine::relays::Relays;
+    use crate::engine::remote::RemoteTable;
     use crate::engine::source::SoftwareOffloads;
     use crate::engine::testing::{self, Application, MAC, PORT, inward, outward};
 
@@ -416,7 +420,7 @@ mod tests {
         fn new() -> World {
             let (mut near, far) = loopback::pair(&loopback::Config::default()).unwrap();
             let values = Values::default();
-            let (mut port, memory) = DevicePort::start(&mut near, 0, 64, &values).unwrap();
+            let (mut port, memory) = DevicePort::start(&mut near, 0, 64, false, &values).unwrap();
             let mut tx = TxPath::new(memory, 64, 512, &values);
             let (mut session, application) = testing::session(1);
             let (mut sessions, mut memories) =
@@ -450,6 +454,7 @@ mod tests {
                 flows: &mut self.flows,
                 oob: &OobTable::default(),
                 apertures: &mut ApertureTable::default(),
+                remote: &mut RemoteTable::new(false, 0),
                 delivery,
                 counters: &mut self.counters,
             };

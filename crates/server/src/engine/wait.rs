@@ -530,7 +530,7 @@ mod tests {
         fn new() -> World {
             let values = Values::from(WaitStrategy::Block);
             let (mut near, far) = loopback::pair(&loopback::Config::default()).unwrap();
-            let (port, _) = DevicePort::start(&mut near, 0, 64, &values).unwrap();
+            let (port, _) = DevicePort::start(&mut near, 0, 64, false, &values).unwrap();
             let state = Region::private(STATE_WORDS * 8).unwrap();
             let (counters, flag) = DeviceCounters::new(state, 1);
             let wake = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());

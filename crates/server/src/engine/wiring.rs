@@ -66,6 +66,7 @@ impl Wired {
             relays: Relays::none()?,
             has_successor: false,
             position: Position::default(),
+            rdma: false,
         };
         let state = Region::private(STATE_WORDS * 8)?;
         let engine = Engine::new(device, state, 1, 1, values, budgets, link)?;
@@ -144,5 +145,6 @@ pub(crate) fn endpoint(rule: Rule, rights: Rights) -> Endpoint {
         requests_left: None,
         last_sent: LastSent::default(),
         oob: Box::default(),
+        reachable: Box::default(),
     }
 }

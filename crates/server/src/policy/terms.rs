@@ -29,6 +29,8 @@ pub struct Terms {
     pub ethertypes: Option<Vec<u16>>,
     /// The users with whose sessions endpoints exchange out-of-band messages.
     pub out_of_band: Reach,
+    /// `true` if endpoints with out-of-band messages may have connections with other hosts.
+    pub rdma: bool,
     /// `true` if endpoints may receive a copy of each packet of the device.
     pub capture: bool,
     /// `true` if endpoints may be promiscuous, and receive for any MAC address. With limited ports
@@ -88,7 +90,7 @@ impl Terms {
     #[must_use]
     pub fn administrator() -> Terms {
         let out_of_band = Reach::All;
-        Terms { out_of_band, capture: true, promiscuous: true, ..Terms::default() }
+        Terms { out_of_band, rdma: true, capture: true, promiscuous: true, ..Terms::default() }
     }
 
     /// Returns `true` if endpoints may send and receive on each port and with each ethertype.

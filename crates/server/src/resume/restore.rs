@@ -317,6 +317,9 @@ impl Control {
         if endpoint.revoked {
             return Err("the policy does not grant it".to_owned());
         }
+        if let Some(lease) = connection.lease.filter(|_| self.parts.rdma) {
+            opened.allow_other_hosts(&lease, &connection.terms);
+        }
         opened.settings = endpoint.settings.clone();
         opened.granted_priority = endpoint.granted_priority;
         let (account, is_shared) =
@@ -386,6 +389,7 @@ fn revoked(recorded: &RecordedEndpoint) -> Opened {
         sends: false,
         out_of_band: false,
         oob: Vec::new(),
+        reachable: Vec::new(),
         revoked: true,
         sequence: recorded.request.sequence,
         settings: recorded.settings.clone(),

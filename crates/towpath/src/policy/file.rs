@@ -41,6 +41,7 @@ pub(crate) struct Grant {
     ports: Option<Vec<Ports>>,
     ethertypes: Option<Vec<Ethertype>>,
     out_of_band: OutOfBand,
+    rdma: bool,
     capture: bool,
     promiscuous: bool,
     own_queues: Vec<Number<0, 65_535>>,
@@ -258,6 +259,7 @@ impl Grant {
                 OutOfBand::Own => Reach::Own,
                 OutOfBand::All => Reach::All,
             },
+            rdma: self.rdma,
             capture: self.capture,
             promiscuous: self.promiscuous,
             own_queues: self.own_queues.iter().map(|queue| queue.get() as u32).collect(),
@@ -310,6 +312,7 @@ impl Grant {
             ),
             ("ethertypes", or_all(self.ethertypes.as_ref())),
             ("out-of-band", self.out_of_band.text().to_owned()),
+            ("rdma", yes(self.rdma)),
             ("capture", yes(self.capture)),
             ("promiscuous", yes(self.promiscuous)),
             ("own-queues", {

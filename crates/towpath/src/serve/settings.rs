@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -79,6 +80,12 @@ pub(crate) struct Settings {
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) share_host: bool,
+    /// Let endpoints of applications have connections with those of other hosts, by RoCEv2: the server
+    /// takes UDP port 4791 of the applications' addresses. With a policy file, users need the grant
+    /// rdma. Not with --share-host, and with one engine thread
+    #[arg(long)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) rdma: bool,
     /// At SIGTERM, leave all sessions to systemd's descriptor store (FileDescriptorStoreMax=).
     /// Applications then keep their connections over a restart of the service. A stop ends them.
     /// Without NOTIFY_SOCKET, the option has no effect
@@ -286,6 +293,7 @@ impl Settings {
             subnet: list(self.subnet, file.subnet),
             lease: list(self.lease, file.lease),
             share_host: self.share_host || file.share_host,
+            rdma: self.rdma || file.rdma,
             fd_store: self.fd_store || file.fd_store,
             hold: self.hold.or(file.hold),
             mtu: self.mtu.or(file.mtu),
@@ -428,6 +436,8 @@ impl Settings {
         let groups = self.allow_group.iter().map(|group| group.gid).collect();
         let (mut policy, mut config) = (Policy::granting(users, groups), Config::default());
         let set = |place: &mut usize, value: Option<usize>| *place = value.unwrap_or(*place);
+        // Without a file, who may attach may do what the server does.
+        policy.grants.iter_mut().for_each(|one| Arc::make_mut(&mut one.terms).rdma = self.rdma);
         self.read_policy(&mut policy, policy_text)?;
         set(&mut policy.sessions_per_user, self.sessions_per_user.map(Number::get));
         set(&mut policy.sessions_per_group, self.sessions_per_group.map(Number::get));
@@ -461,6 +471,7 @@ impl Settings {
                 .map_err(|error| Failure::usage(error.to_string()))?;
         }
         config.lanes = self.lanes();
+        config.rdma = self.rdma;
         config.engine_cpus = self.engine_cpu.as_ref().map_or(Vec::new(), |cpus| cpus.0.clone());
         Ok(config)
     }
@@ -481,6 +492,7 @@ address = ["10.77.0.1/24"]
 subnet = ["fd77::1/64"]
 lease = ["10.77.0.64/28"]
 share-host = true
+rdma = true
 hold = 3
 mtu = 9000
 socket = "/run/towpath/seven.sock"

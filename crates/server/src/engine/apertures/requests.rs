@@ -15,6 +15,7 @@ use super::table::Granted;
 use crate::clock::clock_ns;
 use crate::engine::oob::connection::EndpointName;
 use crate::engine::oob::{NotReady, Parts, Sender};
+use crate::engine::remote::{self, remote_queue_pair};
 use crate::engine::sessions::SessionTable;
 
 /// The most bytes that the engine moves at once for a request; the others then wait their turn
@@ -38,6 +39,8 @@ pub(crate) enum Outcome {
     Ended,
     /// There is more to move.
     More,
+    /// It goes out to another host, which has yet to acknowledge it.
+    Sent,
     /// The queue at the other end has no room: look again at this time, in nanoseconds.
     NotReady(u64),
 }
@@ -60,9 +63,13 @@ pub(crate) fn carry_out(one: &Requesting<'_>, parts: &mut Parts<'_>) -> (Outcome
         return (Outcome::Ended, 0);
     }
     let has_failed = session.apertures.has_failed(from.endpoint);
-    if has_failed || !parts.begin_request(from) {
+    let peer = if has_failed { None } else { parts.begin_request(from) };
+    let Some(peer) = peer else {
         fail(one, RequestFault::Closed, parts);
         return (Outcome::Ended, 0);
+    };
+    if let Some(queue_pair) = remote_queue_pair(peer) {
+        return remote::requests::admit(one, queue_pair, parts);
     }
     let mut moved = 0;
     if one.checked.kind != RequestKind::Send {
@@ -116,7 +123,7 @@ pub(crate) fn carry_out(one: &Requesting<'_>, parts: &mut Parts<'_>) -> (Outcome
 }
 
 /// Records that a request failed, and closes the connection: the requests behind it fail, too.
-fn fail(one: &Requesting<'_>, fault: RequestFault, parts: &mut Parts<'_>) {
+pub(crate) fn fail(one: &Requesting<'_>, fault: RequestFault, parts: &mut Parts<'_>) {
     let from = one.sender.from;
     let Some(session) = parts.sessions.get_mut(from.session) else { return };
     session.apertures.fail(from.endpoint, one.request.sequence, fault);

@@ -88,7 +88,7 @@ impl SessionApertures {
     }
 
     /// Returns a memory.
-    pub(super) fn memory(&self, number: u32) -> Option<&CommonMemory> {
+    pub(crate) fn memory(&self, number: u32) -> Option<&CommonMemory> {
         Some(&self.memories.get(number as usize)?.as_ref()?.common)
     }
 
@@ -151,7 +151,7 @@ impl SessionApertures {
     }
 
     /// Records that a request of an endpoint is complete, and all before it.
-    pub(super) fn complete(&mut self, endpoint: u32, sequence: u32) {
+    pub(crate) fn complete(&mut self, endpoint: u32, sequence: u32) {
         self.requests.publish(endpoint as usize * REQUEST_WORDS, u64::from(sequence));
     }
 
@@ -163,7 +163,7 @@ impl SessionApertures {
     }
 
     /// Records that a request of an endpoint failed, unless one before it did.
-    pub(super) fn fail(&mut self, endpoint: u32, sequence: u32, fault: RequestFault) {
+    pub(crate) fn fail(&mut self, endpoint: u32, sequence: u32, fault: RequestFault) {
         if !self.has_failed(endpoint) {
             let word = u64::from(fault as u32) << 32 | u64::from(sequence);
             self.requests.publish(endpoint as usize * REQUEST_WORDS + 1, word);

@@ -254,6 +254,11 @@ impl OobQueue {
         self.recorded.publish(0, connection.to_word());
     }
 
+    /// Records that the endpoint asked one of another host for a connection.
+    pub(crate) fn set_requested(&mut self, peer: EndpointName) {
+        self.set_connection(Connection::Requested(peer));
+    }
+
     /// Returns `true` for the first message of an endpoint of which a predecessor recorded a
     /// connection.
     pub(super) fn may_repeat_once(&mut self) -> bool {

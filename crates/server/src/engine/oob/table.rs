@@ -12,6 +12,7 @@ use super::queue::{ANSWER_SLOTS, Intent, NoRoom, OobQueue};
 use crate::engine::apertures::ApertureTable;
 use crate::engine::demux::Destination;
 use crate::engine::notifier::Notifier;
+use crate::engine::remote::{RemoteTable, remote_queue_pair};
 use crate::engine::session::Session;
 use crate::engine::sessions::SessionTable;
 
@@ -44,17 +45,23 @@ pub(crate) enum NotReady {
     Closed,
 }
 
+/// A queue has no room for a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Full;
+
 /// The parts of the engine that a message changes, borrowed for it.
 pub(crate) struct Parts<'a> {
     pub(crate) sessions: &'a mut SessionTable,
     pub(crate) notifier: &'a mut Notifier,
     /// What ends with a connection.
     pub(crate) apertures: &'a mut ApertureTable,
+    /// Connections with other hosts.
+    pub(crate) remote: &'a mut RemoteTable,
 }
 
 impl Parts<'_> {
     /// Returns an endpoint's queue, if the endpoint is open and takes messages.
-    pub(super) fn open_queue(&mut self, at: Destination) -> Option<&mut OobQueue> {
+    pub(crate) fn open_queue(&mut self, at: Destination) -> Option<&mut OobQueue> {
         let session = self.sessions.get_mut(at.session)?;
         if session.violation.is_some() || !session.takes_oob(at.endpoint) {
             return None;
@@ -73,7 +80,7 @@ impl Parts<'_> {
     }
 
     /// Changes what an endpoint knows of its peer, and tells its application.
-    pub(super) fn set_state(&mut self, at: Destination, state: PeerState) {
+    pub(crate) fn set_state(&mut self, at: Destination, state: PeerState) {
         let Some(session) = self.sessions.get_mut(at.session) else { return };
         if let Some(queue) = session.oob.queue(at.endpoint) {
             queue.set_state(state);
@@ -103,13 +110,15 @@ impl Parts<'_> {
         requests.len()
     }
 
-    /// Begins with a request of an endpoint. Returns `true` if the endpoint is open and has a peer.
-    pub(crate) fn begin_request(&mut self, at: Destination) -> bool {
-        if let Some(queue) = self.open_queue(at) {
-            // No later message is the one that a predecessor was handling.
-            queue.may_repeat_once();
+    /// Begins with a request of an endpoint. Returns its peer, if the endpoint is open and has one.
+    pub(crate) fn begin_request(&mut self, at: Destination) -> Option<EndpointName> {
+        let queue = self.open_queue(at)?;
+        // No later message is the one that a predecessor was handling.
+        queue.may_repeat_once();
+        match queue.connection {
+            Connection::Connected(peer) => Some(peer),
+            _ => None,
         }
-        self.is_connected(at)
     }
 
     /// `true` if an endpoint is open and has a peer.
@@ -164,6 +173,61 @@ impl Parts<'_> {
         Ok(())
     }
 
+    /// Puts a message of an endpoint of another host into a queue. `sender`: the number that stands
+    /// for the connection where a session's is expected.
+    pub(crate) fn push_remote(
+        &mut self,
+        to: Destination,
+        sender: u32,
+        message: &OobMessage,
+    ) -> Result<(), Full> {
+        self.push_with_room(to, |queue| queue.check_room(sender, ANSWER_SLOTS), message)
+    }
+
+    /// Puts the answer of an endpoint of another host into a queue, which keeps a slot for it.
+    pub(crate) fn push_answer(
+        &mut self,
+        to: Destination,
+        message: &OobMessage,
+    ) -> Result<(), Full> {
+        self.push_with_room(to, |queue| queue.check_room(message.session, 0), message)
+    }
+
+    fn push_with_room(
+        &mut self,
+        to: Destination,
+        check: impl FnOnce(&mut OobQueue) -> Result<(), NoRoom>,
+        message: &OobMessage,
+    ) -> Result<(), Full> {
+        let queue = self.open_queue(to).ok_or(Full)?;
+        let violation = match check(queue) {
+            Ok(()) => None,
+            Err(NoRoom::Full | NoRoom::Share) => return Err(Full),
+            Err(NoRoom::Violates(violation)) => Some(violation),
+        };
+        if let Some(violation) = violation {
+            self.sessions.condemn(to.session, violation);
+            return Err(Full);
+        }
+        if let Some(queue) = self.open_queue(to) {
+            queue.push(message);
+        }
+        if let Some(session) = self.sessions.get_mut(to.session) {
+            self.notifier.touch_oob(session, to.session, to.endpoint);
+        }
+        Ok(())
+    }
+
+    /// Connects an endpoint with one of another host.
+    pub(crate) fn set_connected(&mut self, at: Destination, peer: EndpointName) {
+        if let Some(queue) = self.open_queue(at) {
+            queue.set_connection(Connection::Connected(peer));
+        }
+        if let Some(session) = self.sessions.get_mut(at.session) {
+            session.apertures.connect(at.endpoint);
+        }
+    }
+
     /// Ends the connection of an endpoint, or takes its request back. `state`: that of its peer
     /// from now on; `own_state`: its own.
     pub(super) fn disconnect(&mut self, at: Destination, state: PeerState, own_state: PeerState) {
@@ -172,6 +236,11 @@ impl Parts<'_> {
         let Some(queue) = session.oob.queue(at.endpoint) else { return };
         match queue.connection {
             Connection::None => {}
+            Connection::Requested(peer) | Connection::Connected(peer)
+                if let Some(queue_pair) = remote_queue_pair(peer) =>
+            {
+                self.close_remote(queue_pair);
+            }
             Connection::Requested(peer) => self.forget_request(peer, own),
             Connection::Connected(peer) => {
                 if let Some((at, queue)) = self.peer_queue(peer)
@@ -220,7 +289,7 @@ impl Parts<'_> {
 
     /// Tells an endpoint that it has no connection any more. The state comes first: if the server
     /// is killed in between, its successor finds the connection, and ends it again.
-    pub(super) fn end(&mut self, at: Destination, state: PeerState) {
+    pub(crate) fn end(&mut self, at: Destination, state: PeerState) {
         if let Some(session) = self.sessions.get(at.session) {
             let name = EndpointName { session: session.number, endpoint: at.endpoint };
             let ends =
@@ -312,11 +381,23 @@ impl OobTable {
             parts.count(sender.from, Count::Sent);
             return Ok(());
         }
+        if !self.addresses.contains_key(&address) && parts.remote.is_on() {
+            match parts.send_remote(sender, (kind, address), message) {
+                Ok(()) => parts.count(sender.from, Count::Sent),
+                Err(why) => refuse(sender, kind, why, parts),
+            }
+            return Ok(());
+        }
         match self.find(sender, session, (kind, address), message, parts.sessions) {
             Ok(delivery) => deliver(sender, &delivery, parts),
             Err(why) => refuse(sender, kind, why, parts),
         }
         Ok(())
+    }
+
+    /// Returns the endpoint that has an address.
+    pub(crate) fn at(&self, address: &OobAddress) -> Option<Destination> {
+        self.addresses.get(address).copied()
     }
 
     /// Finds the receiver of a message, and checks that the sender may send to it.

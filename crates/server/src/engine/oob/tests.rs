@@ -14,6 +14,7 @@ use crate::engine::apertures::ApertureTable;
 use crate::engine::demux::Destination;
 use crate::engine::notifier::Notifier;
 use crate::engine::relays::Relays;
+use crate::engine::remote::RemoteTable;
 use crate::engine::session::{Doorbell, Memories, Session};
 use crate::engine::sessions::SessionTable;
 use crate::engine::testing;
@@ -88,6 +89,7 @@ pub(crate) struct World {
     pub(crate) notifier: Notifier,
     table: OobTable,
     pub(crate) apertures: ApertureTable,
+    remote: RemoteTable,
     slot: u32,
 }
 
@@ -105,6 +107,7 @@ impl World {
             notifier: Notifier::new(&Values::default(), Relays::none().unwrap(), 64),
             table: OobTable::default(),
             apertures: ApertureTable::default(),
+            remote: RemoteTable::new(false, 0),
             slot: 0,
         };
         world.serve((1..=sessions).collect());
@@ -133,7 +136,8 @@ impl World {
 
     pub(crate) fn parts(&mut self) -> Parts<'_> {
         let (sessions, notifier) = (&mut self.sessions, &mut self.notifier);
-        Parts { sessions, notifier, apertures: &mut self.apertures }
+        let (apertures, remote) = (&mut self.apertures, &mut self.remote);
+        Parts { sessions, notifier, apertures, remote }
     }
 
     pub(crate) fn at(&self, session: u32, endpoint: u32) -> Destination {

@@ -37,7 +37,7 @@ impl World {
     fn on(config: &loopback::Config) -> World {
         let (mut near, far) = loopback::pair(config).unwrap();
         let values = Values::default();
-        let (port, _) = DevicePort::start(&mut near, 0, BATCH, &values).unwrap();
+        let (port, _) = DevicePort::start(&mut near, 0, BATCH, false, &values).unwrap();
         let (mut session, application) = testing::session(1);
         session.put_in(0, Box::new(testing::endpoint(PORT)));
         let mut sessions = SessionTable::default();
@@ -79,7 +79,10 @@ impl World {
         let (sessions, notifier) = (&mut self.sessions, &mut self.notifier);
         let mut delivery = Delivery::new(sessions, notifier, &mut self.software, budget, iteration);
         let (port, flows) = (&mut self.port, &mut self.flows);
-        let polled = self.rx.poll(port, flows, &mut delivery, &mut self.counters).unwrap();
+        let polled = self
+            .rx
+            .poll(port, flows, &mut delivery, &mut Inbox::default(), &mut self.counters)
+            .unwrap();
         self.notifier.publish(&mut self.sessions, &mut self.counters);
         polled
     }

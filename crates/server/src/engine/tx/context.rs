@@ -9,6 +9,7 @@ use crate::engine::device_counters::DeviceCounters;
 use crate::engine::memories::TransmitMemories;
 use crate::engine::oob::OobTable;
 use crate::engine::port::DevicePort;
+use crate::engine::remote::RemoteTable;
 use crate::engine::schedule::Stop;
 
 /// The other parts of the engine that a packet needs on its way out, borrowed for a poll iteration.
@@ -18,6 +19,7 @@ pub(crate) struct TxContext<'a> {
     pub(crate) flows: &'a mut FlowTable,
     pub(crate) oob: &'a OobTable,
     pub(crate) apertures: &'a mut ApertureTable,
+    pub(crate) remote: &'a mut RemoteTable,
     pub(crate) delivery: Delivery<'a>,
     pub(crate) counters: &'a mut DeviceCounters,
 }

@@ -3,7 +3,7 @@
 use towpath_queue::buffers::FreeBuffers;
 
 /// The session key of packets whose session has ended. No session has it.
-const NO_SESSION: u32 = u32::MAX;
+pub(super) const NO_SESSION: u32 = u32::MAX;
 
 /// A packet in flight.
 #[derive(Clone, Copy, Debug, Default)]

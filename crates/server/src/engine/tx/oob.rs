@@ -34,8 +34,9 @@ pub(super) fn send(
         let session = session.number;
         let sender = Sender { from, session, queue_pair, slot, may_repeat: false };
         let (sessions, notifier) = context.delivery.parts();
-        let apertures = &mut *context.apertures;
-        context.oob.send(&sender, &message, &mut Parts { sessions, notifier, apertures })?;
+        let (apertures, remote) = (&mut *context.apertures, &mut *context.remote);
+        let parts = &mut Parts { sessions, notifier, apertures, remote };
+        context.oob.send(&sender, &message, parts)?;
         if let Some(session) = context.delivery.session(key) {
             session.oob.handled(queue_pair, slot);
         }

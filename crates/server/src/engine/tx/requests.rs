@@ -19,6 +19,8 @@ use crate::engine::work::Work;
 pub(super) enum RequestTurn {
     /// The request is complete, or failed.
     Ended,
+    /// The request goes out to another host, and its slot is free once that has it.
+    Sent,
     /// The request goes on later.
     Later(Stop),
 }
@@ -50,7 +52,12 @@ impl TxPath {
         let checked = request.check().ok_or(Violation::Flags)?;
         let sender = Sender { from, session: session.number, queue_pair, slot, may_repeat: false };
         let (sessions, notifier) = context.delivery.parts();
-        let parts = &mut Parts { sessions, notifier, apertures: &mut *context.apertures };
+        let parts = &mut Parts {
+            sessions,
+            notifier,
+            apertures: &mut *context.apertures,
+            remote: &mut *context.remote,
+        };
         let requesting = Requesting { sender, request: &request, checked };
         let (outcome, cost) = carry_out(&requesting, parts);
         let copies = u64::from(matches!(outcome, Outcome::NotReady(_)));
@@ -60,6 +67,7 @@ impl TxPath {
                 context.delivery.complete((key, queue_pair), slot, 1);
                 Ok(RequestTurn::Ended)
             }
+            Outcome::Sent => Ok(RequestTurn::Sent),
             Outcome::More => Ok(RequestTurn::Later(Stop::Over)),
             Outcome::NotReady(until) => Ok(RequestTurn::Later(Stop::Until(until))),
         }

@@ -232,10 +232,10 @@ impl TxPath {
                             self.interrupted = Some(stop);
                             return Ok((index, None));
                         }
-                        Ok(RequestTurn::Ended) if self.has_used_share(batch, index + 1) => {
-                            return Ok((index + 1, None));
-                        }
-                        Ok(RequestTurn::Ended) => index += 1,
+                        Ok(RequestTurn::Ended | RequestTurn::Sent) => index += 1,
+                    }
+                    if self.has_used_share(batch, index) {
+                        return Ok((index, None));
                     }
                     continue;
                 }

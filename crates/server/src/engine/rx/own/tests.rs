@@ -140,7 +140,7 @@ impl World {
     fn new() -> World {
         let (mut near, far) = loopback::pair(&loopback::Config::default()).unwrap();
         let values = Values::default();
-        let (mut port, _) = DevicePort::start(&mut near, 0, 4, &values).unwrap();
+        let (mut port, _) = DevicePort::start(&mut near, 0, 4, false, &values).unwrap();
         let (mut session, mut application) = testing::session(1);
         application.receive.allow_any_order();
         session.put_in(0, Box::new(testing::endpoint(PORT)));

@@ -27,7 +27,7 @@ impl World {
     fn on(config: &loopback::Config, mode: HandoffMode, expedited_share: usize) -> World {
         let (mut near, far) = loopback::pair(config).unwrap();
         let (port, memory) =
-            DevicePort::start(&mut near, 0, SLOTS as usize, &Values::default()).unwrap();
+            DevicePort::start(&mut near, 0, SLOTS as usize, false, &Values::default()).unwrap();
         let mut bounce = BounceBuffers::new(memory);
         let nothing = Source { prefix: &[], memory: port.memory(), pieces: &[] };
         for slot in 0..SLOTS {

@@ -1,0 +1,46 @@
+//! Connections with endpoints of other hosts, by RoCEv2: the server owns UDP port 4791.
+//!
+//! | part | file | does |
+//! |---|---|---|
+//! | [`Inbox`] | `inbox.rs` | holds the frames of a poll iteration that are for this part |
+//! | [`RemoteTable`] | `table.rs` | the connections by queue pair number, and whose turn it is |
+//! | requests for connections | `setup.rs`, `answers.rs` | the messages of the InfiniBand connection manager |
+//! | link addresses | `neighbours.rs` | those of other hosts, and answers for endpoints here |
+//! | poll | `poll.rs` | what arrives, what is due, what is sent, within budgets |
+//! | requests | `requests.rs` | from a transmit queue into a connection |
+//! | memory | `host.rs` | what the peer reads and writes, and what requests move |
+//!
+//! The protocol itself is in `towpath-rdma`, which knows no session. To the other parts of the
+//! engine, an endpoint of another host has a name as every endpoint has ([`remote_name`]), so
+//! connections, apertures and rights hold for it.
+
+mod answers;
+mod host;
+mod inbox;
+mod neighbours;
+mod poll;
+pub(crate) mod requests;
+mod setup;
+mod table;
+
+use crate::engine::oob::connection::EndpointName;
+
+pub(crate) use inbox::Inbox;
+pub(crate) use neighbours::concerns;
+pub(crate) use poll::{Way, poll};
+pub use table::OwnAddress;
+pub(crate) use table::RemoteTable;
+
+/// The session number in the names of endpoints of other hosts. No session has it.
+const REMOTE_SESSION: u32 = u32::MAX;
+
+/// Returns the name of the endpoint at the other end of a connection, by this side's queue pair
+/// number: 24 bits.
+pub(crate) fn remote_name(queue_pair: u32) -> EndpointName {
+    EndpointName { session: REMOTE_SESSION, endpoint: queue_pair }
+}
+
+/// Returns this side's queue pair number if a name is of an endpoint of another host.
+pub(crate) fn remote_queue_pair(name: EndpointName) -> Option<u32> {
+    (name.session == REMOTE_SESSION).then_some(name.endpoint)
+}

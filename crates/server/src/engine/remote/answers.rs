@@ -1,0 +1,161 @@
+//! What applications here ask of connections with other hosts: requests, answers, and ends.
+
+use towpath_packet::roce::cm::{self, CmMessage, Mad, reason};
+use towpath_protocol::oob::{Kind, OobAddress, OobMessage, PeerState, Refused};
+
+use super::table::{Attempt, Remote, State};
+use super::{remote_name, requests, setup};
+use crate::engine::oob::connection::Connection;
+use crate::engine::oob::{Parts, Sender};
+
+/// How long a connection that an application closed goes on for what was sent before, in
+/// nanoseconds.
+const LINGER_NS: u64 = 1_000_000_000;
+
+impl Parts<'_> {
+    /// Handles a message of an endpoint here to an address of another host.
+    ///
+    /// # Errors
+    /// The reason why it is not sent.
+    pub(crate) fn send_remote(
+        &mut self,
+        sender: &Sender,
+        (kind, to): (Kind, OobAddress),
+        message: &OobMessage,
+    ) -> Result<(), Refused> {
+        let session = self.sessions.get(sender.from.session).ok_or(Refused::NoEndpoint)?;
+        let is_reachable = session.is_reachable(sender.from.endpoint);
+        if !self.remote.is_on() || !is_reachable || !setup::is_peer(to.ip) {
+            return Err(Refused::NoEndpoint);
+        }
+        let own = session.oob_address(sender.from.endpoint, to.ip);
+        let own = own.filter(|own| own.ip.is_ipv4() == to.ip.is_ipv4());
+        let own = own.ok_or(Refused::NoEndpoint)?;
+        let connection = self.open_queue(sender.from).ok_or(Refused::State)?.connection();
+        match kind {
+            Kind::Request if connection == Connection::None => {
+                let payload = message.payload();
+                let queue_pair = self.remote.request(sender.name(), (own, to), payload);
+                let queue_pair = queue_pair.ok_or(Refused::Full)?;
+                if let Some(queue) = self.open_queue(sender.from) {
+                    queue.set_requested(remote_name(queue_pair));
+                }
+                self.set_state(sender.from, PeerState::Requested);
+                Ok(())
+            }
+            Kind::Accept if connection == Connection::None => {
+                let queue_pair = self.asked_by(sender, to).ok_or(Refused::State)?;
+                self.accept_remote(sender, queue_pair, message.payload())
+            }
+            Kind::Reject => {
+                let queue_pair = self.asked_by(sender, to).ok_or(Refused::State)?;
+                let Some(one) = self.remote.take(queue_pair) else { return Err(Refused::State) };
+                let (path, remote_id, transaction) = (one.path, one.remote_id, one.transaction);
+                self.remote.drop_taken(queue_pair, &one);
+                let (why, payload) = (reason::CONSUMER_DEFINED, message.payload());
+                setup::reject(&path, transaction, remote_id, why, payload, self);
+                Ok(())
+            }
+            Kind::Plain => {
+                let Connection::Connected(peer) = connection else {
+                    return Err(Refused::NoEndpoint);
+                };
+                let queue_pair = super::remote_queue_pair(peer).ok_or(Refused::NoEndpoint)?;
+                let is_to_peer =
+                    self.remote.connections.get(&queue_pair).is_some_and(|one| one.peer == to);
+                if !is_to_peer {
+                    return Err(Refused::NoEndpoint);
+                }
+                let is_sent = requests::send_message(queue_pair, message.payload(), self);
+                if is_sent { Ok(()) } else { Err(Refused::Full) }
+            }
+            _ => Err(Refused::State),
+        }
+    }
+
+    /// Returns the request of another host's endpoint that waits for an answer of a session.
+    fn asked_by(&self, sender: &Sender, from: OobAddress) -> Option<u32> {
+        let waits = |one: &Remote| match &one.state {
+            State::Asked { listener, from: theirs, .. } => {
+                listener.session == sender.session && *theirs == from
+            }
+            _ => false,
+        };
+        let mut all = self.remote.connections.iter();
+        all.find(|(_, one)| waits(one)).map(|(queue_pair, _)| *queue_pair)
+    }
+
+    /// Accepts the request of another host's endpoint: both sides are connected.
+    fn accept_remote(
+        &mut self,
+        sender: &Sender,
+        queue_pair: u32,
+        payload: &[u8],
+    ) -> Result<(), Refused> {
+        if self.apertures.is_ending([sender.name(), remote_name(queue_pair)]) {
+            return Err(Refused::State);
+        }
+        let Some(mut one) = self.remote.take(queue_pair) else { return Err(Refused::State) };
+        let State::Asked { request, .. } = &one.state else { return Err(Refused::State) };
+        let request = request.clone();
+        one.owner = Some(sender.name());
+        one.first_psn = self.remote.random() & 0xff_ffff;
+        let reads = request.responder_resources;
+        one.open(request.starting_psn, Some(request.path_mtu), reads, self);
+        let mut private = [0; 196];
+        private[..payload.len()].copy_from_slice(payload);
+        let reply = cm::Reply {
+            local_id: one.local_id,
+            remote_id: one.remote_id,
+            local_qpn: queue_pair,
+            starting_psn: one.first_psn,
+            responder_resources: request.initiator_depth.min(16),
+            initiator_depth: request.responder_resources.min(16),
+            target_ack_delay: 15,
+            rnr_retry_count: 7,
+            local_guid: 1,
+            private,
+        };
+        let message = CmMessage::Reply(Box::new(reply));
+        let message = Box::new(Mad { transaction: one.transaction, message });
+        one.state = State::Answered(Attempt { message, tries: 0, at: self.remote.now });
+        self.remote.put(queue_pair, one);
+        self.remote.make_ready(queue_pair);
+        self.set_connected(sender.from, remote_name(queue_pair));
+        self.set_state(sender.from, PeerState::Connected);
+        Ok(())
+    }
+
+    /// Ends a connection with another host from this side. What was sent before goes out.
+    pub(crate) fn close_remote(&mut self, queue_pair: u32) {
+        let now = self.remote.now;
+        let Some(mut one) = self.remote.take(queue_pair) else { return };
+        match one.state {
+            State::Open | State::Answered(_)
+                if one.wire.as_ref().is_some_and(|wire| !wire.requester().is_empty()) =>
+            {
+                one.state = State::Leaving(now + LINGER_NS);
+            }
+            State::Open | State::Answered(_) | State::Leaving(_) => one.leave(now),
+            State::Asking(_) | State::Asked { .. } => {
+                if one.remote_id == 0 && matches!(one.state, State::Asking(_)) {
+                    let local_id = one.local_id;
+                    let reject = cm::Reject {
+                        local_id,
+                        remote_id: 0,
+                        rejected: 0,
+                        reason: reason::TIMEOUT,
+                        private: [0; 148],
+                    };
+                    let message = CmMessage::Reject(reject);
+                    let mad = Mad { transaction: one.transaction, message };
+                    self.remote.send_mad(&one.path, &mad);
+                }
+                return self.remote.drop_taken(queue_pair, &one);
+            }
+            State::Left(_) => {}
+        }
+        self.remote.put(queue_pair, one);
+        self.remote.make_ready(queue_pair);
+    }
+}

@@ -1,0 +1,151 @@
+//! The memory that a connection with another host works on: what the peer reads and writes is in
+//! apertures of the endpoint here, and what its own requests move is in memories of its session.
+
+use std::collections::VecDeque;
+
+use towpath_protocol::apertures::Access as Right;
+use towpath_protocol::oob::{Kind, OobAddress, OobMessage};
+use towpath_protocol::requests::LocalRange;
+use towpath_rdma::{Access, Delivery, Host, NotReady, Psn, Refused, Remote as Range};
+
+use super::remote_name;
+use super::requests::{Pending, Work};
+use crate::engine::apertures::requests::{Allowed, Asked, allowed, touch_tripwires};
+use crate::engine::demux::Destination;
+use crate::engine::oob::Parts;
+use crate::engine::oob::connection::EndpointName;
+
+/// The user of an endpoint of another host, as messages name it: not known.
+const NO_USER: u32 = u32::MAX;
+/// The session of such an endpoint, as messages name it: this, and the queue pair's number. No
+/// session of this server has so high a number.
+const SESSION: u32 = 0xff00_0000;
+
+/// Returns the number that stands for a connection where a session's is expected.
+pub(super) fn session_number(queue_pair: u32) -> u32 {
+    SESSION | queue_pair
+}
+
+/// Makes a message of an endpoint of another host.
+pub(super) fn message(
+    kind: Kind,
+    queue_pair: u32,
+    from: OobAddress,
+    payload: &[u8],
+) -> Option<OobMessage> {
+    let message = OobMessage::new(kind, from, payload)?;
+    Some(message.from_sender(from, NO_USER, session_number(queue_pair)))
+}
+
+/// The memory of a connection.
+pub(super) struct ConnectionHost<'a, 'b> {
+    pub(super) owner: EndpointName,
+    pub(super) queue_pair: u32,
+    pub(super) peer: OobAddress,
+    pub(super) pending: &'a mut VecDeque<Pending>,
+    pub(super) parts: &'a mut Parts<'b>,
+}
+
+impl ConnectionHost<'_, '_> {
+    fn allowed(&mut self, range: Range, access: Right) -> Result<Allowed, Refused> {
+        let asked = Asked { key: range.key, first: range.address, len: range.len };
+        allowed(&asked, access, &remote_name(self.queue_pair), self.parts).map_err(|_| Refused)
+    }
+
+    /// Copies the parts of a request's local ranges from its byte `offset` on. `copy`: copies
+    /// between a part of `len` bytes of a memory and the bytes from `at` on.
+    fn each_part(
+        &self,
+        id: u64,
+        offset: u64,
+        bytes: usize,
+        mut copy: impl FnMut(&towpath_memory::CommonMemory, usize, std::ops::Range<usize>) -> bool,
+    ) -> bool {
+        let Some(pending) = self.pending.iter().find(|one| one.id == id) else { return false };
+        let Work::Request { request, checked, .. } = &pending.work else { return false };
+        let session = self.parts.sessions.key(self.owner.session);
+        let Some(session) = session.and_then(|key| self.parts.sessions.get(key)) else {
+            return false;
+        };
+        let (mut skip, mut done) = (offset, 0);
+        for LocalRange { offset, len, memory } in &request.local[..checked.local] {
+            let len = u64::from(*len);
+            if skip >= len {
+                skip -= len;
+                continue;
+            }
+            let now = ((len - skip) as usize).min(bytes - done);
+            let Some(memory) = session.apertures.memory(*memory) else { return false };
+            if !copy(memory, (offset + skip) as usize, done..done + now) {
+                return false;
+            }
+            (skip, done) = (0, done + now);
+            if done == bytes {
+                break;
+            }
+        }
+        done == bytes
+    }
+}
+
+impl Host for ConnectionHost<'_, '_> {
+    fn check(&mut self, range: Range, access: Access) -> Result<(), Refused> {
+        let access = if access == Access::Read { Right::Read } else { Right::Write };
+        self.allowed(range, access).map(|_| ())
+    }
+
+    fn place(&mut self, range: Range, bytes: &[u8]) -> Result<(), Refused> {
+        let allowed = self.allowed(range, Right::Write)?;
+        let memory = allowed.memory(self.parts.sessions).ok_or(Refused)?;
+        if !memory.write(allowed.offset() as usize, bytes) {
+            return Err(Refused);
+        }
+        touch_tripwires(&allowed, Right::Write, self.parts);
+        Ok(())
+    }
+
+    fn fetch(&mut self, range: Range, to: &mut [u8]) -> Result<(), Refused> {
+        let allowed = self.allowed(range, Right::Read)?;
+        let memory = allowed.memory(self.parts.sessions).ok_or(Refused)?;
+        if !memory.read(allowed.offset() as usize, to) {
+            return Err(Refused);
+        }
+        touch_tripwires(&allowed, Right::Read, self.parts);
+        Ok(())
+    }
+
+    fn deliver(&mut self, _psn: Psn, delivery: Delivery<'_>) -> Result<(), NotReady> {
+        let words;
+        let (kind, payload) = match delivery {
+            Delivery::Message(payload) => (Kind::Plain, payload),
+            Delivery::Value(value, bytes) => {
+                words = [value.to_le_bytes(), bytes.to_le_bytes()].concat();
+                (Kind::Value, &words[..])
+            }
+        };
+        let message = message(kind, self.queue_pair, self.peer, payload).ok_or(NotReady)?;
+        let key = self.parts.sessions.key(self.owner.session).ok_or(NotReady)?;
+        let at = Destination { session: key, endpoint: self.owner.endpoint };
+        self.parts.push_remote(at, session_number(self.queue_pair), &message).map_err(|_| NotReady)
+    }
+
+    fn load(&mut self, id: u64, offset: u64, to: &mut [u8]) -> bool {
+        let message = self.pending.iter().find(|one| one.id == id).and_then(Pending::message);
+        if let Some(message) = message {
+            return message.get(..to.len()).map(|from| to.copy_from_slice(from)).is_some();
+        }
+        self.each_part(id, offset, to.len(), |memory, at, part| memory.read(at, &mut to[part]))
+    }
+
+    fn store(&mut self, id: u64, offset: u64, bytes: &[u8]) -> bool {
+        self.each_part(id, offset, bytes.len(), |memory, at, part| memory.write(at, &bytes[part]))
+    }
+
+    fn complete(&mut self, id: u64) {
+        while self.pending.front().is_some_and(|one| one.id <= id)
+            && let Some(one) = self.pending.pop_front()
+        {
+            one.complete(self.owner, self.parts);
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! The frames of a poll iteration that are for connections with other hosts, in private memory: no
+//! device and no application changes a frame between its check and its use.
+
+/// Frames per poll iteration.
+const FRAMES: usize = 128;
+/// Their bytes.
+const BYTES: usize = 256 << 10;
+
+/// The frames.
+#[derive(Debug, Default)]
+pub(crate) struct Inbox {
+    bytes: Vec<u8>,
+    /// Where each ends.
+    ends: Vec<u32>,
+    /// Frames without room.
+    dropped: u64,
+    is_on: bool,
+}
+
+impl Inbox {
+    /// Returns an inbox that takes frames; or one that takes none.
+    pub(crate) fn new(is_on: bool) -> Inbox {
+        let (bytes, ends) = if is_on { (BYTES, FRAMES) } else { (0, 0) };
+        let (bytes, ends) = (Vec::with_capacity(bytes), Vec::with_capacity(ends));
+        Inbox { bytes, ends, dropped: 0, is_on }
+    }
+
+    /// `true` if it takes frames.
+    #[inline]
+    pub(crate) fn is_on(&self) -> bool {
+        self.is_on
+    }
+
+    /// `true` if it has no frame.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// Takes a frame of `len` bytes, which `copy` copies. Drops and counts it if there is no room.
+    pub(crate) fn push(&mut self, len: usize, copy: impl FnOnce(&mut [u8]) -> bool) {
+        let begin = self.bytes.len();
+        if !self.is_on || self.ends.len() == FRAMES || begin + len > BYTES {
+            self.dropped += u64::from(self.is_on);
+            return;
+        }
+        self.bytes.resize(begin + len, 0);
+        if copy(&mut self.bytes[begin..]) {
+            self.ends.push((begin + len) as u32);
+        } else {
+            self.bytes.truncate(begin);
+        }
+    }
+
+    /// Returns the frames.
+    pub(super) fn frames(&self) -> impl Iterator<Item = &[u8]> {
+        let begins = std::iter::once(0).chain(self.ends.iter().copied());
+        begins.zip(&self.ends).map(|(from, to)| &self.bytes[from as usize..*to as usize])
+    }
+
+    /// Returns how many frames had no room since the last call.
+    pub(super) fn take_dropped(&mut self) -> u64 {
+        std::mem::take(&mut self.dropped)
+    }
+
+    /// Forgets the frames.
+    pub(super) fn clear(&mut self) {
+        self.bytes.clear();
+        self.ends.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_come_out_as_they_went_in_until_there_is_no_room() {
+        let mut inbox = Inbox::new(true);
+        let fill = |byte| {
+            move |to: &mut [u8]| {
+                to.fill(byte);
+                true
+            }
+        };
+        inbox.push(3, fill(1));
+        inbox.push(9, |_| false);
+        inbox.push(0, fill(7));
+        inbox.push(2, fill(2));
+        let frames: Vec<&[u8]> = inbox.frames().collect();
+        assert_eq!(frames, [&[1, 1, 1][..], &[], &[2, 2]]);
+        inbox.push(BYTES, fill(3));
+        assert_eq!(inbox.dropped, 1);
+        (0..FRAMES).for_each(|_| inbox.push(1, fill(4)));
+        assert_eq!((inbox.frames().count(), inbox.dropped), (FRAMES, 4));
+        inbox.clear();
+        assert!(inbox.is_empty());
+        let mut off = Inbox::new(false);
+        off.push(1, fill(1));
+        assert_eq!((off.is_empty(), off.dropped), (true, 0));
+    }
+}

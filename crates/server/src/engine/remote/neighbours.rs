@@ -1,0 +1,138 @@
+//! Link addresses: those of other hosts, and answers for endpoints here.
+//!
+//! Endpoints may have no stack of their own, so the engine answers for their addresses, and asks for
+//! others. An endpoint with a stack answers the same.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use towpath_packet::build::Flow;
+use towpath_packet::headers::{Headers, Network};
+use towpath_packet::roce::UDP_PORT;
+use towpath_packet::transport::{NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_SOLICITATION, Transport};
+
+use super::table::{OwnAddress, RemoteTable, State};
+
+/// Other hosts whose link address the engine knows.
+const MOST: usize = 1024;
+/// How long it holds, in nanoseconds.
+const HOLDS_NS: u64 = 60_000_000_000;
+
+/// `true` if a packet is for connections with other hosts, or tells of a link address.
+pub(crate) fn concerns(headers: &Headers) -> bool {
+    match (&headers.network, headers.transport()) {
+        (Network::Arp(_), _) => true,
+        (Network::Ipv6(_), Transport::Neighbour { .. }) => true,
+        (_, Transport::Udp { destination, .. }) => destination == UDP_PORT,
+        _ => false,
+    }
+}
+
+/// The link addresses of other hosts.
+#[derive(Debug, Default)]
+pub(super) struct Neighbours {
+    known: HashMap<IpAddr, ([u8; 6], u64)>,
+}
+
+impl Neighbours {
+    /// Returns the link address of a host.
+    fn get(&self, ip: IpAddr, now: u64) -> Option<[u8; 6]> {
+        let (mac, at) = self.known.get(&ip)?;
+        (now < at + HOLDS_NS).then_some(*mac)
+    }
+
+    fn put(&mut self, ip: IpAddr, mac: [u8; 6], now: u64) {
+        if self.known.len() >= MOST && !self.known.contains_key(&ip) {
+            self.known.clear();
+        }
+        self.known.insert(ip, (mac, now));
+    }
+}
+
+impl OwnAddress {
+    /// Returns the host that packets to an address go to first.
+    fn next_hop(&self, own: IpAddr, to: IpAddr) -> IpAddr {
+        let (one, other, width) = match (own, to) {
+            (IpAddr::V4(one), IpAddr::V4(other)) => {
+                (u128::from(one.to_bits()), u128::from(other.to_bits()), 32)
+            }
+            (IpAddr::V6(one), IpAddr::V6(other)) => (one.to_bits(), other.to_bits(), 128),
+            _ => return to,
+        };
+        let differs = (one ^ other).checked_shr(width - u32::from(self.bits)).unwrap_or(0);
+        if differs == 0 { to } else { self.gateway.unwrap_or(to) }
+    }
+}
+
+impl RemoteTable {
+    /// Returns the link address for packets from an address here; `None` if it is not known, and
+    /// asks for it.
+    pub(super) fn link_address(&mut self, own: IpAddr, to: IpAddr) -> Option<[u8; 6]> {
+        let (address, _) = *self.own.get(&own)?;
+        let hop = address.next_hop(own, to);
+        if let Some(mac) = self.neighbours.get(hop, self.now) {
+            return Some(mac);
+        }
+        let flow = Flow::v4().macs(address.mac, [0; 6]).addresses(own, hop);
+        self.send_frame(flow.who_has());
+        None
+    }
+
+    /// Handles a frame that asks for a link address, or tells one. Returns `true` if it does.
+    pub(super) fn neighbour_frame(&mut self, headers: &Headers) -> bool {
+        let (asked, asker, mac) = match &headers.network {
+            Network::Arp(arp) => {
+                let sender = (IpAddr::V4(arp.sender_ip.into()), arp.sender_mac);
+                let asked = (arp.operation == 1).then(|| IpAddr::V4(arp.target_ip.into()));
+                (asked, sender.0, sender.1)
+            }
+            Network::Ipv6(ip) => match ip.transport {
+                Transport::Neighbour { kind: NEIGHBOUR_SOLICITATION, target } => {
+                    let asker = IpAddr::V6(ip.source.into());
+                    (Some(IpAddr::V6(target.into())), asker, headers.source)
+                }
+                Transport::Neighbour { kind: NEIGHBOUR_ADVERTISEMENT, target } => {
+                    (None, IpAddr::V6(target.into()), headers.source)
+                }
+                _ => return false,
+            },
+            Network::Ipv4(_) | Network::Other => return false,
+        };
+        if asker.is_unspecified() || mac[0] & 1 != 0 {
+            return true;
+        }
+        match asked {
+            Some(asked) => {
+                let Some((own, _)) = self.own.get(&asked) else { return true };
+                let flow = Flow::v4().macs(own.mac, mac).addresses(asked, asker);
+                self.send_frame(flow.i_have());
+            }
+            None if !self.awaits(asker) => return true,
+            None => {}
+        }
+        self.neighbours.put(asker, mac, self.now);
+        self.learnt();
+        true
+    }
+
+    /// `true` if a connection waits for the link address of a host.
+    fn awaits(&self, ip: IpAddr) -> bool {
+        self.connections.values().any(|one| {
+            let own = self.own.get(&one.path.source);
+            let hop = own.map(|(own, _)| own.next_hop(one.path.source, one.path.destination));
+            matches!(one.state, State::Asking(_)) && hop == Some(ip)
+        })
+    }
+
+    /// Lets connections go on that waited for a link address.
+    fn learnt(&mut self) {
+        let waits = |one: &super::table::Remote| {
+            matches!(one.state, State::Asking(_)) && one.path.destination_mac == [0; 6]
+        };
+        let all = self.connections.iter().filter(|(_, one)| waits(one));
+        let all: Vec<u32> = all.map(|(queue_pair, _)| *queue_pair).collect();
+        for queue_pair in all {
+            self.make_ready(queue_pair);
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! A poll iteration's work for connections with other hosts: what arrived, what is due, and what is
+//! sent, within budgets.
+
+use towpath_device::DeviceError;
+use towpath_packet::headers::Headers;
+use towpath_packet::roce::{GENERAL_SERVICES_QP, Received, RoceError, read_frame};
+use towpath_protocol::counters::Device as Count;
+use towpath_protocol::oob::{PeerState, Refused};
+use towpath_protocol::requests::RequestFault;
+use towpath_rdma::Ended;
+use towpath_rdma::requester::Fault;
+
+use super::host::ConnectionHost;
+use super::inbox::Inbox;
+use super::table::{Remote, State};
+use super::{remote_name, requests, setup};
+use crate::engine::demux::Destination;
+use crate::engine::device_counters::DeviceCounters;
+use crate::engine::oob::connection::Connection;
+use crate::engine::oob::{OobTable, Parts};
+
+/// Packets that a connection sends before the next one has its turn.
+const PACKETS_PER_TURN: usize = 16;
+/// Packets and bytes that all of them send per poll iteration.
+const PACKETS: usize = 128;
+const BYTES: usize = 512 << 10;
+/// The longest frame: headers, and 4096 bytes of payload.
+const FRAME_BYTES: usize = 4352;
+
+/// The way out for packets of connections.
+pub(crate) trait Way {
+    /// `true` if there is room for a packet.
+    fn has_room(&self) -> bool;
+
+    /// Sends a frame, for which there is room.
+    ///
+    /// # Errors
+    /// Fails if the device as a whole fails.
+    fn send(&mut self, frame: &[u8]) -> Result<(), DeviceError>;
+
+    /// Lets a queue pair go on, by the session's key, that waited for room in a connection.
+    fn go_on(&mut self, session: u32, queue_pair: u32, parts: &mut Parts<'_>);
+}
+
+/// Does a poll iteration's work. Returns the number of packets received and sent.
+///
+/// # Errors
+/// Fails if the device as a whole fails.
+pub(crate) fn poll(
+    inbox: &mut Inbox,
+    oob: &OobTable,
+    parts: &mut Parts<'_>,
+    way: &mut impl Way,
+    counters: &mut DeviceCounters,
+) -> Result<usize, DeviceError> {
+    let mut work = 0;
+    for frame in inbox.frames() {
+        receive(frame, oob, parts, counters);
+        work += 1;
+    }
+    inbox.clear();
+    counters.add(Count::RdmaOverBudget, inbox.take_dropped());
+    parts.remote.wake_due();
+    let (mut packets, mut bytes) = (0, 0);
+    while way.has_room()
+        && let Some(frame) = parts.remote.outgoing.pop_front()
+    {
+        way.send(&frame)?;
+        work += 1;
+    }
+    let mut frame = std::mem::take(&mut parts.remote.scratch);
+    frame.resize(FRAME_BYTES, 0);
+    while packets < PACKETS
+        && bytes < BYTES
+        && way.has_room()
+        && let Some(queue_pair) = parts.remote.next_ready()
+    {
+        let (more, sent) = serve(queue_pair, &mut frame, parts, way)?;
+        packets += sent.0;
+        bytes += sent.1;
+        if more {
+            parts.remote.make_ready(queue_pair);
+        }
+    }
+    parts.remote.scratch = frame;
+    counters.add(Count::RdmaTxPackets, packets as u64);
+    Ok(work + packets)
+}
+
+/// Handles a frame.
+fn receive(frame: &[u8], oob: &OobTable, parts: &mut Parts<'_>, counters: &mut DeviceCounters) {
+    match read_frame(frame) {
+        Ok(received) if received.segment.bth.destination == GENERAL_SERVICES_QP => {
+            setup::receive(&received, oob, parts);
+        }
+        Ok(received) => {
+            counters.add(Count::RdmaRxPackets, 1);
+            if !receive_packet(&received, parts) {
+                counters.add(Count::RdmaNoConnection, 1);
+            }
+        }
+        Err(RoceError::Protocol(_) | RoceError::Ethertype(_)) => {
+            let headers = Headers::parse(frame, frame.len());
+            let headers = headers.ok().filter(|headers| headers.malformed.is_none());
+            headers.map(|headers| parts.remote.neighbour_frame(&headers));
+        }
+        Err(_) => counters.add(Count::RdmaMalformed, 1),
+    }
+}
+
+/// Handles a packet of a connection. Returns `false` if there is no such connection.
+fn receive_packet(received: &Received<'_>, parts: &mut Parts<'_>) -> bool {
+    let queue_pair = received.segment.bth.destination;
+    let Some(one) = parts.remote.connections.get(&queue_pair) else { return false };
+    let (own, theirs) = (one.path, received.path);
+    let is_theirs = own.source == theirs.destination
+        && own.destination == theirs.source
+        && own.source_mac == theirs.destination_mac;
+    if !is_theirs || one.wire.is_none() {
+        return false;
+    }
+    let Some(mut one) = parts.remote.take(queue_pair) else { return false };
+    if matches!(one.state, State::Answered(_)) {
+        // The other host has the answer, or it would send nothing.
+        one.state = State::Open;
+    }
+    let now = parts.remote.now;
+    one.with_wire(queue_pair, parts, |wire, host| {
+        wire.receive(&received.segment, received.congestion, host, now);
+    });
+    parts.remote.put(queue_pair, one);
+    parts.remote.make_ready(queue_pair);
+    true
+}
+
+/// Gives a connection its turn. Returns whether it has more to send, and the packets and bytes that
+/// it sent.
+fn serve(
+    queue_pair: u32,
+    frame: &mut [u8],
+    parts: &mut Parts<'_>,
+    way: &mut impl Way,
+) -> Result<(bool, (usize, usize)), DeviceError> {
+    let nothing = Ok((false, (0, 0)));
+    let Some(mut one) = parts.remote.take(queue_pair) else { return nothing };
+    let now = parts.remote.now;
+    if !parts.remote.attempt(&mut one) {
+        give_up(queue_pair, one, parts);
+        return nothing;
+    }
+    if matches!(one.state, State::Asked { since, .. } if now >= since + setup::ASKED_NS) {
+        parts.remote.drop_taken(queue_pair, &one);
+        return nothing;
+    }
+    let (mut packets, mut bytes) = (0, 0);
+    let mut sends = one.wire.is_some();
+    while sends && packets < PACKETS_PER_TURN && way.has_room() {
+        let mut len = None;
+        one.with_wire(queue_pair, parts, |wire, host| len = wire.transmit(host, now, frame));
+        let Some(len) = len else {
+            sends = false;
+            break;
+        };
+        way.send(&frame[..len])?;
+        packets += 1;
+        bytes += len;
+    }
+    if let Some(ended) = one.wire.as_ref().and_then(|wire| wire.ended()) {
+        end_by(queue_pair, one, ended, parts);
+        return Ok((false, (packets, bytes)));
+    }
+    let is_over = one.wire.as_ref().is_none_or(|wire| wire.requester().is_empty());
+    if matches!(one.state, State::Leaving(until) if is_over || now >= until) {
+        one.fail_pending(RequestFault::Closed, parts);
+        one.leave(now);
+        sends = true;
+    }
+    if let Some(waiting) = one.waiting
+        && requests::has_room(&one)
+    {
+        one.waiting = None;
+        let session = one.owner.and_then(|owner| parts.sessions.key(owner.session));
+        if let Some(session) = session {
+            way.go_on(session, waiting, parts);
+        }
+    }
+    parts.remote.put(queue_pair, one);
+    Ok((sends, (packets, bytes)))
+}
+
+/// Ends a connection whose other host does not answer.
+fn give_up(queue_pair: u32, one: Box<Remote>, parts: &mut Parts<'_>) {
+    let state = match one.state {
+        State::Asking(_) => PeerState::Refused(Refused::Unreachable),
+        _ => PeerState::Gone,
+    };
+    end(queue_pair, one, state, parts);
+}
+
+/// Ends a connection that failed.
+fn end_by(queue_pair: u32, mut one: Box<Remote>, ended: Ended, parts: &mut Parts<'_>) {
+    let (fault, state) = match ended {
+        Ended::Failed(Fault::Access | Fault::Peer) => (RequestFault::Peer, PeerState::Closed),
+        Ended::Failed(Fault::NotReady) => (RequestFault::NotReady, PeerState::Closed),
+        Ended::Failed(Fault::Local) => (RequestFault::Local, PeerState::Closed),
+        Ended::Refused => (RequestFault::Closed, PeerState::Closed),
+        Ended::Dead => (RequestFault::Closed, PeerState::Gone),
+    };
+    one.fail_pending(fault, parts);
+    disconnect_owner(queue_pair, &one, state, parts);
+    let now = parts.remote.now;
+    one.leave(now);
+    parts.remote.put(queue_pair, one);
+    parts.remote.make_ready(queue_pair);
+}
+
+/// Ends and forgets a connection that was taken out of the table. `state`: what its endpoint is told.
+pub(super) fn end(queue_pair: u32, mut one: Box<Remote>, state: PeerState, parts: &mut Parts<'_>) {
+    parts.remote.drop_taken(queue_pair, &one);
+    one.fail_pending(RequestFault::Closed, parts);
+    disconnect_owner(queue_pair, &one, state, parts);
+}
+
+/// Tells the endpoint of a connection that it has ended, unless it has left already.
+fn disconnect_owner(queue_pair: u32, one: &Remote, state: PeerState, parts: &mut Parts<'_>) {
+    let Some(owner) = one.owner else { return };
+    let Some(key) = parts.sessions.key(owner.session) else { return };
+    let at = Destination { session: key, endpoint: owner.endpoint };
+    let name = remote_name(queue_pair);
+    let is_its = parts.open_queue(at).is_some_and(|queue| {
+        [Connection::Connected(name), Connection::Requested(name)].contains(&queue.connection())
+    });
+    if is_its {
+        parts.end(at, state);
+    }
+}
+
+impl Remote {
+    /// Lets both sides of the connection work on the memory of its endpoint.
+    fn with_wire(
+        &mut self,
+        queue_pair: u32,
+        parts: &mut Parts<'_>,
+        work: impl FnOnce(&mut towpath_rdma::Connection, &mut ConnectionHost<'_, '_>),
+    ) {
+        let (Some(wire), Some(owner)) = (&mut self.wire, self.owner) else { return };
+        let (peer, pending) = (self.peer, &mut self.pending);
+        work(wire, &mut ConnectionHost { owner, queue_pair, peer, pending, parts });
+    }
+
+    /// Fails the requests that are not acknowledged: the first for this reason.
+    fn fail_pending(&mut self, fault: RequestFault, parts: &mut Parts<'_>) {
+        let Some(owner) = self.owner else { return };
+        for one in self.pending.drain(..) {
+            one.fail(fault, owner, parts);
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! The requests of an endpoint here to one of another host. The scheduler decides when a request, or
+//! a piece of it, may go; then the connection sends it, and its slot in the transmit queue is free
+//! once the other host has acknowledged it.
+
+use towpath_protocol::requests::{Checked, Request, RequestFault, RequestKind};
+use towpath_rdma::requester::{Work as Wanted, WorkKind};
+
+use super::table::{Remote, State};
+use crate::engine::apertures::requests::{Outcome, Requesting, TRANSFER_BYTES, check_local, fail};
+use crate::engine::oob::connection::EndpointName;
+use crate::engine::oob::{Parts, Sender};
+
+/// The most requests of a connection that are not acknowledged.
+const MOST_PENDING: usize = 64;
+/// Bytes that may be sent and are not acknowledged, from which on a request waits.
+const MOST_BYTES: u64 = 512 << 10;
+/// The longest time until a request that waits is looked at again, in nanoseconds; the progress of
+/// its connection ends the wait.
+const WAIT_NS: u64 = 100_000_000;
+
+/// A request that the other host has not acknowledged.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) id: u64,
+    pub(super) work: Work,
+}
+
+/// What is to be done.
+#[derive(Debug)]
+pub(super) enum Work {
+    /// A request in a slot of a transmit queue.
+    Request {
+        queue_pair: u32,
+        slot: u32,
+        request: Box<Request>,
+        checked: Checked,
+        /// Bytes that may be sent.
+        released: u64,
+    },
+    /// An out-of-band message, whose slot is free already.
+    Message(Vec<u8>),
+}
+
+impl Pending {
+    /// Returns the message, if it is one.
+    pub(super) fn message(&self) -> Option<&[u8]> {
+        match &self.work {
+            Work::Request { request, checked, .. } => {
+                (checked.kind == RequestKind::Send).then(|| request.payload())
+            }
+            Work::Message(message) => Some(message),
+        }
+    }
+
+    /// Records that it is complete, and frees its slot.
+    pub(super) fn complete(self, owner: EndpointName, parts: &mut Parts<'_>) {
+        let Work::Request { queue_pair, slot, request, .. } = self.work else { return };
+        let Some(key) = parts.sessions.key(owner.session) else { return };
+        let Some(session) = parts.sessions.get_mut(key) else { return };
+        session.apertures.complete(owner.endpoint, request.sequence);
+        parts.notifier.touch_oob(session, key, owner.endpoint);
+        free_slot(owner, queue_pair, slot, parts);
+    }
+
+    /// Records that it failed, and frees its slot.
+    pub(super) fn fail(self, fault: RequestFault, owner: EndpointName, parts: &mut Parts<'_>) {
+        let Work::Request { queue_pair, slot, request, .. } = self.work else { return };
+        let Some(key) = parts.sessions.key(owner.session) else { return };
+        let Some(session) = parts.sessions.get_mut(key) else { return };
+        session.apertures.fail(owner.endpoint, request.sequence, fault);
+        parts.notifier.touch_oob(session, key, owner.endpoint);
+        free_slot(owner, queue_pair, slot, parts);
+    }
+}
+
+/// Gives the buffer of a request back to its application.
+fn free_slot(owner: EndpointName, queue_pair: u32, slot: u32, parts: &mut Parts<'_>) {
+    let Some(key) = parts.sessions.key(owner.session) else { return };
+    let Some(session) = parts.sessions.get_mut(key).filter(|one| !one.closing) else { return };
+    let Some(set) = session.queue_pairs.get_mut(queue_pair as usize) else { return };
+    set.transmit.complete(&mut session.transmit_ledger, slot, 1);
+    parts.notifier.touch(session, key, queue_pair);
+}
+
+/// Lets a request, or its next piece, go out on a connection. Returns what became of it, and its cost
+/// as a number of bytes moved.
+pub(crate) fn admit(
+    one: &Requesting<'_>,
+    queue_pair: u32,
+    parts: &mut Parts<'_>,
+) -> (Outcome, u64) {
+    let now = parts.remote.now;
+    let Some(mut remote) = parts.remote.take(queue_pair) else {
+        fail(one, RequestFault::Closed, parts);
+        return (Outcome::Ended, 0);
+    };
+    let admitted = admit_to(&mut remote, one, parts, now);
+    if let Ok((Outcome::NotReady(_), _)) = admitted {
+        remote.waiting = Some(one.sender.queue_pair);
+    }
+    parts.remote.put(queue_pair, remote);
+    parts.remote.make_ready(queue_pair);
+    admitted.unwrap_or_else(|fault| {
+        fail(one, fault, parts);
+        (Outcome::Ended, 0)
+    })
+}
+
+fn admit_to(
+    remote: &mut Remote,
+    one: &Requesting<'_>,
+    parts: &mut Parts<'_>,
+    now: u64,
+) -> Result<(Outcome, u64), RequestFault> {
+    let Requesting { sender, request, checked } = one;
+    if !matches!(remote.state, State::Open | State::Answered(_)) {
+        return Err(RequestFault::Closed);
+    }
+    check_local(request, checked, sender.from.session, parts.sessions)?;
+    let wire = remote.wire.as_mut().ok_or(RequestFault::Closed)?;
+    let is_begun = remote.pending.back().is_some_and(|last| last.is_of(sender));
+    let is_full = !is_begun && remote.pending.len() >= MOST_PENDING;
+    if is_full || wire.requester().unacknowledged() >= MOST_BYTES {
+        return Ok((Outcome::NotReady(now + WAIT_NS), 0));
+    }
+    let bytes = length(request, checked);
+    if !is_begun {
+        let id = remote.next_id;
+        remote.next_id += 1;
+        let work = Work::Request {
+            queue_pair: sender.queue_pair,
+            slot: sender.slot,
+            request: Box::new(**request),
+            checked: *checked,
+            released: 0,
+        };
+        remote.pending.push_back(Pending { id, work });
+        let kind = match checked.kind {
+            RequestKind::Write => WorkKind::Write,
+            RequestKind::WriteWithValue => WorkKind::WriteWithValue(request.value),
+            RequestKind::Read => WorkKind::Read,
+            RequestKind::Send => WorkKind::Send,
+        };
+        let wanted = Wanted { id, kind, bytes, key: request.key, address: request.remote };
+        wire.push(wanted, 0, now);
+    }
+    let Some(Pending { work: Work::Request { released, .. }, .. }) = remote.pending.back_mut()
+    else {
+        return Err(RequestFault::Closed);
+    };
+    let before = *released;
+    *released = (before + TRANSFER_BYTES).min(bytes);
+    wire.release(*released);
+    let outcome = if *released < bytes { Outcome::More } else { Outcome::Sent };
+    Ok((outcome, *released - before))
+}
+
+/// Returns the bytes of a request, or of its message.
+fn length(request: &Request, checked: &Checked) -> u64 {
+    match checked.kind {
+        RequestKind::Send => request.payload().len() as u64,
+        _ => checked.bytes,
+    }
+}
+
+impl Pending {
+    /// `true` if it is the request in a sender's slot.
+    fn is_of(&self, sender: &Sender) -> bool {
+        matches!(self.work, Work::Request { queue_pair, slot, .. }
+            if queue_pair == sender.queue_pair && slot == sender.slot)
+    }
+}
+
+/// Sends an out-of-band message to the peer of an endpoint. Returns `false` if there is no room.
+pub(crate) fn send_message(queue_pair: u32, payload: &[u8], parts: &mut Parts<'_>) -> bool {
+    let now = parts.remote.now;
+    let Some(remote) = parts.remote.connections.get_mut(&queue_pair) else { return false };
+    let Some(wire) = remote.wire.as_mut() else { return false };
+    let is_open = matches!(remote.state, State::Open | State::Answered(_));
+    if !is_open || remote.pending.len() >= MOST_PENDING {
+        return false;
+    }
+    let id = remote.next_id;
+    remote.next_id += 1;
+    remote.pending.push_back(Pending { id, work: Work::Message(payload.to_vec()) });
+    let bytes = payload.len() as u64;
+    wire.push(Wanted { id, kind: WorkKind::Send, bytes, key: 0, address: 0 }, bytes, now);
+    parts.remote.make_ready(queue_pair);
+    true
+}
+
+/// `true` if a connection takes a further request.
+pub(super) fn has_room(one: &Remote) -> bool {
+    let unacknowledged = one.wire.as_ref().map_or(0, |wire| wire.requester().unacknowledged());
+    one.pending.len() < MOST_PENDING && unacknowledged < MOST_BYTES / 2
+}

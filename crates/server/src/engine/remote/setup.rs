@@ -1,0 +1,504 @@
+//! The messages by which connections begin and end, between the servers of two hosts: those of the
+//! InfiniBand connection manager (Linux, `drivers/infiniband/core/cm.c`), with the addresses of the
+//! RDMA IP service (`cma.c`). They go to queue pair 1.
+
+use std::net::IpAddr;
+
+use towpath_packet::roce;
+use towpath_packet::roce::cm::{self, CmMessage, IpHeader, Mad, PathMtu, reason};
+use towpath_packet::roce::{
+    Bth, Deth, Extension, GENERAL_SERVICES_QKEY, GENERAL_SERVICES_QP, Opcode, Path, Received, seal,
+    write_headers,
+};
+use towpath_protocol::oob::{Kind, OobAddress, PAYLOAD_BYTES, PeerState, REQUEST_BYTES, Refused};
+use towpath_rdma::responder::Progress;
+use towpath_rdma::{Connection as Wire, Psn, Timing};
+
+use super::host::{message, session_number};
+use super::poll::end;
+use super::remote_name;
+use super::table::{
+    Attempt, MOST_HALF_OPEN, MOST_HALF_OPEN_PER_SOURCE, Remote, RemoteTable, State,
+};
+use crate::engine::demux::Destination;
+use crate::engine::oob::connection::EndpointName;
+use crate::engine::oob::{OobTable, Parts};
+
+/// The time until a message is sent again at first, in nanoseconds; it doubles each time.
+const RETRY_NS: u64 = 250_000_000;
+/// How often a message is sent: for 8 s in all.
+const MOST_TRIES: u32 = 6;
+/// How often the end of a connection is told: for 2 s.
+const MOST_GOODBYES: u32 = 4;
+/// How long a request of another host waits for an application, in nanoseconds.
+pub(super) const ASKED_NS: u64 = 60_000_000_000;
+/// How long a peer may leave packets without an answer, and when it is asked for a sign of life.
+const TIMING: Timing =
+    Timing { quiet: 2_500_000_000, dead: 7_000_000_000, not_ready: 1_000_000_000 };
+/// The read requests that either side answers at once.
+const READS: u8 = 16;
+/// Bytes of headers that an IP packet needs beside its payload, as Linux counts them for soft-RoCE
+/// (`RXE_MAX_HDR_LENGTH`, `drivers/infiniband/sw/rxe/rxe_hdr.h`).
+const HEADER_BYTES: usize = 80;
+/// Exponents of 4.096 us: an acknowledgement within 67 ms, an answer of an application within 4.3 s.
+const ACK_TIMEOUT: u8 = 14;
+const ANSWER_TIMEOUT: u8 = 20;
+
+impl RemoteTable {
+    /// Returns the most bytes of payload per packet.
+    pub(super) fn path_mtu(&self) -> Option<PathMtu> {
+        PathMtu::of_bytes(self.device_mtu.saturating_sub(HEADER_BYTES))
+    }
+
+    /// Sends a message of the connection manager.
+    pub(super) fn send_mad(&mut self, path: &Path, mad: &Mad) {
+        let psn = self.random();
+        let bth = Bth::new(Opcode::DatagramSendOnly, GENERAL_SERVICES_QP, psn & 0xff_ffff);
+        let deth = Deth { qkey: GENERAL_SERVICES_QKEY, source: GENERAL_SERVICES_QP };
+        let extension = Extension { deth: Some(deth), ..Extension::default() };
+        let bytes = mad.to_bytes();
+        let mut frame = vec![0; roce::frame_bytes(path, bth.opcode, bytes.len())];
+        let headers = write_headers(path, &bth, &extension, bytes.len(), &mut frame);
+        let Some(headers) = headers else { return };
+        frame[headers..headers + bytes.len()].copy_from_slice(&bytes);
+        if seal(&mut frame) {
+            self.send_frame(frame);
+        }
+    }
+
+    /// Makes the request of an endpoint here. Its first attempt is due at once.
+    pub(super) fn request(
+        &mut self,
+        owner: EndpointName,
+        (own, peer): (OobAddress, OobAddress),
+        private: &[u8],
+    ) -> Option<u32> {
+        let (address, _) = *self.own.get(&own.ip)?;
+        let path_mtu = self.path_mtu()?;
+        let queue_pair = self.new_queue_pair()?;
+        let path = Path {
+            source_mac: address.mac,
+            destination_mac: [0; 6],
+            source: own.ip,
+            destination: peer.ip,
+            source_port: 0xc000 | (self.random() & 0x3fff) as u16,
+            ecn: true,
+        };
+        let header = IpHeader { source: own.ip, destination: peer.ip, source_port: own.port };
+        let (transaction, first_psn) = (self.new_transaction(), self.random() & 0xff_ffff);
+        let local_id = self.new_local_id(queue_pair);
+        let request = cm::Request {
+            local_id,
+            service: cm::service_of(peer.protocol, peer.port),
+            local_guid: guid(address.mac),
+            local_qpn: queue_pair,
+            responder_resources: READS,
+            initiator_depth: READS,
+            remote_response_timeout: ANSWER_TIMEOUT,
+            local_response_timeout: ANSWER_TIMEOUT,
+            starting_psn: first_psn,
+            retry_count: 7,
+            rnr_retry_count: 7,
+            path_mtu,
+            max_retries: MOST_TRIES as u8,
+            pkey: roce::DEFAULT_PKEY,
+            local_gid: cm::gid_of(own.ip),
+            remote_gid: cm::gid_of(peer.ip),
+            ack_timeout: ACK_TIMEOUT,
+            reliable: true,
+            private: header.write(private)?,
+        };
+        let mad = Mad { transaction, message: CmMessage::Request(Box::new(request)) };
+        let attempt = Attempt { message: Box::new(mad), tries: 0, at: self.now };
+        let mut one = Box::new(Remote::new(peer, State::Asking(attempt), path));
+        one.owner = Some(owner);
+        (one.local_id, one.transaction, one.first_psn) = (local_id, transaction, first_psn);
+        self.put(queue_pair, one);
+        self.make_ready(queue_pair);
+        Some(queue_pair)
+    }
+
+    fn new_transaction(&mut self) -> u64 {
+        u64::from(self.random()) << 32 | u64::from(self.random())
+    }
+
+    /// Sends a connection's message again if it is time. Returns `false` once it was sent too often.
+    pub(super) fn attempt(&mut self, one: &mut Remote) -> bool {
+        let now = self.now;
+        let most = if matches!(one.state, State::Left(_)) { MOST_GOODBYES } else { MOST_TRIES };
+        let asks = matches!(one.state, State::Asking(_));
+        let (State::Asking(attempt) | State::Answered(attempt) | State::Left(attempt)) =
+            &mut one.state
+        else {
+            return true;
+        };
+        if asks && one.path.destination_mac == [0; 6] {
+            // Each attempt begins with the link address.
+            let Some(mac) = self.link_address(one.path.source, one.path.destination) else {
+                if attempt.at > now {
+                    return true;
+                }
+                attempt.tries += 1;
+                attempt.at = now + (RETRY_NS << attempt.tries.min(8));
+                return attempt.tries < most;
+            };
+            (one.path.destination_mac, attempt.at) = (mac, now);
+        }
+        if attempt.at > now {
+            return true;
+        }
+        if attempt.tries >= most {
+            return false;
+        }
+        attempt.at = now + (RETRY_NS << attempt.tries.min(8));
+        attempt.tries += 1;
+        let (path, mad) = (one.path, attempt.message.clone());
+        self.send_mad(&path, &mad);
+        true
+    }
+}
+
+/// Returns an identifier of this side (EUI-64) from its link address.
+fn guid(mac: [u8; 6]) -> u64 {
+    let [a, b, c, d, e, f] = mac;
+    u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f])
+}
+
+/// Handles a message of the connection manager.
+pub(super) fn receive(received: &Received<'_>, oob: &OobTable, parts: &mut Parts<'_>) {
+    let deth = received.segment.extension.deth;
+    let is_for_manager = received.segment.bth.opcode == Opcode::DatagramSendOnly
+        && deth.is_some_and(|deth| deth.qkey == GENERAL_SERVICES_QKEY);
+    let Some((own, _)) = parts.remote.own.get(&received.path.destination) else { return };
+    if !is_for_manager || own.mac != received.path.destination_mac {
+        return;
+    }
+    let Ok(mad) = Mad::read(received.segment.payload) else { return };
+    let path = reversed(&received.path);
+    match mad.message {
+        CmMessage::Request(request) => asked(&path, mad.transaction, request, oob, parts),
+        CmMessage::Reply(reply) => replied(&path, mad.transaction, &reply, parts),
+        CmMessage::ReadyToUse(ready) => {
+            with(&path, ready.remote_id, ready.local_id, parts, |one, _| {
+                if matches!(one.state, State::Answered(_)) {
+                    one.state = State::Open;
+                    one.wire.iter_mut().for_each(|wire| wire.set_ready());
+                }
+            });
+        }
+        CmMessage::Reject(reject) => rejected(&path, &reject, parts),
+        CmMessage::Receipt(receipt) => {
+            // The application there takes its time.
+            with(&path, receipt.remote_id, receipt.local_id, parts, |one, parts| {
+                if let State::Asking(attempt) | State::Answered(attempt) = &mut one.state {
+                    let exponent = u32::from(receipt.service_timeout.min(24));
+                    attempt.at = parts.remote.now + (4_096 << exponent);
+                }
+            });
+        }
+        CmMessage::Disconnect(request) => disconnected(&path, mad.transaction, &request, parts),
+        CmMessage::Disconnected(answer) => {
+            let queue_pair = find(&path, answer.remote_id, answer.local_id, parts);
+            let Some(queue_pair) = queue_pair else { return };
+            let Some(one) = parts.remote.take(queue_pair) else { return };
+            if matches!(one.state, State::Left(_)) {
+                parts.remote.drop_taken(queue_pair, &one);
+            } else {
+                parts.remote.put(queue_pair, one);
+            }
+        }
+    }
+}
+
+fn reversed(path: &Path) -> Path {
+    Path {
+        source_mac: path.destination_mac,
+        destination_mac: path.source_mac,
+        source: path.destination,
+        destination: path.source,
+        source_port: roce::UDP_PORT,
+        ecn: false,
+    }
+}
+
+/// Returns the queue pair of a message for this side's number `local_id`, if it comes from the
+/// connection's other side.
+fn find(path: &Path, local_id: u32, remote_id: u32, parts: &Parts<'_>) -> Option<u32> {
+    let queue_pair = *parts.remote.by_local_id.get(&local_id)?;
+    let one = parts.remote.connections.get(&queue_pair)?;
+    let is_theirs = one.path.destination == path.destination && one.path.source == path.source;
+    (is_theirs && (one.remote_id == remote_id || one.remote_id == 0)).then_some(queue_pair)
+}
+
+/// Changes the connection that a message is for.
+fn with(
+    path: &Path,
+    local_id: u32,
+    remote_id: u32,
+    parts: &mut Parts<'_>,
+    change: impl FnOnce(&mut Remote, &mut Parts<'_>),
+) {
+    let Some(queue_pair) = find(path, local_id, remote_id, parts) else { return };
+    let Some(mut one) = parts.remote.take(queue_pair) else { return };
+    change(&mut one, parts);
+    parts.remote.put(queue_pair, one);
+    parts.remote.make_ready(queue_pair);
+}
+
+/// Handles a request for a connection: puts it into the queue of the endpoint that it is for.
+fn asked(
+    path: &Path,
+    transaction: u64,
+    request: Box<cm::Request>,
+    oob: &OobTable,
+    parts: &mut Parts<'_>,
+) {
+    if let Some(queue_pair) = parts.remote.by_remote_id.get(&(path.destination, request.local_id)) {
+        // It comes again: an answer that was given is sent once more, and otherwise the other host
+        // is told to wait.
+        let queue_pair = *queue_pair;
+        return asked_again(path, transaction, queue_pair, request.local_id, parts);
+    }
+    if let Err(why) = ask(path, transaction, request.clone(), oob, parts) {
+        reject(path, transaction, request.local_id, why, &[], parts);
+    }
+}
+
+fn asked_again(
+    path: &Path,
+    transaction: u64,
+    queue_pair: u32,
+    remote_id: u32,
+    parts: &mut Parts<'_>,
+) {
+    let now = parts.remote.now;
+    let Some(one) = parts.remote.connections.get_mut(&queue_pair) else { return };
+    match &mut one.state {
+        State::Answered(attempt) => {
+            attempt.at = now;
+            if let Some(one) = parts.remote.take(queue_pair) {
+                parts.remote.put(queue_pair, one);
+            }
+            parts.remote.make_ready(queue_pair);
+        }
+        State::Asked { .. } => {
+            let local_id = one.local_id;
+            let receipt =
+                cm::Receipt { local_id, remote_id, message: 0, service_timeout: ANSWER_TIMEOUT };
+            let mad = Mad { transaction, message: CmMessage::Receipt(receipt) };
+            parts.remote.send_mad(path, &mad);
+        }
+        _ => {}
+    }
+}
+
+/// Enters a request for a connection.
+///
+/// # Errors
+/// The reason of the rejection.
+fn ask(
+    path: &Path,
+    transaction: u64,
+    request: Box<cm::Request>,
+    oob: &OobTable,
+    parts: &mut Parts<'_>,
+) -> Result<(), u16> {
+    let header = IpHeader::read(&request.private).ok_or(reason::UNSUPPORTED)?;
+    let (header, private) = (header.0, header.1.to_vec());
+    if header.source != path.destination || header.destination != path.source {
+        return Err(reason::INVALID_GID);
+    }
+    if !request.reliable {
+        return Err(reason::INVALID_TRANSPORT_TYPE);
+    }
+    let path_mtu = parts.remote.path_mtu().ok_or(reason::INVALID_MTU)?;
+    if request.path_mtu.bytes() > path_mtu.bytes() {
+        return Err(reason::INVALID_MTU);
+    }
+    let (protocol, port) =
+        cm::port_of_service(request.service).ok_or(reason::INVALID_SERVICE_ID)?;
+    let address = OobAddress { ip: path.source, protocol, port };
+    let to = oob.at(&address).ok_or(reason::INVALID_SERVICE_ID)?;
+    let listener = parts.sessions.get(to.session).ok_or(reason::INVALID_SERVICE_ID)?;
+    if !listener.is_reachable(to.endpoint) {
+        return Err(reason::INVALID_SERVICE_ID);
+    }
+    let name = EndpointName { session: listener.number, endpoint: to.endpoint };
+    let (all, theirs) = parts.remote.half_open(path.destination);
+    if all >= MOST_HALF_OPEN || theirs >= MOST_HALF_OPEN_PER_SOURCE {
+        return Err(reason::NO_RESOURCES);
+    }
+    let queue_pair = parts.remote.new_queue_pair().ok_or(reason::NO_QP)?;
+    let from = OobAddress { ip: path.destination, protocol, port: header.source_port };
+    let text =
+        message(Kind::Request, queue_pair, from, private.get(..REQUEST_BYTES).unwrap_or(&private));
+    let text = text.ok_or(reason::UNSUPPORTED)?;
+    // All hosts together have a quarter of a queue, as one session has.
+    let sender = session_number(0);
+    parts.push_remote(to, sender, &text).map_err(|_| reason::NO_RESOURCES)?;
+    let (remote_id, destination) = (request.local_id, request.local_qpn);
+    let state = State::Asked { listener: name, request, from, since: parts.remote.now };
+    let mut one = Box::new(Remote::new(from, state, *path));
+    one.path.source_port = 0xc000 | (parts.remote.random() & 0x3fff) as u16;
+    one.path.ecn = true;
+    one.local_id = parts.remote.new_local_id(queue_pair);
+    (one.remote_id, one.destination, one.transaction) = (remote_id, destination, transaction);
+    parts.remote.by_remote_id.insert((path.destination, remote_id), queue_pair);
+    parts.remote.put(queue_pair, one);
+    Ok(())
+}
+
+/// Rejects a request for a connection.
+pub(super) fn reject(
+    path: &Path,
+    transaction: u64,
+    remote_id: u32,
+    reason: u16,
+    payload: &[u8],
+    parts: &mut Parts<'_>,
+) {
+    let mut private = [0; 148];
+    private[..payload.len()].copy_from_slice(payload);
+    let reject = cm::Reject { local_id: 0, remote_id, rejected: 0, reason, private };
+    let mad = Mad { transaction, message: CmMessage::Reject(reject) };
+    parts.remote.send_mad(path, &mad);
+}
+
+/// Handles the answer that accepts a request of an endpoint here.
+fn replied(path: &Path, transaction: u64, reply: &cm::Reply, parts: &mut Parts<'_>) {
+    let ready = cm::Ready { local_id: reply.remote_id, remote_id: reply.local_id };
+    let ready = Mad { transaction, message: CmMessage::ReadyToUse(ready) };
+    let queue_pair = find(path, reply.remote_id, reply.local_id, parts);
+    let Some(queue_pair) = queue_pair else {
+        // A connection that is forgotten here: the other host must not keep it.
+        return reject(path, transaction, reply.local_id, reason::INVALID_COMM_ID, &[], parts);
+    };
+    let Some(mut one) = parts.remote.take(queue_pair) else { return };
+    let is_first = matches!(one.state, State::Asking(_));
+    let takes = is_first || matches!(one.state, State::Open);
+    let (path, peer) = (one.path, one.peer);
+    if takes {
+        parts.remote.send_mad(&path, &ready);
+    }
+    if is_first {
+        (one.remote_id, one.destination) = (reply.local_id, reply.local_qpn);
+        parts.remote.by_remote_id.insert((path.destination, reply.local_id), queue_pair);
+        let reads = reply.responder_resources;
+        one.open(reply.starting_psn, None, reads, parts);
+        one.wire.iter_mut().for_each(|wire| wire.set_ready());
+        one.state = State::Open;
+    }
+    let owner = one.owner;
+    parts.remote.put(queue_pair, one);
+    if is_first && let Some(owner) = owner {
+        parts.remote_accepted(owner, queue_pair, (peer, &reply.private[..PAYLOAD_BYTES]));
+    }
+}
+
+impl Remote {
+    /// Makes both sides of a connection. `psn`: the number of the peer's first packet; `path_mtu`:
+    /// that of its request, or else that of the own one; `reads`: how many reads it answers at once.
+    pub(super) fn open(
+        &mut self,
+        psn: u32,
+        path_mtu: Option<PathMtu>,
+        reads: u8,
+        parts: &Parts<'_>,
+    ) {
+        let own = match &self.state {
+            State::Asking(attempt) => match &attempt.message.message {
+                CmMessage::Request(request) => Some(request.path_mtu),
+                _ => None,
+            },
+            _ => None,
+        };
+        let Some(path_mtu) = path_mtu.or(own) else { return };
+        let progress = Progress { expected: Psn::new(psn), messages: 0, writing: None };
+        let (to, mtu) = ((self.path, self.destination), path_mtu.bytes() as u32);
+        let side = (Psn::new(self.first_psn), u32::from(reads));
+        let wire = Wire::new(to, mtu, side, progress, TIMING, parts.remote.now);
+        self.wire = Some(Box::new(wire));
+    }
+
+    /// Begins to tell the other host that the connection has ended.
+    pub(super) fn leave(&mut self, now: u64) {
+        let disconnect = cm::Disconnect {
+            local_id: self.local_id,
+            remote_id: self.remote_id,
+            remote_qpn: self.destination,
+        };
+        let message = CmMessage::Disconnect(disconnect);
+        let message = Box::new(Mad { transaction: self.transaction, message });
+        self.state = State::Left(Attempt { message, tries: 0, at: now });
+        self.wire = None;
+    }
+}
+
+/// Handles the answer that rejects a request, or says that a connection is not known.
+fn rejected(path: &Path, reject: &cm::Reject, parts: &mut Parts<'_>) {
+    let queue_pair = find(path, reject.remote_id, reject.local_id, parts);
+    let Some(queue_pair) = queue_pair else { return };
+    let Some(one) = parts.remote.take(queue_pair) else { return };
+    let (owner, peer) = (one.owner, one.peer);
+    let is_asking = matches!(one.state, State::Asking(_));
+    if !is_asking && !matches!(one.state, State::Answered(_)) {
+        parts.remote.put(queue_pair, one);
+        return;
+    }
+    let state = match reject.reason {
+        reason::CONSUMER_DEFINED => PeerState::Refused(Refused::Rejected),
+        reason::INVALID_SERVICE_ID => PeerState::Refused(Refused::NoEndpoint),
+        reason::NO_RESOURCES | reason::NO_QP => PeerState::Refused(Refused::Full),
+        _ if is_asking => PeerState::Refused(Refused::State),
+        _ => PeerState::Closed,
+    };
+    if is_asking
+        && reject.reason == reason::CONSUMER_DEFINED
+        && let Some(owner) = owner
+        && let Some(key) = parts.sessions.key(owner.session)
+        && let Some(text) =
+            message(Kind::Reject, queue_pair, peer, &reject.private[..PAYLOAD_BYTES])
+    {
+        let at = Destination { session: key, endpoint: owner.endpoint };
+        // The state says all that matters; the payload comes along if there is room.
+        let _ = parts.push_answer(at, &text);
+    }
+    end(queue_pair, one, state, parts);
+}
+
+/// Handles the end of a connection by the other host.
+fn disconnected(path: &Path, transaction: u64, request: &cm::Disconnect, parts: &mut Parts<'_>) {
+    let answer = cm::Disconnected { local_id: request.remote_id, remote_id: request.local_id };
+    let answer = Mad { transaction, message: CmMessage::Disconnected(answer) };
+    parts.remote.send_mad(path, &answer);
+    let queue_pair = find(path, request.remote_id, request.local_id, parts);
+    let Some(queue_pair) = queue_pair.filter(|number| *number == request.remote_qpn) else {
+        return;
+    };
+    if let Some(one) = parts.remote.take(queue_pair) {
+        end(queue_pair, one, PeerState::Closed, parts);
+    }
+}
+
+impl Parts<'_> {
+    /// Connects an endpoint whose request another host accepted.
+    fn remote_accepted(
+        &mut self,
+        owner: EndpointName,
+        queue_pair: u32,
+        (peer, payload): (OobAddress, &[u8]),
+    ) {
+        let Some(key) = self.sessions.key(owner.session) else { return };
+        let at = Destination { session: key, endpoint: owner.endpoint };
+        self.set_connected(at, remote_name(queue_pair));
+        if let Some(text) = message(Kind::Accept, queue_pair, peer, payload) {
+            let _ = self.push_answer(at, &text);
+        }
+        self.set_state(at, PeerState::Connected);
+    }
+}
+
+/// Returns `true` if an address of another host can be a peer's.
+pub(super) fn is_peer(ip: IpAddr) -> bool {
+    !ip.is_unspecified() && !ip.is_multicast() && !ip.is_loopback()
+}

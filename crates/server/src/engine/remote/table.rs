@@ -1,0 +1,357 @@
+//! The connections with other hosts, and whose turn it is.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::net::IpAddr;
+
+use towpath_packet::roce::{Path, cm};
+use towpath_protocol::oob::OobAddress;
+use towpath_rdma::Connection as Wire;
+
+use super::neighbours::Neighbours;
+use super::requests::Pending;
+use crate::engine::oob::connection::EndpointName;
+use crate::engine::session::Endpoint;
+
+/// The most connections, half-open ones included.
+pub(super) const MOST_CONNECTIONS: usize = 1024;
+/// The most requests of other hosts that wait for an answer of an application here, in all, and of
+/// one address.
+pub(super) const MOST_HALF_OPEN: usize = 64;
+pub(super) const MOST_HALF_OPEN_PER_SOURCE: usize = 4;
+/// The most frames that wait for the device, which are no packets of connections.
+const MOST_OUTGOING: usize = 64;
+
+/// The state of a connection.
+#[derive(Debug)]
+pub(super) enum State {
+    /// An endpoint here asked for it.
+    Asking(Attempt),
+    /// An endpoint of another host asked for it; its request waits for an answer of the application
+    /// with this endpoint.
+    Asked {
+        listener: EndpointName,
+        request: Box<cm::Request>,
+        /// Where the answer goes to.
+        from: OobAddress,
+        since: u64,
+    },
+    /// An endpoint here accepted it, and the other host has yet to confirm.
+    Answered(Attempt),
+    Open,
+    /// It ends once what was sent before is acknowledged, or at this time, in nanoseconds.
+    Leaving(u64),
+    /// It has ended here, and the other host has yet to confirm.
+    Left(Attempt),
+}
+
+/// A message of the connection manager that is sent until there is an answer.
+#[derive(Debug)]
+pub(super) struct Attempt {
+    pub(super) message: Box<cm::Mad>,
+    /// How often it was sent.
+    pub(super) tries: u32,
+    /// When it is sent again, in nanoseconds.
+    pub(super) at: u64,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Remote {
+    /// The endpoint here, once there is one.
+    pub(super) owner: Option<EndpointName>,
+    /// The address of the endpoint at the other end.
+    pub(super) peer: OobAddress,
+    pub(super) state: State,
+    /// The addresses; the link address of the other host is 0 until it is known.
+    pub(super) path: Path,
+    /// The connection manager's numbers of both sides, and that of the exchange.
+    pub(super) local_id: u32,
+    pub(super) remote_id: u32,
+    pub(super) transaction: u64,
+    pub(super) first_psn: u32,
+    pub(super) destination: u32,
+    pub(super) wire: Option<Box<Wire>>,
+    /// Requests of the endpoint here that are not acknowledged, in order.
+    pub(super) pending: VecDeque<Pending>,
+    pub(super) next_id: u64,
+    /// The queue pair of which a request waits for room in the connection.
+    pub(super) waiting: Option<u32>,
+    /// `true` if it is in the list of those with something to do.
+    is_ready: bool,
+    due: Option<u64>,
+}
+
+/// An address of endpoints here that other hosts reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnAddress {
+    /// The link address.
+    pub mac: [u8; 6],
+    /// The bits of the network's prefix.
+    pub bits: u8,
+    /// The way to other networks.
+    pub gateway: Option<IpAddr>,
+}
+
+/// The connections with other hosts.
+#[derive(Debug)]
+pub(crate) struct RemoteTable {
+    is_on: bool,
+    /// The most bytes of an IP packet that the device sends.
+    pub(super) device_mtu: usize,
+    pub(super) connections: HashMap<u32, Box<Remote>>,
+    /// The queue pairs by the connection manager's numbers: this side's, and the other side's.
+    pub(super) by_local_id: HashMap<u32, u32>,
+    pub(super) by_remote_id: HashMap<(IpAddr, u32), u32>,
+    ready: VecDeque<u32>,
+    timers: BTreeSet<(u64, u32)>,
+    pub(super) own: HashMap<IpAddr, (OwnAddress, usize)>,
+    pub(super) neighbours: Neighbours,
+    random: Random,
+    pub(super) outgoing: VecDeque<Vec<u8>>,
+    /// The time, in nanoseconds.
+    pub(super) now: u64,
+    pub(super) scratch: Vec<u8>,
+}
+
+impl Remote {
+    /// Creates a connection that has neither side yet.
+    pub(super) fn new(peer: OobAddress, state: State, path: Path) -> Remote {
+        Remote {
+            owner: None,
+            peer,
+            state,
+            path,
+            local_id: 0,
+            remote_id: 0,
+            transaction: 0,
+            first_psn: 0,
+            destination: 0,
+            wire: None,
+            pending: VecDeque::new(),
+            next_id: 0,
+            waiting: None,
+            is_ready: false,
+            due: None,
+        }
+    }
+
+    /// Returns when there is something to do without a packet of the other host.
+    fn next_due(&self) -> Option<u64> {
+        let wire = || self.wire.as_ref().and_then(|wire| wire.next_due());
+        match &self.state {
+            State::Asking(one) | State::Left(one) => Some(one.at),
+            State::Asked { since, .. } => Some(since + super::setup::ASKED_NS),
+            State::Answered(one) => Some(wire().map_or(one.at, |due| due.min(one.at))),
+            State::Open => wire(),
+            State::Leaving(until) => Some(wire().map_or(*until, |due| due.min(*until))),
+        }
+    }
+}
+
+impl RemoteTable {
+    /// Creates a table without connections, for a device that sends IP packets of up to `mtu` bytes;
+    /// or one that takes none.
+    pub(crate) fn new(is_on: bool, mtu: usize) -> RemoteTable {
+        RemoteTable {
+            is_on,
+            device_mtu: mtu,
+            connections: HashMap::new(),
+            by_local_id: HashMap::new(),
+            by_remote_id: HashMap::new(),
+            ready: VecDeque::new(),
+            timers: BTreeSet::new(),
+            own: HashMap::new(),
+            neighbours: Neighbours::default(),
+            random: Random::default(),
+            outgoing: VecDeque::new(),
+            now: 0,
+            scratch: Vec::new(),
+        }
+    }
+
+    /// `true` if there may be connections with other hosts.
+    #[inline]
+    pub(crate) fn is_on(&self) -> bool {
+        self.is_on
+    }
+
+    /// Changes the most bytes of an IP packet; for connections that are made from now on.
+    pub(crate) fn set_mtu(&mut self, bytes: usize) {
+        self.device_mtu = bytes;
+    }
+
+    /// Lets other hosts reach the addresses of an endpoint.
+    pub(crate) fn add_endpoint(&mut self, endpoint: &Endpoint) {
+        for (ip, address) in endpoint.reachable.iter().filter(|_| self.is_on) {
+            self.own.entry(*ip).or_insert((*address, 0)).1 += 1;
+        }
+    }
+
+    /// Ends that for an endpoint that is closed.
+    pub(crate) fn remove_endpoint(&mut self, endpoint: &Endpoint) {
+        for (ip, _) in endpoint.reachable.iter().filter(|_| self.is_on) {
+            if let Some((_, uses)) = self.own.get_mut(ip) {
+                *uses -= 1;
+                if *uses == 0 {
+                    self.own.remove(ip);
+                }
+            }
+        }
+    }
+
+    /// Returns a number of a queue pair that no connection has.
+    pub(super) fn new_queue_pair(&mut self) -> Option<u32> {
+        if self.connections.len() >= MOST_CONNECTIONS {
+            return None;
+        }
+        loop {
+            let number = self.random.next() & 0xff_ffff;
+            // 0 and 1 are those of management.
+            if number > 1 && !self.connections.contains_key(&number) {
+                return Some(number);
+            }
+        }
+    }
+
+    /// Returns a random number.
+    pub(super) fn random(&mut self) -> u32 {
+        self.random.next()
+    }
+
+    /// Returns a number for the connection manager that no connection has, and enters it.
+    pub(super) fn new_local_id(&mut self, queue_pair: u32) -> u32 {
+        loop {
+            let number = self.random.next();
+            if number != 0 && !self.by_local_id.contains_key(&number) {
+                self.by_local_id.insert(number, queue_pair);
+                return number;
+            }
+        }
+    }
+
+    /// Returns how many requests of other hosts wait for an answer: all, and those of an address.
+    pub(super) fn half_open(&self, source: IpAddr) -> (usize, usize) {
+        let (mut all, mut theirs) = (0, 0);
+        for one in self.connections.values() {
+            if matches!(one.state, State::Asked { .. }) {
+                all += 1;
+                theirs += usize::from(one.peer.ip == source);
+            }
+        }
+        (all, theirs)
+    }
+
+    /// Enters a connection, or puts it back, and notes what it has to do.
+    pub(super) fn put(&mut self, queue_pair: u32, mut one: Box<Remote>) {
+        let due = one.next_due();
+        if due != one.due {
+            if let Some(old) = one.due {
+                self.timers.remove(&(old, queue_pair));
+            }
+            if let Some(new) = due {
+                self.timers.insert((new, queue_pair));
+            }
+            one.due = due;
+        }
+        self.connections.insert(queue_pair, one);
+    }
+
+    /// Takes a connection out, to change it.
+    pub(super) fn take(&mut self, queue_pair: u32) -> Option<Box<Remote>> {
+        self.connections.remove(&queue_pair)
+    }
+
+    /// Forgets a connection that was taken out.
+    pub(super) fn drop_taken(&mut self, queue_pair: u32, one: &Remote) {
+        if let Some(due) = one.due {
+            self.timers.remove(&(due, queue_pair));
+        }
+        self.by_local_id.remove(&one.local_id);
+        self.by_remote_id.remove(&(one.peer.ip, one.remote_id));
+    }
+
+    /// Notes that a connection has something to do.
+    pub(super) fn make_ready(&mut self, queue_pair: u32) {
+        if let Some(one) = self.connections.get_mut(&queue_pair)
+            && !std::mem::replace(&mut one.is_ready, true)
+        {
+            self.ready.push_back(queue_pair);
+        }
+    }
+
+    /// Returns the next connection that has something to do.
+    pub(super) fn next_ready(&mut self) -> Option<u32> {
+        while let Some(queue_pair) = self.ready.pop_front() {
+            if let Some(one) = self.connections.get_mut(&queue_pair) {
+                one.is_ready = false;
+                return Some(queue_pair);
+            }
+        }
+        None
+    }
+
+    /// Makes the connections ready whose time has come.
+    pub(super) fn wake_due(&mut self) {
+        while let Some(&(due, queue_pair)) = self.timers.first()
+            && due <= self.now
+        {
+            self.timers.pop_first();
+            if let Some(one) = self.connections.get_mut(&queue_pair) {
+                one.due = None;
+            }
+            self.make_ready(queue_pair);
+        }
+    }
+
+    /// Sets the time, in nanoseconds.
+    pub(crate) fn set_time(&mut self, now: u64) {
+        self.now = now;
+    }
+
+    /// `true` if there is nothing to do before a frame arrives.
+    pub(crate) fn is_idle(&self) -> bool {
+        !self.has_work() && self.timers.is_empty()
+    }
+
+    /// `true` if there is something to send.
+    pub(crate) fn has_work(&self) -> bool {
+        !self.ready.is_empty() || !self.outgoing.is_empty()
+    }
+
+    /// Returns when there is something to do without a packet, in nanoseconds.
+    pub(crate) fn next_due(&self) -> Option<u64> {
+        self.timers.first().map(|(due, _)| *due)
+    }
+
+    /// Queues a frame that is no packet of a connection. Drops it if too many wait.
+    pub(super) fn send_frame(&mut self, frame: Vec<u8>) {
+        if self.outgoing.len() < MOST_OUTGOING {
+            self.outgoing.push_back(frame);
+        }
+    }
+}
+
+/// Random numbers of the kernel, many for each system call.
+#[derive(Debug, Default)]
+struct Random {
+    numbers: Vec<u32>,
+}
+
+impl Random {
+    fn next(&mut self) -> u32 {
+        loop {
+            if let Some(number) = self.numbers.pop() {
+                return number;
+            }
+            let mut bytes = [0; 4096];
+            // The kernel gives up to 256 bytes whole, and more unless a signal interrupts it; there is
+            // no other failure once it has random numbers, which the server's start waited for.
+            let filled =
+                rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty());
+            let filled = filled.unwrap_or(0);
+            let all = bytes[..filled].chunks_exact(4);
+            self.numbers
+                .extend(all.filter_map(|one| Some(u32::from_ne_bytes(one.try_into().ok()?))));
+        }
+    }
+}
