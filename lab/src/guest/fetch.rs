@@ -42,11 +42,14 @@ const LEFT_OUT: [&str; 4] =
     ["/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*"];
 
 /// The kernel modules of a guest. Those that they need come with them.
-const MODULES: [&str; 11] = [
+const MODULES: [&str; 14] = [
     "8021q",
     "autofs4",
     "bonding",
+    "crc32_generic",
     "e1000e",
+    "rdma_rxe",
+    "rdma_ucm",
     "tun",
     "veth",
     "vfio-pci",
