@@ -1,6 +1,6 @@
 # The targets; each is one command, which can also be run directly. See CONTRIBUTING.md.
 
-.PHONY: build quick test test-long test-slow test-card test-virtio-card test-filter test-experiments test-beside-a-server test-older-version test-ordinary-user simulation loom asan tsan fuzz bench figures demo manual ci
+.PHONY: build quick test test-long test-slow test-card test-virtio-card test-rdma test-filter test-experiments test-beside-a-server test-older-version test-ordinary-user simulation loom asan tsan fuzz bench figures demo manual ci
 
 build:
 	cargo build --release
@@ -28,6 +28,9 @@ test-card:
 
 test-virtio-card:
 	tests/virtio-card
+
+test-rdma:
+	tests/rdma
 
 test-experiments:
 	cargo build --release -p towpath -p towpath-examples -p towpath-lab-web

@@ -11,8 +11,9 @@ use super::fetch::Kernel;
 const HEADER: &str = "# guest:";
 
 /// Files without a header: the functions that scripts share, the first process of a small guest, and the
-/// commands of tests/card, of tests/virtio-card and of `towpath-lab card`.
-const OTHERS: [&str; 7] = ["library", "init", "cards", "card", "virtio", "compare", "handoff"];
+/// commands of tests/card, of tests/virtio-card, of tests/rdma and of `towpath-lab card`.
+const OTHERS: [&str; 9] =
+    ["library", "init", "cards", "card", "virtio", "rxe", "rdma", "compare", "handoff"];
 
 /// A script of checks.
 #[derive(Clone, Debug)]
