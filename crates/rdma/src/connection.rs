@@ -12,7 +12,7 @@ use crate::{Host, Psn, Remote};
 /// The shortest time between two congestion notifications, in nanoseconds.
 const NOTIFICATION_NS: u64 = 50_000;
 /// The number of a request of the connection itself, which asks whether the peer is there.
-const PROBE: u64 = u64::MAX;
+pub const PROBE: u64 = u64::MAX;
 
 /// The times of a connection, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +56,7 @@ pub struct Connection {
     ended: Option<Ended>,
     /// `true` if the next packet waits for its time by the rate.
     paced: bool,
+    probe: Option<Psn>,
 }
 
 impl Connection {
@@ -84,6 +85,7 @@ impl Connection {
             notifies: false,
             ended: None,
             paced: false,
+            probe: None,
         }
     }
 
@@ -147,7 +149,7 @@ impl Connection {
             O::Acknowledge => {
                 let Some(aeth) = segment.extension.aeth else { return };
                 self.silent_since = None;
-                self.requester.acknowledged(psn, aeth, now, |id| complete(id, host))
+                self.requester.acknowledged(psn, aeth, now, |id, next| host.complete(id, next))
             }
             O::ReadResponseFirst
             | O::ReadResponseMiddle
@@ -156,10 +158,10 @@ impl Connection {
                 self.silent_since = None;
                 let mut done = Vec::new();
                 let store = |id, offset, bytes: &[u8]| host.store(id, offset, bytes);
-                let complete_one = |id| done.push(id);
+                let complete_one = |id, next| done.push((id, next));
                 let bytes = segment.payload;
                 let answered = self.requester.read_answered(psn, bytes, now, store, complete_one);
-                done.into_iter().for_each(|id| complete(id, host));
+                done.into_iter().for_each(|(id, next)| host.complete(id, next));
                 answered
             }
             O::CongestionNotification => {
@@ -247,11 +249,22 @@ impl Connection {
         }
         if self.requester.is_empty() && now >= self.heard + self.timing.quiet {
             self.heard = now;
-            let (key, address) = (0, 0);
-            let work = Work { id: PROBE, kind: WorkKind::Write, bytes: 0, key, address };
-            self.requester.push(work, 0, now);
+            self.push_probe(now);
         }
         true
+    }
+
+    /// Asks the peer whether it is there, by a write of no bytes.
+    pub fn push_probe(&mut self, now: u64) {
+        self.probe = Some(self.requester.end());
+        let work = Work { id: PROBE, kind: WorkKind::Write, bytes: 0, key: 0, address: 0 };
+        self.requester.push(work, 0, now);
+    }
+
+    /// Returns the number of the last packet that asked the peer whether it is there.
+    #[must_use]
+    pub fn probe(&self) -> Option<Psn> {
+        self.probe
     }
 
     /// Returns the time at which there is something to do without a packet of the peer, in
@@ -294,11 +307,5 @@ impl Connection {
         let headers = write_headers(&self.path, bth, extension, payload, frame)?;
         let filled = fill(&mut frame[headers..headers + payload]);
         (filled && roce::seal(frame)).then_some(frame.len())
-    }
-}
-
-fn complete(id: u64, host: &mut impl Host) {
-    if id != PROBE {
-        host.complete(id);
     }
 }

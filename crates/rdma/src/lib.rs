@@ -13,7 +13,7 @@ pub mod rate;
 pub mod requester;
 pub mod responder;
 
-pub use connection::{Connection, Ended, Timing};
+pub use connection::{Connection, Ended, PROBE, Timing};
 pub use psn::Psn;
 
 /// The memory that a connection reads and writes, and the queue of its endpoint.
@@ -51,8 +51,9 @@ pub trait Host {
     /// the memory is gone.
     fn store(&mut self, id: u64, offset: u64, bytes: &[u8]) -> bool;
 
-    /// Records that a request of this side is complete, and all before it.
-    fn complete(&mut self, id: u64);
+    /// Records that a request of this side is complete, and all before it. `next`: the number of the
+    /// first packet behind it. `id` is [`PROBE`] for a request of the connection itself.
+    fn complete(&mut self, id: u64, next: Psn);
 }
 
 /// A range of the memory of the connection's other side, as its owner names it.

@@ -20,7 +20,7 @@ const WINDOW_BYTES: u32 = 256 << 10;
 const WINDOW_PACKETS: std::ops::RangeInclusive<u32> = 64..=256;
 /// The shortest time until packets are sent again without an answer, and the first and the longest
 /// one, in nanoseconds.
-const LEAST_TIMEOUT_NS: u64 = 2_000_000;
+const LEAST_TIMEOUT_NS: u64 = 16_000_000;
 const FIRST_TIMEOUT_NS: u64 = 100_000_000;
 const MOST_TIMEOUT_NS: u64 = 1_000_000_000;
 
@@ -197,6 +197,12 @@ impl Requester {
         self.queue.front().map_or(self.end, |one| one.first)
     }
 
+    /// Returns the number of the next request's first packet.
+    #[must_use]
+    pub fn end(&self) -> Psn {
+        self.end
+    }
+
     /// Returns the packets that were sent again.
     #[must_use]
     pub fn retransmitted(&self) -> u64 {
@@ -364,7 +370,7 @@ impl Requester {
         psn: Psn,
         aeth: Aeth,
         now: u64,
-        complete: impl FnMut(u64),
+        complete: impl FnMut(u64, Psn),
     ) -> Answered {
         // An answer to a packet that is acknowledged, or was never sent, says nothing.
         if self.oldest.to(psn) < 0 || psn.to(self.highest) <= 0 {
@@ -408,7 +414,7 @@ impl Requester {
         bytes: &[u8],
         now: u64,
         mut store: impl FnMut(u64, u64, &[u8]) -> bool,
-        mut complete: impl FnMut(u64),
+        mut complete: impl FnMut(u64, Psn),
     ) -> Answered {
         let Some(index) = self.index_of(psn).filter(|index| self.queue[*index].is_read()) else {
             return Answered::default();
@@ -444,7 +450,7 @@ impl Requester {
     }
 
     /// Records that the peer has all packets before `to`, but for reads without their answer.
-    fn acknowledge_to(&mut self, to: Psn, now: u64, mut complete: impl FnMut(u64)) {
+    fn acknowledge_to(&mut self, to: Psn, now: u64, mut complete: impl FnMut(u64, Psn)) {
         let read = self.queue.iter().find(|one| one.is_read());
         let limit = read.map_or(to, |one| if one.first.to(to) > 0 { one.first } else { to });
         if self.oldest.to(limit) > 0 {
@@ -470,9 +476,9 @@ impl Requester {
         self.timeout = self.usual_timeout();
     }
 
-    fn remove_complete(&mut self, complete: &mut impl FnMut(u64)) {
+    fn remove_complete(&mut self, complete: &mut impl FnMut(u64, Psn)) {
         while let Some(first) = self.queue.front().filter(|one| one.end().to(self.oldest) >= 0) {
-            complete(first.work.id);
+            complete(first.work.id, first.end());
             self.queue.pop_front();
         }
     }

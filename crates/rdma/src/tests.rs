@@ -8,7 +8,9 @@ use towpath_packet::roce::{Opcode, Path, read_frame};
 
 use crate::requester::{Work, WorkKind};
 use crate::responder::Progress;
-use crate::{Access, Connection, Delivery, Ended, Host, NotReady, Psn, Refused, Remote, Timing};
+use crate::{
+    Access, Connection, Delivery, Ended, Host, NotReady, PROBE, Psn, Refused, Remote, Timing,
+};
 
 const KEY: u32 = 7;
 const MEMORY: usize = 300_000;
@@ -25,6 +27,7 @@ struct Application {
     received: Vec<(u32, Vec<u8>)>,
     room: usize,
     places: usize,
+    next: Psn,
 }
 
 impl Application {
@@ -37,6 +40,7 @@ impl Application {
             received: Vec::new(),
             room: usize::MAX,
             places: 0,
+            next: Psn::new(0),
         }
     }
 
@@ -88,8 +92,11 @@ impl Host for Application {
         true
     }
 
-    fn complete(&mut self, id: u64) {
-        self.complete.push(id);
+    fn complete(&mut self, id: u64, next: Psn) {
+        self.next = next;
+        if id != PROBE {
+            self.complete.push(id);
+        }
     }
 }
 
@@ -397,5 +404,68 @@ proptest! {
             let expected = &world.sides[1].application.exported[address as usize..][..bytes as usize];
             prop_assert!(world.sides[0].application.local[at..at + bytes as usize] == *expected);
         }
+    }
+}
+
+/// A side that starts anew with what it recorded goes on where it was: its requests that were not
+/// acknowledged come again with the same numbers, and the peer's are not carried out twice.
+#[test]
+fn either_side_starts_anew() {
+    for seed in 1..60 {
+        let mut world = World::new(seed, [20, 20, 20]);
+        let mut first = [Psn::new(0xff_fff0), Psn::new(5)];
+        for round in 0..40 {
+            let (side, kind) = (world.random(2) as usize, world.random(3));
+            let (address, bytes) = (world.random(100_000), world.random(3_000));
+            let kind = match kind {
+                0 => WorkKind::Write,
+                1 => WorkKind::WriteWithValue(round),
+                _ => WorkKind::Send,
+            };
+            let bytes = if kind == WorkKind::Send { 8 } else { bytes };
+            world.push(side, kind, address, bytes);
+            // A few packets go over the wire.
+            let mut frame = vec![0; 8192];
+            for _ in 0..world.random(4) {
+                for from in 0..2 {
+                    let Side { connection, application } = &mut world.sides[from];
+                    if let Some(len) = connection.transmit(application, world.now, &mut frame) {
+                        world.wires[1 - from].push_back(frame[..len].to_vec());
+                    }
+                    world.receive(1 - from);
+                }
+                world.now += 1_000;
+            }
+            if world.random(3) == 0 {
+                let side = world.random(2) as usize;
+                world.start_anew(side, &mut first);
+            }
+        }
+        world.run(3_600_000_000_000);
+        for side in 0..2 {
+            assert!(world.all_complete(side), "seed {seed}");
+            let expected = world.sides[1 - side].application.works.iter();
+            let expected = expected.filter(|one| one.kind != WorkKind::Write).count();
+            assert_eq!(world.sides[side].application.received.len(), expected, "seed {seed}");
+        }
+    }
+}
+
+impl World {
+    /// Replaces a side by one that knows only what a ledger holds.
+    fn start_anew(&mut self, side: usize, first: &mut [Psn; 2]) {
+        let now = self.now;
+        let Side { connection, application } = &mut self.sides[side];
+        if !application.complete.is_empty() {
+            first[side] = application.next;
+        }
+        let (to, progress) = ((path(side == 1), 17), connection.progress());
+        let mut anew = Connection::new(to, MTU, (first[side], 16), progress, TIMING, now);
+        anew.set_ready();
+        let complete = application.complete.len();
+        for work in &application.works[complete..] {
+            anew.push(*work, work.bytes, now);
+        }
+        *connection = anew;
     }
 }

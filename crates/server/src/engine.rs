@@ -129,8 +129,9 @@ pub struct Link {
     pub has_successor: bool,
     /// Where the engine records its position.
     pub position: Position,
-    /// `true` if endpoints may have connections with other hosts, by RoCEv2.
-    pub rdma: bool,
+    /// The memory for what the next server needs of connections with other hosts, if endpoints may
+    /// have some, by RoCEv2.
+    pub rdma: Option<Region>,
 }
 
 /// The longest time in which an engine finishes what it has begun before it leaves, in nanoseconds:
@@ -194,7 +195,8 @@ impl Engine {
         link: Link,
     ) -> Result<Engine, DeviceError> {
         let Budgets { batch, receive_budget, transmit_budget, iteration_budget } = budgets;
-        let (port, mut memory) = DevicePort::start(device, link.lane, batch, link.rdma, values)?;
+        let (port, mut memory) =
+            DevicePort::start(device, link.lane, batch, link.rdma.is_some(), values)?;
         let headers = memory.headers.take();
         let (counters, flag) = DeviceCounters::new(state, epoch);
         let wait = EngineWait::new(&port, flag, link.wake, values)?;
@@ -204,8 +206,8 @@ impl Engine {
             flows: FlowTable::new(seed, FlowCache::of(values.get(Setting::FlowCache))),
             oob: OobTable::default(),
             apertures: ApertureTable::default(),
-            remote: RemoteTable::new(link.rdma, port.mtu()),
-            inbox: Inbox::new(link.rdma),
+            inbox: Inbox::new(link.rdma.is_some()),
+            remote: RemoteTable::new(link.rdma.is_some(), link.rdma, port.mtu()),
             rx: RxPath::new(&port, batch, values),
             own_rx: OwnRx::new(batch, values),
             tx: TxPath::new(memory, transmit_budget, iteration_budget, values),
@@ -270,6 +272,8 @@ impl Engine {
         // The engine first executes the commands that came before the start, such as those that add
         // resumed sessions.
         while self.execute_commands() > 0 {}
+        self.remote.set_time(clock_ns());
+        self.oob_parts().restore_remote();
         self.oob_parts().restore();
         let outcome = loop {
             let work = match self.poll_once() {

@@ -22,13 +22,14 @@ use crate::addresses::{Pool, Subnets};
 use crate::config::{Config, PolicyError, StartError, bind_to_processor};
 use crate::control::{Control, Parts, Request};
 use crate::engine::relays::Relays;
+use crate::engine::remote::LEDGER_BYTES;
 use crate::engine::{Budgets, Engine, Link};
 use crate::engines::{EngineEnd, Engines};
 use crate::host::Host;
 use crate::keeper::stored_name;
 use crate::policy::{Policy, PolicyChange};
 use crate::position::{self, POSITIONS, Position};
-use crate::resume::left::{Left, STATE};
+use crate::resume::left::{Left, RDMA, STATE};
 use crate::resume::settings::ChangedSettings;
 use crate::socket::{Bound, STORED_NAME, bind};
 use crate::worker::held::{Doorbells, Entries};
@@ -217,6 +218,7 @@ impl Unstarted {
         let (listener, bound) = listen(config, &mut left, store.as_mut())?;
         let state = StatePage::adopt_or_create(&mut left, store.as_mut(), config.lanes)?;
         keep(store.as_mut(), &state, listener.as_ref())?;
+        let rdma = rdma_ledger(config, &mut left, store.as_mut())?;
         let mut changed = changed_settings(&mut left, store.as_mut(), &mut settings)?;
         let control_wake = event()?;
         let (requests, control_requests) = channel();
@@ -230,11 +232,10 @@ impl Unstarted {
             identity: (epoch, seed),
             control_wake: &control_wake,
             has_successor,
-            rdma: config.rdma,
         };
         let position = positions.pop().unwrap_or_default();
         let relays = relays.into_iter().zip(positions);
-        let (mut engines, ends) = maker.all(&mut *device, region, relays)?;
+        let (mut engines, ends) = maker.all(&mut *device, region, relays, rdma)?;
         let memories = engines.iter().map(Engine::memory_file);
         keep_device(store.as_mut(), device.as_ref(), config.server_number, memories)?;
         let engine_epolls = epolls(&engines)?;
@@ -334,7 +335,6 @@ struct EngineMaker<'a> {
     identity: (u64, u64),
     control_wake: &'a Arc<OwnedFd>,
     has_successor: bool,
-    rdma: bool,
 }
 
 impl EngineMaker<'_> {
@@ -345,6 +345,7 @@ impl EngineMaker<'_> {
         device: &mut dyn Device,
         mut state: Region,
         relays: impl Iterator<Item = (Relays, Position)>,
+        mut rdma: Option<Region>,
     ) -> Result<(Vec<Engine>, Vec<EngineEnd>), StartError> {
         let (mut engines, mut ends) = (Vec::new(), Vec::new());
         let (epoch, seed) = self.identity;
@@ -361,7 +362,7 @@ impl EngineMaker<'_> {
                 relays,
                 has_successor: self.has_successor,
                 position,
-                rdma: self.rdma,
+                rdma: rdma.take(),
             };
             let state = state.split_off_front(STATE_WORDS * 8);
             let (settings, budgets) = (self.settings, self.budgets);
@@ -424,6 +425,35 @@ fn address_pool(config: &Config, mac: [u8; 6]) -> Result<Pool, StartError> {
         Ok(()) => Ok(pool),
         Err(error) => Err(PolicyError::of(error, &pool).into()),
     }
+}
+
+/// Takes over the ledger of connections with other hosts, or creates one, if there may be some.
+fn rdma_ledger(
+    config: &Config,
+    left: &mut Left,
+    store: &mut dyn Store,
+) -> Result<Option<Region>, StartError> {
+    let what = "the ledger of connections with other hosts";
+    let adopted = left.rdma.take().and_then(|file| SharedFile::adopt(file).ok());
+    let adopted = adopted.filter(|file| config.rdma && file.len() >= LEDGER_BYTES);
+    if adopted.is_none() && store.holds(RDMA) {
+        store.remove(RDMA);
+    }
+    if !config.rdma {
+        return Ok(None);
+    }
+    let file = match adopted {
+        Some(file) => file,
+        None => {
+            let file = SharedFile::create("towpath-rdma", LEDGER_BYTES).map_err(resources(what))?;
+            file.seal_seals().map_err(resources(what))?;
+            file
+        }
+    };
+    if !store.holds(RDMA) {
+        store.put(RDMA, file.as_fd()).map_err(resources(what))?;
+    }
+    file.map_writable().map(Some).map_err(resources(what))
 }
 
 /// Applies the settings that were changed while an earlier server ran, and records changes from now

@@ -163,7 +163,7 @@ fn packets_are_handed_over_without_a_race() {
         relays,
         has_successor: false,
         position: Position::default(),
-        rdma: false,
+        rdma: None,
     };
     let budgets =
         Budgets { batch: 64, receive_budget: 1024, transmit_budget: 64, iteration_budget: 512 };

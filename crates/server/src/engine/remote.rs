@@ -8,6 +8,8 @@
 //! | link addresses | `neighbours.rs` | those of other hosts, and answers for endpoints here |
 //! | poll | `poll.rs` | what arrives, what is due, what is sent, within budgets |
 //! | requests | `requests.rs` | from a transmit queue into a connection |
+//! | ledger | `ledger.rs` | what the next server needs of each connection |
+//! | a successor's start | `restore.rs` | goes on with the connections in the ledger |
 //! | memory | `host.rs` | what the peer reads and writes, and what requests move |
 //!
 //! The protocol itself is in `towpath-rdma`, which knows no session. To the other parts of the
@@ -17,15 +19,18 @@
 mod answers;
 mod host;
 mod inbox;
+mod ledger;
 mod neighbours;
 mod poll;
 pub(crate) mod requests;
+mod restore;
 mod setup;
 mod table;
 
 use crate::engine::oob::connection::EndpointName;
 
 pub(crate) use inbox::Inbox;
+pub(crate) use ledger::LEDGER_BYTES;
 pub(crate) use neighbours::concerns;
 pub(crate) use poll::{Way, poll};
 pub use table::OwnAddress;

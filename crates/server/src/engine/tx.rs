@@ -454,7 +454,7 @@ mod tests {
                 flows: &mut self.flows,
                 oob: &OobTable::default(),
                 apertures: &mut ApertureTable::default(),
-                remote: &mut RemoteTable::new(false, 0),
+                remote: &mut RemoteTable::new(false, None, 0),
                 delivery,
                 counters: &mut self.counters,
             };

@@ -66,7 +66,7 @@ impl Wired {
             relays: Relays::none()?,
             has_successor: false,
             position: Position::default(),
-            rdma: false,
+            rdma: None,
         };
         let state = Region::private(STATE_WORDS * 8)?;
         let engine = Engine::new(device, state, 1, 1, values, budgets, link)?;

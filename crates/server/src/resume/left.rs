@@ -18,6 +18,8 @@ use crate::socket::STORED_NAME;
 
 /// The name of the state page in the store.
 pub(crate) const STATE: &str = "state";
+/// The name of the ledger of connections with other hosts in the store.
+pub(crate) const RDMA: &str = "rdma";
 /// The beginnings of the names of objects of sessions, and of ports.
 const SESSION: &str = "session-";
 const PORT: &str = "port-";
@@ -43,6 +45,8 @@ pub(crate) struct LeftSession {
 pub(crate) struct Left {
     pub(crate) listener: Option<OwnedFd>,
     pub(crate) state: Option<OwnedFd>,
+    /// The ledger of connections with other hosts.
+    pub(crate) rdma: Option<OwnedFd>,
     /// The changes of the device's settings.
     pub(crate) settings: Option<OwnedFd>,
     /// Where the earlier server's threads stood.
@@ -131,6 +135,7 @@ impl Left {
         match name {
             STORED_NAME => self.listener.replace(object),
             STATE => self.state.replace(object),
+            RDMA => self.rdma.replace(object),
             SETTINGS => self.settings.replace(object),
             POSITIONS => self.positions.replace(object),
             // The device has taken its objects already, and the others are not for the server.

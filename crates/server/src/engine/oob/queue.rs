@@ -254,6 +254,11 @@ impl OobQueue {
         self.recorded.publish(0, connection.to_word());
     }
 
+    /// Returns the index that the next message gets.
+    pub(crate) fn next_index(&self) -> u32 {
+        self.producer.next_index()
+    }
+
     /// Records that the endpoint asked one of another host for a connection.
     pub(crate) fn set_requested(&mut self, peer: EndpointName) {
         self.set_connection(Connection::Requested(peer));

@@ -70,6 +70,9 @@ impl Parts<'_> {
             return;
         };
         queue.may_repeat = true;
+        if self.is_restored(connection) {
+            return;
+        }
         let Some((_, theirs)) = self.peer_queue(peer) else {
             let lives = self.sessions.key(peer.session).is_some();
             return self.end(at, if lives { PeerState::Closed } else { PeerState::Gone });

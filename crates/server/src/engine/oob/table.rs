@@ -313,7 +313,7 @@ impl Parts<'_> {
         }
     }
 
-    fn count(&mut self, at: Destination, count: Count) {
+    pub(crate) fn count(&mut self, at: Destination, count: Count) {
         let queue = self.sessions.get_mut(at.session).and_then(|one| one.oob.queue(at.endpoint));
         if let Some(queue) = queue {
             queue.count(count);

@@ -4,7 +4,8 @@ use towpath_packet::roce::cm::{self, CmMessage, Mad, reason};
 use towpath_protocol::oob::{Kind, OobAddress, OobMessage, PeerState, Refused};
 
 use super::table::{Attempt, Remote, State};
-use super::{remote_name, requests, setup};
+use super::{remote_name, setup};
+use crate::engine::demux::Destination;
 use crate::engine::oob::connection::Connection;
 use crate::engine::oob::{Parts, Sender};
 
@@ -56,21 +57,20 @@ impl Parts<'_> {
                 setup::reject(&path, transaction, remote_id, why, payload, self);
                 Ok(())
             }
-            Kind::Plain => {
-                let Connection::Connected(peer) = connection else {
-                    return Err(Refused::NoEndpoint);
-                };
-                let queue_pair = super::remote_queue_pair(peer).ok_or(Refused::NoEndpoint)?;
-                let is_to_peer =
-                    self.remote.connections.get(&queue_pair).is_some_and(|one| one.peer == to);
-                if !is_to_peer {
-                    return Err(Refused::NoEndpoint);
-                }
-                let is_sent = requests::send_message(queue_pair, message.payload(), self);
-                if is_sent { Ok(()) } else { Err(Refused::Full) }
-            }
+            // Those to the endpoint's peer go another way.
+            Kind::Plain => Err(Refused::NoEndpoint),
             _ => Err(Refused::State),
         }
+    }
+
+    /// Returns the queue pair of the connection that a message of an endpoint here is for, if it is
+    /// one with another host.
+    pub(crate) fn other_host(&mut self, from: Destination, message: &OobMessage) -> Option<u32> {
+        let (Kind::Plain, to) = message.check()? else { return None };
+        let Connection::Connected(peer) = self.open_queue(from)?.connection() else { return None };
+        let queue_pair = super::remote_queue_pair(peer)?;
+        let one = self.remote.connections.get(&queue_pair)?;
+        (one.peer == to).then_some(queue_pair)
     }
 
     /// Returns the request of another host's endpoint that waits for an answer of a session.
@@ -101,7 +101,8 @@ impl Parts<'_> {
         one.owner = Some(sender.name());
         one.first_psn = self.remote.random() & 0xff_ffff;
         let reads = request.responder_resources;
-        one.open(request.starting_psn, Some(request.path_mtu), reads, self);
+        let first = (request.starting_psn, Some(request.path_mtu));
+        one.open(queue_pair, first, reads, self);
         let mut private = [0; 196];
         private[..payload.len()].copy_from_slice(payload);
         let reply = cm::Reply {

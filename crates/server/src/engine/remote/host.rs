@@ -6,8 +6,9 @@ use std::collections::VecDeque;
 use towpath_protocol::apertures::Access as Right;
 use towpath_protocol::oob::{Kind, OobAddress, OobMessage};
 use towpath_protocol::requests::LocalRange;
-use towpath_rdma::{Access, Delivery, Host, NotReady, Psn, Refused, Remote as Range};
+use towpath_rdma::{Access, Delivery, Host, NotReady, PROBE, Psn, Refused, Remote as Range};
 
+use super::ledger::Acknowledged;
 use super::remote_name;
 use super::requests::{Pending, Work};
 use crate::engine::apertures::requests::{Allowed, Asked, allowed, touch_tripwires};
@@ -43,6 +44,10 @@ pub(super) struct ConnectionHost<'a, 'b> {
     pub(super) queue_pair: u32,
     pub(super) peer: OobAddress,
     pub(super) pending: &'a mut VecDeque<Pending>,
+    /// The slot behind the last one that is acknowledged.
+    pub(super) done: &'a mut Option<u32>,
+    /// Its place in the ledger.
+    pub(super) place: Option<u32>,
     pub(super) parts: &'a mut Parts<'b>,
 }
 
@@ -114,7 +119,7 @@ impl Host for ConnectionHost<'_, '_> {
         Ok(())
     }
 
-    fn deliver(&mut self, _psn: Psn, delivery: Delivery<'_>) -> Result<(), NotReady> {
+    fn deliver(&mut self, psn: Psn, delivery: Delivery<'_>) -> Result<(), NotReady> {
         let words;
         let (kind, payload) = match delivery {
             Delivery::Message(payload) => (Kind::Plain, payload),
@@ -126,6 +131,8 @@ impl Host for ConnectionHost<'_, '_> {
         let message = message(kind, self.queue_pair, self.peer, payload).ok_or(NotReady)?;
         let key = self.parts.sessions.key(self.owner.session).ok_or(NotReady)?;
         let at = Destination { session: key, endpoint: self.owner.endpoint };
+        let index = self.parts.open_queue(at).ok_or(NotReady)?.next_index();
+        self.parts.remote.record(self.place, |ledger, place| ledger.deliver(place, psn, index));
         self.parts.push_remote(at, session_number(self.queue_pair), &message).map_err(|_| NotReady)
     }
 
@@ -141,7 +148,17 @@ impl Host for ConnectionHost<'_, '_> {
         self.each_part(id, offset, bytes.len(), |memory, at, part| memory.write(at, &bytes[part]))
     }
 
-    fn complete(&mut self, id: u64) {
+    fn complete(&mut self, id: u64, next: Psn) {
+        // First: what is recorded as acknowledged is not sent again, and is complete.
+        let last = self.pending.iter().rfind(|one| id != PROBE && one.id <= id);
+        if let Some(last) = last {
+            *self.done = Some(last.place().1.wrapping_add(1));
+        }
+        let to = Acknowledged { slot: *self.done, next };
+        self.parts.remote.record(self.place, |ledger, place| ledger.acknowledge(place, &to));
+        if id == PROBE {
+            return;
+        }
         while self.pending.front().is_some_and(|one| one.id <= id)
             && let Some(one) = self.pending.pop_front()
         {

@@ -75,7 +75,10 @@ pub(crate) fn poll(
         && way.has_room()
         && let Some(queue_pair) = parts.remote.next_ready()
     {
+        let again = retransmitted(queue_pair, parts);
         let (more, sent) = serve(queue_pair, &mut frame, parts, way)?;
+        let again = retransmitted(queue_pair, parts).saturating_sub(again);
+        counters.add(Count::RdmaRetransmitted, again);
         packets += sent.0;
         bytes += sent.1;
         if more {
@@ -85,6 +88,12 @@ pub(crate) fn poll(
     parts.remote.scratch = frame;
     counters.add(Count::RdmaTxPackets, packets as u64);
     Ok(work + packets)
+}
+
+/// Returns the packets that a connection has sent again.
+fn retransmitted(queue_pair: u32, parts: &Parts<'_>) -> u64 {
+    let one = parts.remote.connections.get(&queue_pair).and_then(|one| one.wire.as_ref());
+    one.map_or(0, |wire| wire.requester().retransmitted())
 }
 
 /// Handles a frame.
@@ -128,6 +137,11 @@ fn receive_packet(received: &Received<'_>, parts: &mut Parts<'_>) -> bool {
     one.with_wire(queue_pair, parts, |wire, host| {
         wire.receive(&received.segment, received.congestion, host, now);
     });
+    if let Some(ended) = one.wire.as_ref().and_then(|wire| wire.ended()) {
+        // Before the other host's message that the connection is over.
+        end_by(queue_pair, one, ended, parts);
+        return true;
+    }
     parts.remote.put(queue_pair, one);
     parts.remote.make_ready(queue_pair);
     true
@@ -244,8 +258,19 @@ impl Remote {
         work: impl FnOnce(&mut towpath_rdma::Connection, &mut ConnectionHost<'_, '_>),
     ) {
         let (Some(wire), Some(owner)) = (&mut self.wire, self.owner) else { return };
-        let (peer, pending) = (self.peer, &mut self.pending);
-        work(wire, &mut ConnectionHost { owner, queue_pair, peer, pending, parts });
+        let (peer, place, pending, done) =
+            (self.peer, self.place, &mut self.pending, &mut self.done);
+        let probed = wire.probe();
+        work(wire, &mut ConnectionHost { owner, queue_pair, peer, pending, done, place, parts });
+        // Before a packet leaves that depends on it.
+        let (progress, probe) = (wire.progress(), wire.probe());
+        if self.recorded != Some(progress) {
+            self.recorded = Some(progress);
+            parts.remote.record(place, |ledger, place| ledger.set_progress(place, &progress));
+        }
+        if let Some(psn) = probe.filter(|_| probe != probed) {
+            parts.remote.record(place, |ledger, place| ledger.set_probe(place, psn));
+        }
     }
 
     /// Fails the requests that are not acknowledged: the first for this reason.

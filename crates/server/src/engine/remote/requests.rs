@@ -9,6 +9,7 @@ use super::table::{Remote, State};
 use crate::engine::apertures::requests::{Outcome, Requesting, TRANSFER_BYTES, check_local, fail};
 use crate::engine::oob::connection::EndpointName;
 use crate::engine::oob::{Parts, Sender};
+use crate::engine::session::Session;
 
 /// The most requests of a connection that are not acknowledged.
 const MOST_PENDING: usize = 64;
@@ -37,8 +38,8 @@ pub(super) enum Work {
         /// Bytes that may be sent.
         released: u64,
     },
-    /// An out-of-band message, whose slot is free already.
-    Message(Vec<u8>),
+    /// An out-of-band message in such a slot.
+    Message { queue_pair: u32, slot: u32, payload: Vec<u8> },
 }
 
 impl Pending {
@@ -48,27 +49,46 @@ impl Pending {
             Work::Request { request, checked, .. } => {
                 (checked.kind == RequestKind::Send).then(|| request.payload())
             }
-            Work::Message(message) => Some(message),
+            Work::Message { payload, .. } => Some(payload),
+        }
+    }
+
+    /// Returns the queue pair and the slot that it came from.
+    pub(super) fn place(&self) -> (u32, u32) {
+        match self.work {
+            Work::Request { queue_pair, slot, .. } | Work::Message { queue_pair, slot, .. } => {
+                (queue_pair, slot)
+            }
         }
     }
 
     /// Records that it is complete, and frees its slot.
     pub(super) fn complete(self, owner: EndpointName, parts: &mut Parts<'_>) {
-        let Work::Request { queue_pair, slot, request, .. } = self.work else { return };
-        let Some(key) = parts.sessions.key(owner.session) else { return };
-        let Some(session) = parts.sessions.get_mut(key) else { return };
-        session.apertures.complete(owner.endpoint, request.sequence);
-        parts.notifier.touch_oob(session, key, owner.endpoint);
-        free_slot(owner, queue_pair, slot, parts);
+        self.end(owner, parts, |session, sequence| {
+            session.apertures.complete(owner.endpoint, sequence);
+        });
     }
 
     /// Records that it failed, and frees its slot.
     pub(super) fn fail(self, fault: RequestFault, owner: EndpointName, parts: &mut Parts<'_>) {
-        let Work::Request { queue_pair, slot, request, .. } = self.work else { return };
+        self.end(owner, parts, |session, sequence| {
+            session.apertures.fail(owner.endpoint, sequence, fault);
+        });
+    }
+
+    fn end(
+        self,
+        owner: EndpointName,
+        parts: &mut Parts<'_>,
+        record: impl FnOnce(&mut Session, u32),
+    ) {
+        let (queue_pair, slot) = self.place();
         let Some(key) = parts.sessions.key(owner.session) else { return };
         let Some(session) = parts.sessions.get_mut(key) else { return };
-        session.apertures.fail(owner.endpoint, request.sequence, fault);
-        parts.notifier.touch_oob(session, key, owner.endpoint);
+        if let Work::Request { request, .. } = &self.work {
+            record(session, request.sequence);
+            parts.notifier.touch_oob(session, key, owner.endpoint);
+        }
         free_slot(owner, queue_pair, slot, parts);
     }
 }
@@ -115,6 +135,13 @@ fn admit_to(
     let Requesting { sender, request, checked } = one;
     if !matches!(remote.state, State::Open | State::Answered(_)) {
         return Err(RequestFault::Closed);
+    }
+    if remote.is_done(sender.slot, capacity(sender, parts)) {
+        if let Some(session) = parts.sessions.get_mut(sender.from.session) {
+            session.apertures.complete(sender.from.endpoint, request.sequence);
+            parts.notifier.touch_oob(session, sender.from.session, sender.from.endpoint);
+        }
+        return Ok((Outcome::Ended, 0));
     }
     check_local(request, checked, sender.from.session, parts.sessions)?;
     let wire = remote.wire.as_mut().ok_or(RequestFault::Closed)?;
@@ -171,22 +198,58 @@ impl Pending {
     }
 }
 
-/// Sends an out-of-band message to the peer of an endpoint. Returns `false` if there is no room.
-pub(crate) fn send_message(queue_pair: u32, payload: &[u8], parts: &mut Parts<'_>) -> bool {
-    let now = parts.remote.now;
-    let Some(remote) = parts.remote.connections.get_mut(&queue_pair) else { return false };
-    let Some(wire) = remote.wire.as_mut() else { return false };
+/// What became of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Message {
+    /// Its slot is free once the other host has it.
+    Sent,
+    /// The other host has it already.
+    Done,
+    /// There is no room for it.
+    Dropped,
+}
+
+/// Sends an out-of-band message to the peer of an endpoint.
+pub(crate) fn send_message(
+    sender: &Sender,
+    queue_pair: u32,
+    payload: &[u8],
+    parts: &mut Parts<'_>,
+) -> Message {
+    let (now, capacity) = (parts.remote.now, capacity(sender, parts));
+    let Some(remote) = parts.remote.connections.get_mut(&queue_pair) else {
+        return Message::Dropped;
+    };
+    if remote.is_done(sender.slot, capacity) {
+        return Message::Done;
+    }
+    let Some(wire) = remote.wire.as_mut() else { return Message::Dropped };
     let is_open = matches!(remote.state, State::Open | State::Answered(_));
     if !is_open || remote.pending.len() >= MOST_PENDING {
-        return false;
+        return Message::Dropped;
     }
     let id = remote.next_id;
     remote.next_id += 1;
-    remote.pending.push_back(Pending { id, work: Work::Message(payload.to_vec()) });
+    let (from, slot) = (sender.queue_pair, sender.slot);
+    let work = Work::Message { queue_pair: from, slot, payload: payload.to_vec() };
+    remote.pending.push_back(Pending { id, work });
     let bytes = payload.len() as u64;
     wire.push(Wanted { id, kind: WorkKind::Send, bytes, key: 0, address: 0 }, bytes, now);
     parts.remote.make_ready(queue_pair);
-    true
+    Message::Sent
+}
+
+/// Returns the slots of a sender's transmit queue.
+fn capacity(sender: &Sender, parts: &Parts<'_>) -> u32 {
+    let session = parts.sessions.get(sender.from.session);
+    session.map_or(0, |session| session.shape.queues.transmit())
+}
+
+impl Remote {
+    /// `true` if what is in a slot was acknowledged, before the server was killed that had taken it.
+    fn is_done(&self, slot: u32, capacity: u32) -> bool {
+        self.done.is_some_and(|done| (1..=capacity).contains(&done.wrapping_sub(slot)))
+    }
 }
 
 /// `true` if a connection takes a further request.

@@ -27,13 +27,13 @@ use crate::engine::oob::{OobTable, Parts};
 /// The time until a message is sent again at first, in nanoseconds; it doubles each time.
 const RETRY_NS: u64 = 250_000_000;
 /// How often a message is sent: for 8 s in all.
-const MOST_TRIES: u32 = 6;
+const MOST_TRIES: u32 = 5;
 /// How often the end of a connection is told: for 2 s.
 const MOST_GOODBYES: u32 = 4;
 /// How long a request of another host waits for an application, in nanoseconds.
 pub(super) const ASKED_NS: u64 = 60_000_000_000;
 /// How long a peer may leave packets without an answer, and when it is asked for a sign of life.
-const TIMING: Timing =
+pub(super) const TIMING: Timing =
     Timing { quiet: 2_500_000_000, dead: 7_000_000_000, not_ready: 1_000_000_000 };
 /// The read requests that either side answers at once.
 const READS: u8 = 16;
@@ -138,9 +138,9 @@ impl RemoteTable {
                 if attempt.at > now {
                     return true;
                 }
-                attempt.tries += 1;
                 attempt.at = now + (RETRY_NS << attempt.tries.min(8));
-                return attempt.tries < most;
+                attempt.tries += 1;
+                return attempt.tries <= most;
             };
             (one.path.destination_mac, attempt.at) = (mac, now);
         }
@@ -384,7 +384,7 @@ fn replied(path: &Path, transaction: u64, reply: &cm::Reply, parts: &mut Parts<'
         (one.remote_id, one.destination) = (reply.local_id, reply.local_qpn);
         parts.remote.by_remote_id.insert((path.destination, reply.local_id), queue_pair);
         let reads = reply.responder_resources;
-        one.open(reply.starting_psn, None, reads, parts);
+        one.open(queue_pair, (reply.starting_psn, None), reads, parts);
         one.wire.iter_mut().for_each(|wire| wire.set_ready());
         one.state = State::Open;
     }
@@ -400,10 +400,10 @@ impl Remote {
     /// that of its request, or else that of the own one; `reads`: how many reads it answers at once.
     pub(super) fn open(
         &mut self,
-        psn: u32,
-        path_mtu: Option<PathMtu>,
+        queue_pair: u32,
+        (psn, path_mtu): (u32, Option<PathMtu>),
         reads: u8,
-        parts: &Parts<'_>,
+        parts: &mut Parts<'_>,
     ) {
         let own = match &self.state {
             State::Asking(attempt) => match &attempt.message.message {
@@ -417,7 +417,10 @@ impl Remote {
         let (to, mtu) = ((self.path, self.destination), path_mtu.bytes() as u32);
         let side = (Psn::new(self.first_psn), u32::from(reads));
         let wire = Wire::new(to, mtu, side, progress, TIMING, parts.remote.now);
+        self.recorded = Some(wire.progress());
         self.wire = Some(Box::new(wire));
+        let record = self.to_record(queue_pair, mtu, u32::from(reads));
+        self.place = record.and_then(|record| parts.remote.add_to_ledger(&record));
     }
 
     /// Begins to tell the other host that the connection has ended.

@@ -3,10 +3,13 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
 
+use towpath_memory::Region;
 use towpath_packet::roce::{Path, cm};
 use towpath_protocol::oob::OobAddress;
 use towpath_rdma::Connection as Wire;
+use towpath_rdma::responder::Progress;
 
+use super::ledger::{Ledger, Recorded};
 use super::neighbours::Neighbours;
 use super::requests::Pending;
 use crate::engine::oob::connection::EndpointName;
@@ -71,6 +74,11 @@ pub(super) struct Remote {
     pub(super) first_psn: u32,
     pub(super) destination: u32,
     pub(super) wire: Option<Box<Wire>>,
+    /// Its place in the ledger, while it is open, and how far the peer's requests are recorded there.
+    pub(super) place: Option<u32>,
+    pub(super) recorded: Option<Progress>,
+    /// The slot of the transmit queue behind the last one that is acknowledged.
+    pub(super) done: Option<u32>,
     /// Requests of the endpoint here that are not acknowledged, in order.
     pub(super) pending: VecDeque<Pending>,
     pub(super) next_id: u64,
@@ -96,6 +104,9 @@ pub struct OwnAddress {
 #[derive(Debug)]
 pub(crate) struct RemoteTable {
     is_on: bool,
+    ledger: Option<Ledger>,
+    /// The connections that an earlier server recorded, until they are restored.
+    pub(super) left: Vec<(u32, Recorded)>,
     /// The most bytes of an IP packet that the device sends.
     pub(super) device_mtu: usize,
     pub(super) connections: HashMap<u32, Box<Remote>>,
@@ -127,6 +138,9 @@ impl Remote {
             first_psn: 0,
             destination: 0,
             wire: None,
+            place: None,
+            recorded: None,
+            done: None,
             pending: VecDeque::new(),
             next_id: 0,
             waiting: None,
@@ -151,9 +165,12 @@ impl Remote {
 impl RemoteTable {
     /// Creates a table without connections, for a device that sends IP packets of up to `mtu` bytes;
     /// or one that takes none.
-    pub(crate) fn new(is_on: bool, mtu: usize) -> RemoteTable {
+    pub(crate) fn new(is_on: bool, ledger: Option<Region>, mtu: usize) -> RemoteTable {
+        let (ledger, left) = ledger.map(Ledger::open).unzip();
         RemoteTable {
             is_on,
+            ledger,
+            left: left.unwrap_or_default(),
             device_mtu: mtu,
             connections: HashMap::new(),
             by_local_id: HashMap::new(),
@@ -266,8 +283,21 @@ impl RemoteTable {
         if let Some(due) = one.due {
             self.timers.remove(&(due, queue_pair));
         }
+        self.record(one.place, Ledger::remove);
         self.by_local_id.remove(&one.local_id);
         self.by_remote_id.remove(&(one.peer.ip, one.remote_id));
+    }
+
+    /// Records something of a connection that has a place in the ledger.
+    pub(super) fn record(&mut self, place: Option<u32>, record: impl FnOnce(&mut Ledger, u32)) {
+        if let (Some(ledger), Some(place)) = (&mut self.ledger, place) {
+            record(ledger, place);
+        }
+    }
+
+    /// Gives a connection a place in the ledger.
+    pub(super) fn add_to_ledger(&mut self, one: &Recorded) -> Option<u32> {
+        self.ledger.as_mut()?.add(one)
     }
 
     /// Notes that a connection has something to do.

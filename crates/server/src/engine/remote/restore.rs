@@ -1,0 +1,107 @@
+//! The start of a successor: it goes on with the connections that an earlier server recorded.
+
+use towpath_rdma::responder::Progress;
+use towpath_rdma::{Connection as Wire, Psn};
+
+use super::ledger::{Ledger, Recorded};
+use super::setup::TIMING;
+use super::table::{Remote, State};
+use super::{remote_name, remote_queue_pair};
+use crate::engine::demux::Destination;
+use crate::engine::oob::Parts;
+use crate::engine::oob::connection::Connection;
+
+impl Remote {
+    /// Returns what the ledger holds of a connection that has just become open.
+    pub(super) fn to_record(&self, queue_pair: u32, mtu: u32, reads: u32) -> Option<Recorded> {
+        let wire = self.wire.as_ref()?;
+        Some(Recorded {
+            queue_pair,
+            owner: self.owner?,
+            peer: self.peer,
+            path: self.path,
+            destination: self.destination,
+            mtu,
+            reads,
+            local_id: self.local_id,
+            remote_id: self.remote_id,
+            transaction: self.transaction,
+            acknowledged: super::ledger::Acknowledged {
+                slot: None,
+                next: wire.requester().first(),
+            },
+            probe: None,
+            progress: wire.progress(),
+            delivery: None,
+        })
+    }
+
+    /// Makes a connection of what the ledger holds of it.
+    fn of_record(one: &Recorded, place: u32, progress: Progress, now: u64) -> Remote {
+        let mut remote = Remote::new(one.peer, State::Open, one.path);
+        let to = (one.path, one.destination);
+        let side = (one.acknowledged.next, one.reads);
+        let mut wire = Wire::new(to, one.mtu, side, progress, TIMING, now);
+        wire.set_ready();
+        if one.probe == Some(one.acknowledged.next) {
+            // The packet that comes next was this one.
+            wire.push_probe(now);
+        }
+        remote.wire = Some(Box::new(wire));
+        (remote.owner, remote.place, remote.done) =
+            (Some(one.owner), Some(place), one.acknowledged.slot);
+        (remote.local_id, remote.remote_id) = (one.local_id, one.remote_id);
+        (remote.transaction, remote.destination) = (one.transaction, one.destination);
+        remote
+    }
+}
+
+impl Parts<'_> {
+    /// Goes on with the connections that an earlier server recorded. Ends those whose endpoint has
+    /// left.
+    pub(crate) fn restore_remote(&mut self) {
+        for (place, one) in std::mem::take(&mut self.remote.left) {
+            let queue_pair = one.queue_pair;
+            let Some(key) = self.sessions.key(one.owner.session) else {
+                self.remote.record(Some(place), Ledger::remove);
+                continue;
+            };
+            let at = Destination { session: key, endpoint: one.owner.endpoint };
+            let name = Connection::Connected(remote_name(queue_pair));
+            let queue = self.open_queue(at);
+            let index =
+                queue.and_then(|queue| (queue.connection() == name).then(|| queue.next_index()));
+            let progress = advanced(&one, index);
+            let mut remote = Box::new(Remote::of_record(&one, place, progress, self.remote.now));
+            if index.is_none() {
+                remote.leave(self.remote.now);
+            }
+            self.remote.by_local_id.insert(one.local_id, queue_pair);
+            self.remote.by_remote_id.insert((one.peer.ip, one.remote_id), queue_pair);
+            self.remote.record(Some(place), |ledger, place| ledger.set_progress(place, &progress));
+            self.remote.put(queue_pair, remote);
+            self.remote.make_ready(queue_pair);
+        }
+    }
+
+    /// `true` if a connection with another host, that an endpoint here has, goes on.
+    pub(crate) fn is_restored(&self, connection: Connection) -> bool {
+        let Connection::Connected(peer) = connection else { return false };
+        let one = remote_queue_pair(peer).and_then(|number| self.remote.connections.get(&number));
+        one.is_some_and(|one| matches!(one.state, State::Open))
+    }
+}
+
+/// Returns how far the peer's requests are carried out: one more if the message that came with the
+/// next packet is in the endpoint's queue already. `index`: that of the queue's next message.
+fn advanced(one: &Recorded, index: Option<u32>) -> Progress {
+    let Progress { expected, messages, .. } = one.progress;
+    match one.delivery {
+        Some((psn, at)) if psn == expected && index == Some(at.wrapping_add(1)) => Progress {
+            expected: Psn::new(expected.number().wrapping_add(1)),
+            messages: (messages + 1) & 0xff_ffff,
+            writing: None,
+        },
+        _ => one.progress,
+    }
+}
