@@ -124,6 +124,13 @@ impl Connection {
         self.requester.set_ready();
     }
 
+    /// Records that an earlier server had the connection, and may have sent the packets that come
+    /// next.
+    pub fn set_resumed(&mut self) {
+        self.requester.set_ready();
+        self.requester.set_resumed();
+    }
+
     /// Puts a request of this side at the end. `released`: how many of its bytes may be sent.
     pub fn push(&mut self, work: Work, released: u64, now: u64) {
         self.requester.push(work, released, now);
@@ -148,24 +155,34 @@ impl Connection {
         let answered = match segment.bth.opcode {
             O::Acknowledge => {
                 let Some(aeth) = segment.extension.aeth else { return };
-                self.silent_since = None;
-                self.requester.acknowledged(psn, aeth, now, |id, next| host.complete(id, next))
+                let before = self.requester.oldest();
+                let complete_one = |id, next| host.complete(id, next);
+                let answered = self.requester.acknowledged(psn, aeth, now, complete_one);
+                // A peer that answers without getting further counts as silent.
+                let waits = self.requester.not_ready_since().is_some();
+                if waits || before != self.requester.oldest() {
+                    self.silent_since = None;
+                }
+                answered
             }
             O::ReadResponseFirst
             | O::ReadResponseMiddle
             | O::ReadResponseLast
             | O::ReadResponseOnly => {
-                self.silent_since = None;
+                let before = self.requester.oldest();
                 let mut done = Vec::new();
                 let store = |id, offset, bytes: &[u8]| host.store(id, offset, bytes);
                 let complete_one = |id, next| done.push((id, next));
                 let bytes = segment.payload;
                 let answered = self.requester.read_answered(psn, bytes, now, store, complete_one);
                 done.into_iter().for_each(|(id, next)| host.complete(id, next));
+                if before != self.requester.oldest() {
+                    self.silent_since = None;
+                }
                 answered
             }
             O::CongestionNotification => {
-                self.rate.cut(now);
+                self.rate.marked(self.requester.round_trip(), now);
                 Answered::default()
             }
             O::AtomicAcknowledge | O::DatagramSendOnly | O::DatagramSendOnlyImmediate => {
@@ -179,7 +196,7 @@ impl Connection {
             }
         };
         if answered.lost {
-            self.rate.cut(now);
+            self.rate.lost(self.requester.round_trip(), now);
         }
         if let Some(fault) = answered.fault {
             self.ended = Some(Ended::Failed(fault));
@@ -245,7 +262,7 @@ impl Connection {
             return false;
         }
         if self.requester.check_time(now) {
-            self.rate.cut(now);
+            self.rate.lost(self.requester.round_trip(), now);
         }
         if self.requester.is_empty() && now >= self.heard + self.timing.quiet {
             self.heard = now;

@@ -94,4 +94,6 @@ pub enum Delivery<'a> {
 }
 
 #[cfg(test)]
+mod congestion_tests;
+#[cfg(test)]
 mod tests;

@@ -1,8 +1,8 @@
 //! The rate at which a connection sends: not limited until packets are lost or marked.
 //!
-//! A congestion notification, or a loss, halves the rate. It then rises again, first half way back
-//! to where it was, five times, and then by steps; as DCQCN does (Zhu et al., "Congestion Control
-//! for Large-Scale RDMA Deployments", SIGCOMM 2015, section 3).
+//! A loss halves the rate. A congestion notification lowers it by up to half, by how often they come.
+//! It then rises again, first half way back to where it was, five times, and then by steps; as DCQCN
+//! does (Zhu et al., "Congestion Control for Large-Scale RDMA Deployments", SIGCOMM 2015, section 3).
 
 /// The least rate, in bytes per second.
 const LEAST: u64 = 1 << 20;
@@ -16,6 +16,10 @@ const STEP: u64 = 2 << 20;
 const MOST_RISES: u32 = 2_000;
 /// The shortest time between two cuts, in nanoseconds.
 const CUT_NS: u64 = 50_000;
+/// How often notifications come is a mean of 16 intervals of this length, in nanoseconds.
+const MARK_NS: u64 = 100_000;
+/// All of them, as a number.
+const ALWAYS: u64 = 1 << 16;
 /// Bytes that may be sent at once.
 const BURST_BYTES: u64 = 16 << 10;
 /// The time over which the rate is measured while there is no limit, in nanoseconds.
@@ -37,6 +41,9 @@ pub struct Rate {
     cut_at: Option<u64>,
     rise_at: u64,
     rises: u32,
+    /// How often notifications come, up to `ALWAYS`, and since when it is not updated.
+    often: u64,
+    often_at: u64,
 }
 
 impl Rate {
@@ -88,15 +95,35 @@ impl Rate {
         self.limit = (self.rises < MOST_RISES).then_some(limit.midpoint(self.target));
     }
 
-    /// Halves the rate: packets were lost, or marked on their way.
-    pub fn cut(&mut self, now: u64) {
-        if self.cut_at.is_some_and(|at| now < at + CUT_NS) {
+    /// Halves the rate: packets were lost. `round_trip`: the time until a cut shows, in nanoseconds.
+    pub fn lost(&mut self, round_trip: u64, now: u64) {
+        self.cut(ALWAYS, round_trip, now);
+    }
+
+    /// Lowers the rate: the peer tells that packets were marked on their way.
+    pub fn marked(&mut self, round_trip: u64, now: u64) {
+        if self.limit.is_none() {
+            (self.often, self.often_at) = (ALWAYS, now);
+        }
+        let quiet = now.saturating_sub(self.often_at) / MARK_NS;
+        for _ in 0..quiet.min(256) {
+            self.often -= self.often / 16;
+        }
+        self.often += (ALWAYS - self.often) / 16;
+        self.often_at = now;
+        self.cut(self.often, round_trip, now);
+    }
+
+    /// Lowers the rate by a half of `part` of `ALWAYS`.
+    fn cut(&mut self, part: u64, round_trip: u64, now: u64) {
+        if self.cut_at.is_some_and(|at| now < at + round_trip.max(CUT_NS)) {
             return;
         }
         self.cut_at = Some(now);
         let current = self.limit.unwrap_or(self.measured).max(LEAST);
         self.target = current;
-        self.limit = Some((current / 2).max(LEAST));
+        let by = u128::from(current) * u128::from(part) / u128::from(2 * ALWAYS);
+        self.limit = Some((current - by as u64).max(LEAST));
         (self.rise_at, self.rises) = (now + RISE_NS, 0);
         self.next = self.next.max(now);
     }
@@ -125,10 +152,10 @@ mod tests {
         let mut rate = Rate::default();
         // 100 MB/s, as much as the loop can.
         assert_eq!(send(&mut rate, 1, 20_000_000), 2_000);
-        rate.cut(20_000_001);
+        rate.lost(0, 20_000_001);
         let limit = rate.limit().unwrap();
         assert!((45_000_000..55_000_000).contains(&limit), "{limit}");
-        rate.cut(20_000_002);
+        rate.lost(0, 20_000_002);
         assert_eq!(rate.limit(), Some(limit), "one cut for what happens at once");
         let sent = send(&mut rate, 20_000_001, 400_000);
         assert!((15..40).contains(&sent), "{sent}, with the burst");
@@ -141,7 +168,7 @@ mod tests {
     #[test]
     fn cuts_end_at_the_least_rate() {
         let mut rate = Rate::default();
-        (0..100).for_each(|at| rate.cut(at * 1_000_000));
+        (0..100).for_each(|at| rate.lost(0, at * 1_000_000));
         assert_eq!(rate.limit(), Some(LEAST));
         rate.sent(4_096, 200_000_000);
         assert!(rate.next_due().unwrap() < 210_000_000);

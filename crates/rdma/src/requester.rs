@@ -130,6 +130,8 @@ pub struct Requester {
     end: Psn,
     /// `false` until the peer is known to take packets.
     ready: bool,
+    /// `true` if an earlier server may have sent more than this one has.
+    resumed: bool,
     /// Since when the peer has not answered what is under way.
     since: u64,
     timeout: u64,
@@ -162,6 +164,7 @@ impl Requester {
             highest: first,
             end: first,
             ready: false,
+            resumed: false,
             since: 0,
             timeout: FIRST_TIMEOUT_NS,
             smoothed: None,
@@ -177,6 +180,23 @@ impl Requester {
     /// Records that the peer takes packets.
     pub fn set_ready(&mut self) {
         self.ready = true;
+    }
+
+    /// Records that an earlier server may have sent the packets that come next.
+    pub fn set_resumed(&mut self) {
+        self.resumed = true;
+    }
+
+    /// Returns the time that answers take, smoothed, in nanoseconds; 0 if it is not known.
+    #[must_use]
+    pub fn round_trip(&self) -> u64 {
+        self.smoothed.unwrap_or(0)
+    }
+
+    /// Returns the first packet that is not acknowledged.
+    #[must_use]
+    pub fn oldest(&self) -> Psn {
+        self.oldest
     }
 
     /// Returns the number of requests without an acknowledgement.
@@ -372,15 +392,21 @@ impl Requester {
         now: u64,
         complete: impl FnMut(u64, Psn),
     ) -> Answered {
-        // An answer to a packet that is acknowledged, or was never sent, says nothing.
-        if self.oldest.to(psn) < 0 || psn.to(self.highest) <= 0 {
-            return Answered::default();
-        }
+        let to = match aeth.syndrome {
+            Syndrome::Ack { .. } => psn.plus(1),
+            Syndrome::Nak(NakCode::SequenceError) => psn,
+            // Of a packet that this side has sent and that is not acknowledged.
+            _ if self.oldest.to(psn) < 0 || psn.to(self.highest) <= 0 => {
+                return Answered::default();
+            }
+            _ => psn,
+        };
+        let Some(to) = self.known(to) else { return Answered::default() };
         match aeth.syndrome {
             Syndrome::Ack { .. } => {
-                self.acknowledge_to(psn.plus(1), now, complete);
+                self.acknowledge_to(to, now, complete);
                 // The peer answers in order: the answer of a read before it is lost.
-                let misses_read = self.oldest.to(psn) >= 0;
+                let misses_read = self.oldest.to(to) > 0;
                 Answered { lost: misses_read && self.go_back(now), fault: None }
             }
             Syndrome::ReceiverNotReady { timer } => {
@@ -393,7 +419,7 @@ impl Requester {
                 Answered::default()
             }
             Syndrome::Nak(NakCode::SequenceError) => {
-                self.acknowledge_to(psn, now, complete);
+                self.acknowledge_to(to, now, complete);
                 Answered { lost: self.go_back(now), fault: None }
             }
             Syndrome::Nak(code) => {
@@ -404,6 +430,21 @@ impl Requester {
             }
             Syndrome::Other(_) => Answered::default(),
         }
+    }
+
+    /// Returns up to where an answer acknowledges packets, of those that this side has; `None` if it
+    /// says nothing.
+    fn known(&mut self, to: Psn) -> Option<Psn> {
+        if self.oldest.to(to) < 0 {
+            return None;
+        }
+        if to.to(self.highest) >= 0 {
+            self.resumed = false;
+            return Some(to);
+        }
+        // The peer has what an earlier server sent, and this one has not sent again.
+        let is_here = to.to(self.end) >= 0;
+        self.resumed.then_some(if is_here { to } else { self.end })
     }
 
     /// Handles a packet of a read's answer, with the bytes for `store`, which returns `false` if the
@@ -467,8 +508,10 @@ impl Requester {
             self.timed = None;
         }
         self.oldest = to;
-        if self.next.to(to) > 0 {
-            self.next = to;
+        for other in [&mut self.next, &mut self.highest] {
+            if other.to(to) > 0 {
+                *other = to;
+            }
         }
         self.since = now;
         self.goes_back = false;
