@@ -393,6 +393,9 @@ impl Engine {
         if self.sessions.must_ask() {
             self.ask()?;
         }
+        if self.remote.has_connections() {
+            self.remote.set_time(clock_ns());
+        }
         self.tx.discover(&mut self.port, &mut self.sessions)?;
         while let Some((session, number)) = self.sessions.take_tripped() {
             let (sessions, notifier) = (&mut self.sessions, &mut self.notifier);

@@ -7,6 +7,7 @@ mod capturing;
 mod completing;
 mod counters;
 mod devices;
+mod hosts;
 mod keeping;
 mod lanes;
 mod manual;

@@ -174,14 +174,16 @@ impl Parts<'_> {
     }
 
     /// Puts a message of an endpoint of another host into a queue. `sender`: the number that stands
-    /// for the connection where a session's is expected.
+    /// for the connection where a session's is expected; `record`: records the message's index
+    /// before it is there.
     pub(crate) fn push_remote(
         &mut self,
         to: Destination,
         sender: u32,
         message: &OobMessage,
+        record: impl FnOnce(&mut RemoteTable, u32),
     ) -> Result<(), Full> {
-        self.push_with_room(to, |queue| queue.check_room(sender, ANSWER_SLOTS), message)
+        self.push_with_room(to, |queue| queue.check_room(sender, ANSWER_SLOTS), message, record)
     }
 
     /// Puts the answer of an endpoint of another host into a queue, which keeps a slot for it.
@@ -190,7 +192,7 @@ impl Parts<'_> {
         to: Destination,
         message: &OobMessage,
     ) -> Result<(), Full> {
-        self.push_with_room(to, |queue| queue.check_room(message.session, 0), message)
+        self.push_with_room(to, |queue| queue.check_room(message.session, 0), message, |_, _| {})
     }
 
     fn push_with_room(
@@ -198,8 +200,10 @@ impl Parts<'_> {
         to: Destination,
         check: impl FnOnce(&mut OobQueue) -> Result<(), NoRoom>,
         message: &OobMessage,
+        record: impl FnOnce(&mut RemoteTable, u32),
     ) -> Result<(), Full> {
         let queue = self.open_queue(to).ok_or(Full)?;
+        let index = queue.producer.next_index();
         let violation = match check(queue) {
             Ok(()) => None,
             Err(NoRoom::Full | NoRoom::Share) => return Err(Full),
@@ -209,6 +213,7 @@ impl Parts<'_> {
             self.sessions.condemn(to.session, violation);
             return Err(Full);
         }
+        record(self.remote, index);
         if let Some(queue) = self.open_queue(to) {
             queue.push(message);
         }

@@ -15,6 +15,7 @@ use crate::engine::apertures::requests::{Allowed, Asked, allowed, touch_tripwire
 use crate::engine::demux::Destination;
 use crate::engine::oob::Parts;
 use crate::engine::oob::connection::EndpointName;
+use crate::engine::remote::RemoteTable;
 
 /// The user of an endpoint of another host, as messages name it: not known.
 const NO_USER: u32 = u32::MAX;
@@ -131,9 +132,11 @@ impl Host for ConnectionHost<'_, '_> {
         let message = message(kind, self.queue_pair, self.peer, payload).ok_or(NotReady)?;
         let key = self.parts.sessions.key(self.owner.session).ok_or(NotReady)?;
         let at = Destination { session: key, endpoint: self.owner.endpoint };
-        let index = self.parts.open_queue(at).ok_or(NotReady)?.next_index();
-        self.parts.remote.record(self.place, |ledger, place| ledger.deliver(place, psn, index));
-        self.parts.push_remote(at, session_number(self.queue_pair), &message).map_err(|_| NotReady)
+        let (place, number) = (self.place, session_number(self.queue_pair));
+        let record = |remote: &mut RemoteTable, index| {
+            remote.record(place, |ledger, place| ledger.deliver(place, psn, index));
+        };
+        self.parts.push_remote(at, number, &message, record).map_err(|_| NotReady)
     }
 
     fn load(&mut self, id: u64, offset: u64, to: &mut [u8]) -> bool {

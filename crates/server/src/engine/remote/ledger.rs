@@ -179,17 +179,14 @@ impl Ledger {
 
     /// Records how far the peer's requests are carried out.
     pub(super) fn set_progress(&mut self, place: u32, progress: &Progress) {
-        match progress.writing {
-            Some(Writing { range, first }) => {
-                let word = VALID | u64::from(first.number());
-                if self.get(place, WRITING + 2) != word {
-                    self.publish(place, WRITING + 2, 0);
-                    self.store(place, WRITING, u64::from(range.key) << 32 | range.len);
-                    self.store(place, WRITING + 1, range.address);
-                    self.publish(place, WRITING + 2, word);
-                }
+        if let Some(Writing { range, first }) = progress.writing {
+            let word = VALID | u64::from(first.number());
+            if self.get(place, WRITING + 2) != word {
+                self.publish(place, WRITING + 2, 0);
+                self.store(place, WRITING, u64::from(range.key) << 32 | range.len);
+                self.store(place, WRITING + 1, range.address);
+                self.publish(place, WRITING + 2, word);
             }
-            None => {}
         }
         let expected = u64::from(progress.expected.number());
         self.publish(place, EXPECTED, u64::from(progress.messages) << PSN_BITS | expected);

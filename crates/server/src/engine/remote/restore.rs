@@ -42,7 +42,7 @@ impl Remote {
         let to = (one.path, one.destination);
         let side = (one.acknowledged.next, one.reads);
         let mut wire = Wire::new(to, one.mtu, side, progress, TIMING, now);
-        wire.set_ready();
+        wire.set_resumed();
         if one.probe == Some(one.acknowledged.next) {
             // The packet that comes next was this one.
             wire.push_probe(now);

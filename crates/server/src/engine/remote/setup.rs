@@ -335,7 +335,7 @@ fn ask(
     let text = text.ok_or(reason::UNSUPPORTED)?;
     // All hosts together have a quarter of a queue, as one session has.
     let sender = session_number(0);
-    parts.push_remote(to, sender, &text).map_err(|_| reason::NO_RESOURCES)?;
+    parts.push_remote(to, sender, &text, |_, _| {}).map_err(|_| reason::NO_RESOURCES)?;
     let (remote_id, destination) = (request.local_id, request.local_qpn);
     let state = State::Asked { listener: name, request, from, since: parts.remote.now };
     let mut one = Box::new(Remote::new(from, state, *path));

@@ -338,6 +338,12 @@ impl RemoteTable {
         self.now = now;
     }
 
+    /// `true` if there is a connection.
+    #[inline]
+    pub(crate) fn has_connections(&self) -> bool {
+        !self.connections.is_empty()
+    }
+
     /// `true` if there is nothing to do before a frame arrives.
     pub(crate) fn is_idle(&self) -> bool {
         !self.has_work() && self.timers.is_empty()
