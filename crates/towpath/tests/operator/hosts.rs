@@ -114,7 +114,7 @@ fn connections_with_other_hosts_outlive_the_servers() {
                     round += 1;
                     let len = 1 + (round as usize * 7_919) % (BYTES - 1);
                     let pattern: Vec<u8> =
-                        (0..len).map(|at| (at as u32 * round >> 3) as u8).collect();
+                        (0..len).map(|at| ((at as u32).wrapping_mul(round) >> 3) as u8).collect();
                     local.write(0, &pattern).unwrap();
                     let ends = over.load(Ordering::Relaxed);
                     let value = if ends { LAST } else { round };
@@ -122,7 +122,7 @@ fn connections_with_other_hosts_outlive_the_servers() {
                     let back = Request::read(key, 0).local(&local, BYTES..BYTES + len);
                     one.request(from, &write).unwrap();
                     one.request(from, &Request::send(&round.to_le_bytes())).unwrap();
-                    one.request(from, &write.clone().with_value(value)).unwrap();
+                    one.request(from, &write.with_value(value)).unwrap();
                     let last = one.request(from, &back).unwrap();
                     completes(one, last);
                     let mut read = vec![0; len];
