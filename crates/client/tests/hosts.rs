@@ -303,8 +303,8 @@ fn requests_to_other_hosts_are_refused_for_a_reason() {
     };
     refused(&mut one, OobAddress { port: 9, ..address }, Refused::NoEndpoint);
     refused(&mut one, OobAddress { protocol: 17, ..address }, Refused::NoEndpoint);
-    let nobody = IpAddr::from([10, 77, 0, 99]);
-    refused(&mut one, OobAddress { ip: nobody, ..address }, Refused::Unreachable);
+    let unused = IpAddr::from([10, 77, 0, 99]);
+    refused(&mut one, OobAddress { ip: unused, ..address }, Refused::Unreachable);
     one.request_connection(from, address, b"?").unwrap();
     one.flush().unwrap();
     assert_eq!(next(&mut other, listener).kind(), OobKind::Request);
