@@ -39,6 +39,9 @@ pub(crate) use table::RemoteTable;
 /// The session number in the names of endpoints of other hosts. No session has it.
 const REMOTE_SESSION: u32 = u32::MAX;
 
+/// The longest frame: headers, and 4096 bytes of payload.
+const FRAME_BYTES: usize = 4352;
+
 /// Returns the name of the endpoint at the other end of a connection, by this side's queue pair
 /// number: 24 bits.
 pub(crate) fn remote_name(queue_pair: u32) -> EndpointName {

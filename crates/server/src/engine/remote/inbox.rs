@@ -3,8 +3,8 @@
 
 /// Frames per poll iteration.
 const FRAMES: usize = 128;
-/// Their bytes.
-const BYTES: usize = 256 << 10;
+/// Their bytes: so many of the longest. A peer's window alone may have 256 KiB of payload.
+const BYTES: usize = FRAMES * super::FRAME_BYTES;
 
 /// The frames.
 #[derive(Debug, Default)]
@@ -73,6 +73,14 @@ impl Inbox {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn there_is_room_for_a_window_of_the_longest_packets() {
+        let mut inbox = Inbox::new(true);
+        // 64 packets of 4096 bytes, within a VLAN, by IPv6: 256 KiB and the headers.
+        (0..64).for_each(|_| inbox.push(4096 + 18 + 40 + 8 + 12 + 16 + 4 + 4, |_| true));
+        assert_eq!((inbox.frames().count(), inbox.dropped), (64, 0));
+    }
 
     #[test]
     fn frames_come_out_as_they_went_in_until_there_is_no_room() {

@@ -13,7 +13,7 @@ use towpath_rdma::requester::Fault;
 use super::host::ConnectionHost;
 use super::inbox::Inbox;
 use super::table::{Remote, State};
-use super::{remote_name, requests, setup};
+use super::{FRAME_BYTES, remote_name, requests, setup};
 use crate::engine::demux::Destination;
 use crate::engine::device_counters::DeviceCounters;
 use crate::engine::oob::connection::Connection;
@@ -24,8 +24,6 @@ const PACKETS_PER_TURN: usize = 16;
 /// Packets and bytes that all of them send per poll iteration.
 const PACKETS: usize = 128;
 const BYTES: usize = 512 << 10;
-/// The longest frame: headers, and 4096 bytes of payload.
-const FRAME_BYTES: usize = 4352;
 
 /// The way out for packets of connections.
 pub(crate) trait Way {
