@@ -119,6 +119,12 @@ impl Connection {
         self.ended.filter(|_| !self.responder.has_answers())
     }
 
+    /// Returns why the connection has ended, if it has, even if the peer has yet to be told.
+    #[must_use]
+    pub fn why_ended(&self) -> Option<Ended> {
+        self.ended
+    }
+
     /// Records that the peer takes packets.
     pub fn set_ready(&mut self) {
         self.requester.set_ready();

@@ -209,15 +209,20 @@ fn give_up(queue_pair: u32, one: Box<Remote>, parts: &mut Parts<'_>) {
     end(queue_pair, one, state, parts);
 }
 
-/// Ends a connection that failed.
-fn end_by(queue_pair: u32, mut one: Box<Remote>, ended: Ended, parts: &mut Parts<'_>) {
-    let (fault, state) = match ended {
+/// Returns why the oldest request fails, and what the endpoint is told.
+fn told(ended: Ended) -> (RequestFault, PeerState) {
+    match ended {
         Ended::Failed(Fault::Access | Fault::Peer) => (RequestFault::Peer, PeerState::Closed),
         Ended::Failed(Fault::NotReady) => (RequestFault::NotReady, PeerState::Closed),
         Ended::Failed(Fault::Local) => (RequestFault::Local, PeerState::Closed),
         Ended::Refused => (RequestFault::Closed, PeerState::Closed),
         Ended::Dead => (RequestFault::Closed, PeerState::Gone),
-    };
+    }
+}
+
+/// Ends a connection that failed.
+fn end_by(queue_pair: u32, mut one: Box<Remote>, ended: Ended, parts: &mut Parts<'_>) {
+    let (fault, state) = told(ended);
     one.fail_pending(fault, parts);
     disconnect_owner(queue_pair, &one, state, parts);
     let now = parts.remote.now;
@@ -229,7 +234,7 @@ fn end_by(queue_pair: u32, mut one: Box<Remote>, ended: Ended, parts: &mut Parts
 /// Ends and forgets a connection that was taken out of the table. `state`: what its endpoint is told.
 pub(super) fn end(queue_pair: u32, mut one: Box<Remote>, state: PeerState, parts: &mut Parts<'_>) {
     parts.remote.drop_taken(queue_pair, &one);
-    one.fail_pending(RequestFault::Closed, parts);
+    one.fail_pending(one.fault(), parts);
     disconnect_owner(queue_pair, &one, state, parts);
 }
 
@@ -271,11 +276,95 @@ impl Remote {
         }
     }
 
+    /// Returns why the oldest request fails if the connection ends now. The peer's refusal of it may have come
+    /// together with the message that ends the connection.
+    fn fault(&self) -> RequestFault {
+        let ended = self.wire.as_ref().and_then(|wire| wire.why_ended());
+        ended.map_or(RequestFault::Closed, |ended| told(ended).0)
+    }
+
     /// Fails the requests that are not acknowledged: the first for this reason.
     fn fail_pending(&mut self, fault: RequestFault, parts: &mut Parts<'_>) {
         let Some(owner) = self.owner else { return };
         for one in self.pending.drain(..) {
             one.fail(fault, owner, parts);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use towpath_packet::roce::{Aeth, Bth, Extension, NakCode, Opcode, Path, Segment, Syndrome};
+    use towpath_protocol::oob::OobAddress;
+    use towpath_rdma::requester::{Work, WorkKind};
+    use towpath_rdma::responder::Progress;
+    use towpath_rdma::{
+        Access, Connection, Delivery, Host, NotReady, Psn, Remote as Range, Timing,
+    };
+
+    use super::*;
+
+    /// A host without memory, whose requests have bytes.
+    struct Bare;
+
+    impl Host for Bare {
+        fn check(&mut self, _: Range, _: Access) -> Result<(), towpath_rdma::Refused> {
+            Err(towpath_rdma::Refused)
+        }
+
+        fn place(&mut self, _: Range, _: &[u8]) -> Result<(), towpath_rdma::Refused> {
+            Err(towpath_rdma::Refused)
+        }
+
+        fn fetch(&mut self, _: Range, _: &mut [u8]) -> Result<(), towpath_rdma::Refused> {
+            Err(towpath_rdma::Refused)
+        }
+
+        fn deliver(&mut self, _: Psn, _: Delivery<'_>) -> Result<(), NotReady> {
+            Err(NotReady)
+        }
+
+        fn load(&mut self, _: u64, _: u64, _: &mut [u8]) -> bool {
+            true
+        }
+
+        fn store(&mut self, _: u64, _: u64, _: &[u8]) -> bool {
+            true
+        }
+
+        fn complete(&mut self, _: u64) {}
+    }
+
+    /// The other host refuses a request, and ends the connection at once.
+    #[test]
+    fn a_request_that_was_refused_before_the_end_fails_for_that_reason() {
+        let ip = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let (source_mac, destination_mac, source_port) = ([2; 6], [4; 6], 0xc000);
+        let path = Path {
+            source_mac,
+            destination_mac,
+            source: ip,
+            destination: ip,
+            source_port,
+            ecn: false,
+        };
+        let peer = OobAddress { ip, protocol: 6, port: 7 };
+        let mut one = Remote::new(peer, State::Open, path);
+        assert_eq!(one.fault(), RequestFault::Closed);
+        let timing = Timing { quiet: 1 << 40, dead: 1 << 40, not_ready: 1 << 40 };
+        let progress = Progress { expected: Psn::new(0), messages: 0, writing: None };
+        let mut wire = Connection::new((path, 9), 256, (Psn::new(5), 1), progress, timing, 0);
+        wire.set_ready();
+        let (id, kind, bytes, key, address) = (0, WorkKind::Write, 8, 1, 0);
+        wire.push(Work { id, kind, bytes, key, address }, bytes, 0);
+        assert!(wire.transmit(&mut Bare, 0, &mut [0; FRAME_BYTES]).is_some());
+        let aeth = Aeth { syndrome: Syndrome::Nak(NakCode::RemoteAccess), msn: 0 };
+        let bth = Bth::new(Opcode::Acknowledge, 9, 5);
+        let extension = Extension { aeth: Some(aeth), ..Extension::default() };
+        wire.receive(&Segment { bth, extension, payload: &[] }, false, &mut Bare, 1);
+        one.wire = Some(Box::new(wire));
+        assert_eq!(one.fault(), RequestFault::Peer);
     }
 }
