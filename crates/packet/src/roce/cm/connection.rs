@@ -12,7 +12,7 @@ pub struct Reply {
     pub remote_id: u32,
     /// The sender's queue pair, in 24 bits.
     pub local_qpn: u32,
-    /// The packet sequence number of the sender's first packet, in 24 bits.
+    /// The packet sequence number with which the receiver of this message begins, in 24 bits.
     pub starting_psn: u32,
     /// READs and atomic operations that the sender answers at a time.
     pub responder_resources: u8,

@@ -32,7 +32,7 @@ pub struct Request {
     pub remote_response_timeout: u8,
     /// How long the sender may take to answer, in 5 bits.
     pub local_response_timeout: u8,
-    /// The packet sequence number of the sender's first packet, in 24 bits.
+    /// The packet sequence number with which the receiver of this message begins, in 24 bits.
     pub starting_psn: u32,
     /// How often the sender's queue pair repeats a packet without acknowledgement, 0 to 7.
     pub retry_count: u8,

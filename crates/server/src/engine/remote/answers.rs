@@ -99,7 +99,7 @@ impl Parts<'_> {
         let State::Asked { request, .. } = &one.state else { return Err(Refused::State) };
         let request = request.clone();
         one.owner = Some(sender.name());
-        one.first_psn = self.remote.random() & 0xff_ffff;
+        one.expected_psn = self.remote.random() & 0xff_ffff;
         let reads = request.responder_resources;
         let first = (request.starting_psn, Some(request.path_mtu));
         one.open(queue_pair, first, reads, self);
@@ -109,7 +109,7 @@ impl Parts<'_> {
             local_id: one.local_id,
             remote_id: one.remote_id,
             local_qpn: queue_pair,
-            starting_psn: one.first_psn,
+            starting_psn: one.expected_psn,
             responder_resources: request.initiator_depth.min(16),
             initiator_depth: request.responder_resources.min(16),
             target_ack_delay: 15,

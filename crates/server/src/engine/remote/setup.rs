@@ -85,7 +85,7 @@ impl RemoteTable {
             ecn: true,
         };
         let header = IpHeader { source: own.ip, destination: peer.ip, source_port: own.port };
-        let (transaction, first_psn) = (self.new_transaction(), self.random() & 0xff_ffff);
+        let (transaction, expected_psn) = (self.new_transaction(), self.random() & 0xff_ffff);
         let local_id = self.new_local_id(queue_pair);
         let request = cm::Request {
             local_id,
@@ -96,7 +96,7 @@ impl RemoteTable {
             initiator_depth: READS,
             remote_response_timeout: ANSWER_TIMEOUT,
             local_response_timeout: ANSWER_TIMEOUT,
-            starting_psn: first_psn,
+            starting_psn: expected_psn,
             retry_count: 7,
             rnr_retry_count: 7,
             path_mtu,
@@ -112,7 +112,7 @@ impl RemoteTable {
         let attempt = Attempt { message: Box::new(mad), tries: 0, at: self.now };
         let mut one = Box::new(Remote::new(peer, State::Asking(attempt), path));
         one.owner = Some(owner);
-        (one.local_id, one.transaction, one.first_psn) = (local_id, transaction, first_psn);
+        (one.local_id, one.transaction, one.expected_psn) = (local_id, transaction, expected_psn);
         self.put(queue_pair, one);
         self.make_ready(queue_pair);
         Some(queue_pair)
@@ -396,8 +396,8 @@ fn replied(path: &Path, transaction: u64, reply: &cm::Reply, parts: &mut Parts<'
 }
 
 impl Remote {
-    /// Makes both sides of a connection. `psn`: the number of the peer's first packet; `path_mtu`:
-    /// that of its request, or else that of the own one; `reads`: how many reads it answers at once.
+    /// Makes both sides of a connection. `psn`: the number that the other host's message has
+    /// for the first packet to it; `path_mtu`: that of its request, or else that of the own one; `reads`: how many reads it answers at once.
     pub(super) fn open(
         &mut self,
         queue_pair: u32,
@@ -413,9 +413,11 @@ impl Remote {
             _ => None,
         };
         let Some(path_mtu) = path_mtu.or(own) else { return };
-        let progress = Progress { expected: Psn::new(psn), messages: 0, writing: None };
+        // Each side names the number with which the other one begins.
+        let expected = Psn::new(self.expected_psn);
+        let progress = Progress { expected, messages: 0, writing: None };
         let (to, mtu) = ((self.path, self.destination), path_mtu.bytes() as u32);
-        let side = (Psn::new(self.first_psn), u32::from(reads));
+        let side = (Psn::new(psn), u32::from(reads));
         let wire = Wire::new(to, mtu, side, progress, TIMING, parts.remote.now);
         self.recorded = Some(wire.progress());
         self.wire = Some(Box::new(wire));
@@ -504,4 +506,33 @@ impl Parts<'_> {
 /// Returns `true` if an address of another host can be a peer's.
 pub(super) fn is_peer(ip: IpAddr) -> bool {
     !ip.is_unspecified() && !ip.is_multicast() && !ip.is_loopback()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    /// As soft-RoCE has it: what a side sends begins with the number in the other side's message.
+    #[test]
+    fn each_side_begins_with_the_number_that_the_other_one_named() {
+        let ip = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let (source_mac, destination_mac, source_port) = ([2; 6], [4; 6], 0xc000);
+        let path = Path {
+            source_mac,
+            destination_mac,
+            source: ip,
+            destination: ip,
+            source_port,
+            ecn: false,
+        };
+        let peer = OobAddress { ip, protocol: 6, port: 7 };
+        let mut one = Remote::new(peer, State::Open, path);
+        one.expected_psn = 5;
+        one.open(9, PathMtu::of_bytes(1024), 1, 0);
+        let wire = one.wire.unwrap();
+        assert_eq!(wire.requester().first(), Psn::new(9));
+        assert_eq!(wire.progress().expected, Psn::new(5));
+    }
 }

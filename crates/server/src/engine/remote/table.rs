@@ -71,7 +71,8 @@ pub(super) struct Remote {
     pub(super) local_id: u32,
     pub(super) remote_id: u32,
     pub(super) transaction: u64,
-    pub(super) first_psn: u32,
+    /// The number of the other host's first packet.
+    pub(super) expected_psn: u32,
     pub(super) destination: u32,
     pub(super) wire: Option<Box<Wire>>,
     /// Its place in the ledger, while it is open, and how far the peer's requests are recorded there.
@@ -135,7 +136,7 @@ impl Remote {
             local_id: 0,
             remote_id: 0,
             transaction: 0,
-            first_psn: 0,
+            expected_psn: 0,
             destination: 0,
             wire: None,
             place: None,
