@@ -55,6 +55,15 @@ enum Answer {
     },
 }
 
+impl Answer {
+    /// Returns the number of its next packet.
+    fn psn(&self) -> Psn {
+        match self {
+            Answer::Acknowledge { psn, .. } | Answer::Read { psn, .. } => *psn,
+        }
+    }
+}
+
 /// A packet to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
@@ -147,12 +156,20 @@ impl Responder {
                 let packets = self.packets(reth.len);
                 // Only what was asked for before.
                 if psn.plus(packets).to(self.progress.expected) >= 0 && reth.len <= MOST_BYTES {
+                    self.go_back(psn);
                     self.push_read(psn, &reth);
                 }
             }
             _ => self.acknowledge(self.progress.expected.before()),
         }
         Served::Good
+    }
+
+    /// Drops the answers from a packet on: the peer has gone back to it, and asks again for all behind it. They would
+    /// take the room of the new answers, and a further read would find none.
+    fn go_back(&mut self, to: Psn) {
+        self.answers.retain(|one| one.psn().to(to) > 0);
+        self.told = false;
     }
 
     fn carry_out(

@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 
 use proptest::prelude::*;
-use towpath_packet::roce::{Opcode, Path, read_frame};
+use towpath_packet::roce::{Bth, Extension, Opcode, Path, Reth, Segment, read_frame};
 
-use crate::requester::{Work, WorkKind};
-use crate::responder::Progress;
+use crate::requester::{MOST_READS, Work, WorkKind};
+use crate::responder::{Progress, Responder, Served};
 use crate::{
     Access, Connection, Delivery, Ended, Host, NotReady, PROBE, Psn, Refused, Remote, Timing,
 };
@@ -331,6 +331,36 @@ fn marked_packets_slow_the_peer_down() {
     }
     assert!((1..=40).contains(&notifications), "{notifications}: one in 50 us");
     assert!(world.sides[0].connection.rate().limit().is_some());
+}
+
+/// Returns a read request of two packets.
+fn read_request(psn: u32) -> Segment<'static> {
+    let reth = Reth { address: 0, key: KEY, len: 2 * MTU };
+    let extension = Extension { reth: Some(reth), ..Extension::default() };
+    Segment { bth: Bth::new(Opcode::ReadRequest, 17, psn), extension, payload: &[] }
+}
+
+/// The requests that a peer sends again come while the earlier answers still wait.
+#[test]
+fn a_peer_that_goes_back_in_its_reads_may_have_as_many_as_before() {
+    let mut application = Application::new();
+    let progress = Progress { expected: Psn::new(0), messages: 0, writing: None };
+    let mut responder = Responder::new(progress, MTU);
+    let reads: Vec<u32> = (0..MOST_READS).map(|read| 2 * read).collect();
+    for psn in &reads[..15] {
+        assert_eq!(responder.receive(&read_request(*psn), &mut application), Served::Good);
+    }
+    // The second packet, and the last request, are lost.
+    let sent: Vec<u32> = (0..3).map(|_| responder.next_reply().unwrap().psn.number()).collect();
+    assert_eq!(sent, [0, 1, 2]);
+    let mut again = read_request(1);
+    again.extension.reth = Some(Reth { address: u64::from(MTU), key: KEY, len: MTU });
+    assert_eq!(responder.receive(&again, &mut application), Served::Good);
+    for psn in &reads[1..] {
+        assert_eq!(responder.receive(&read_request(*psn), &mut application), Served::Good);
+    }
+    let sent = std::iter::from_fn(|| responder.next_reply()).map(|reply| reply.psn.number());
+    assert!(sent.eq(1..2 * MOST_READS), "each once, in order");
 }
 
 proptest! {
