@@ -1,6 +1,8 @@
 # tests/rdma starts this script in a small guest with two e1000e cards. Both have a soft-RoCE device of the kernel
 # (rdma_rxe), and programs of librdmacm speak RoCEv2 with each other over the wire between the cards. /out/rdma.pcap
 # takes what the first card sends and receives in the checks that measure nothing.
+#
+# Then Towpath drives the first card, and its peer (towpath-rdma-peer) connects with the same programs, both ways.
 set -eu
 . /guest/cards.sh
 . /guest/rxe.sh
@@ -96,9 +98,150 @@ captures_the_first_card() {
     captures eth0
 }
 
+# Towpath on the first card.
+
+socket=/run/towpath/card.sock
+
+# What an end by a failure shows, too.
+: >/tmp/near.log
+: >/tmp/towpath.log
+trap '[ $? = 0 ] || { echo "FAILED: $current"; tail -n 20 /tmp/said /tmp/server.log /tmp/near.log /tmp/towpath.log; }' EXIT
+
+# Starts a server for packets of up to so many bytes, with further options.
+starts_towpath() {
+    local bytes=$1
+    shift
+    towpath serve --device "pci:$card" --mtu "$bytes" --subnet 192.0.2.2/24 --lease 192.0.2.64/28 --rdma \
+        --allow-user root --socket $socket "$@" >/tmp/towpath.log 2>&1 &
+    towpath=$!
+    eventually grep -q serving /tmp/towpath.log
+}
+
+ends_towpath() {
+    kill $towpath
+    wait $towpath
+}
+
+gives_the_first_card_to_towpath() {
+    card=$(basename "$(readlink /sys/class/net/eth0/device)")
+    rdma link delete rxe0
+    ip address flush dev eth0
+    towpath device claim "$card" --user root
+    mkdir -p /run/towpath
+    starts_towpath $mtu
+}
+
+# Starts a peer of Towpath that serves, in a role. `near`: its address.
+serves_near() {
+    towpath-rdma-peer "$1" $socket $port >/tmp/near.log 2>&1 &
+    peer=$!
+    eventually grep -q '^listens' /tmp/near.log
+    near=$(sed -n 's/^listens on \(.*\) port .*/\1/p' /tmp/near.log)
+}
+
+ends_near() {
+    wait $peer
+    cat /tmp/near.log
+}
+
+# The kernel's side connects, with options.
+connects_to_towpath() {
+    serves_near serve
+    rdma-peer "$@" connect "$near" $port 192.0.2.2
+    ends_near
+}
+
+# Towpath's side connects, with options. `serving`: those of the other side.
+serving=
+connects_from_towpath() {
+    serves_rdma 192.0.2.2 $serving
+    towpath-rdma-peer connect $socket 192.0.2.2 $port "$@"
+    ends_serving
+}
+
+towpath_both_ways() {
+    connects_to_towpath
+    connects_from_towpath
+}
+
+rping_with_towpath() {
+    serves_near rping-serve
+    rping -c -a "$near" -p $port -I 192.0.2.2 -C 3 -v
+    ends_near
+    rping -s -a 192.0.2.2 -p $port -C 3 -v >/tmp/server.log 2>&1 &
+    server=$!
+    eventually listens
+    towpath-rdma-peer rping-connect $socket 192.0.2.2 $port
+    ends_serving
+}
+
+refuses_wrong_keys_of_both() {
+    connects_to_towpath --wrong-key
+    serving=--broken connects_from_towpath --wrong-key
+}
+
+towpath_refuses_atomics() {
+    connects_to_towpath --atomic refused
+}
+
+# At a port where nothing listens.
+reports_refused_connections() {
+    serves_near serve
+    fails rdma-peer connect "$near" $((port + 1)) 192.0.2.2
+    grep -q 'the peer rejected the connection' /tmp/said
+    rdma-peer connect "$near" $port 192.0.2.2
+    ends_near
+    fails towpath-rdma-peer connect $socket 192.0.2.2 $port
+    grep -q 'refused: ' /tmp/said
+}
+
+towpath_measures() {
+    connects_to_towpath --bandwidth 200 --latency 200
+    connects_from_towpath --bandwidth 200 --latency 200
+}
+
+# Checks a counter of the server's device.
+counted() {
+    towpath stat --socket $socket --json >/tmp/stat
+    sed -n "s/.*\"$1\": \([0-9]*\).*/\1/p" /tmp/stat >/tmp/said
+    echo "$1 $(cat /tmp/said)"
+    [ "$(cat /tmp/said)" "$2" "$3" ]
+}
+
+loses_nothing_by_itself() {
+    counted rdma_dropped_malformed -eq 0
+    counted rdma_dropped_over_budget -eq 0
+    counted rdma_rx_packets -gt 1000
+}
+
+# One packet of a hundred is lost, in each direction.
+goes_on_with_losses() {
+    ends_towpath
+    starts_towpath $mtu --fault drop=0.01,seed=42
+    connects_to_towpath
+    connects_from_towpath
+    counted rdma_retransmitted -gt 0
+}
+
+# The path MTU is 1024.
+has_short_packets() {
+    ends_towpath
+    ip link set eth1 mtu 1500
+    until [ "$(cat /sys/class/net/eth1/carrier)" = 1 ]; do sleep 0.1; done
+    starts_towpath 1500
+    towpath_both_ways
+}
+
+ends() {
+    ends_towpath
+    towpath device release "$card"
+}
+
 list='makes_devices joins_the_sides captures_the_first_card rping_both_ways peers_both_ways
     refuses_a_wrong_key reports_a_refused_connection ends_the_capture peers_measure perftest_measures
-    shows_statistics'
+    shows_statistics gives_the_first_card_to_towpath towpath_both_ways rping_with_towpath refuses_wrong_keys_of_both
+    towpath_refuses_atomics reports_refused_connections towpath_measures loses_nothing_by_itself goes_on_with_losses
+    has_short_packets ends'
 for one in $list; do
     check $one
 done

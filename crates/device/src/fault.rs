@@ -189,6 +189,9 @@ fn frame_spaces(
     spaces: &mut Spaces,
 ) -> io::Result<(SpaceId, Option<SpaceId>)> {
     let region = Region::private(bytes)?;
+    // Before Linux 6.2, a page that was never written is locked for reading as the kernel's page of zeros, which the
+    // device then sends for good.
+    region.mapping().populate();
     if wrong && dma.is_none() {
         let text = "tx.elsewhere is for devices that send in place behind an IOMMU";
         return Err(io::Error::new(ErrorKind::Unsupported, text));
