@@ -3,6 +3,7 @@
 # takes what the first card sends and receives in the checks that measure nothing.
 #
 # Then Towpath drives the first card, and its peer (towpath-rdma-peer) connects with the same programs, both ways.
+# /out/towpath.pcap takes what the second card sends and receives in the first of these checks.
 set -eu
 . /guest/cards.sh
 . /guest/rxe.sh
@@ -95,7 +96,7 @@ shows_statistics() {
 }
 
 captures_the_first_card() {
-    captures eth0
+    captures eth0 rdma.pcap
 }
 
 # Towpath on the first card.
@@ -129,6 +130,10 @@ gives_the_first_card_to_towpath() {
     towpath device claim "$card" --user root
     mkdir -p /run/towpath
     starts_towpath $mtu
+}
+
+captures_towpath() {
+    captures eth1 towpath.pcap
 }
 
 # Starts a peer of Towpath that serves, in a role. `near`: its address.
@@ -239,8 +244,9 @@ ends() {
 
 list='makes_devices joins_the_sides captures_the_first_card rping_both_ways peers_both_ways
     refuses_a_wrong_key reports_a_refused_connection ends_the_capture peers_measure perftest_measures
-    shows_statistics gives_the_first_card_to_towpath towpath_both_ways rping_with_towpath refuses_wrong_keys_of_both
-    towpath_refuses_atomics reports_refused_connections towpath_measures loses_nothing_by_itself goes_on_with_losses
+    shows_statistics gives_the_first_card_to_towpath captures_towpath towpath_both_ways rping_with_towpath
+    refuses_wrong_keys_of_both towpath_refuses_atomics reports_refused_connections ends_the_capture towpath_measures
+    loses_nothing_by_itself goes_on_with_losses
     has_short_packets ends'
 for one in $list; do
     check $one

@@ -23,10 +23,10 @@ makes_rxe() {
     rdma link add "$device" type rxe netdev "$interface"
 }
 
-# Has /out/rdma.pcap take what an interface sends and receives, until `ends_the_capture`.
+# Has a file below /out take what an interface sends and receives, until `ends_the_capture`.
 captures() {
     # The ring has a place of that length for each packet, and tcpdump leaves none there when it ends.
-    tcpdump -Z root -i "$1" -s 4400 -B 65536 --immediate-mode -w /out/rdma.pcap udp port 4791 2>/tmp/tcpdump.log &
+    tcpdump -Z root -i "$1" -s 4400 -B 65536 --immediate-mode -w "/out/$2" udp port 4791 2>/tmp/tcpdump.log &
     capture=$!
     eventually grep -q listening /tmp/tcpdump.log
 }
