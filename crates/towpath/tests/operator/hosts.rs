@@ -1,13 +1,14 @@
 //! Connections between applications of two servers, which are killed: by RoCEv2, over a bridge.
 
+use std::collections::VecDeque;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use towpath_client::{
-    Access, Endpoint, OobAddress, OobKind, Options, PeerState, ReceivedOob, Request, RequestId,
-    RequestState, Rule, Session, Sharing,
+    Access, ApertureKey, Endpoint, Memory, OobAddress, OobKind, Options, PeerState, ReceivedOob,
+    Request, RequestId, RequestState, Rule, Session, Sharing,
 };
 
 use crate::networks::sh;
@@ -17,6 +18,12 @@ const KILLS: usize = 8;
 const BYTES: usize = 200_000;
 /// The value that ends the exchange.
 const LAST: u32 = u32::MAX;
+
+/// Requests of the longer exchange, and how many are under way at once.
+const REQUESTS: u32 = 10_000;
+const UNDER_WAY: usize = 32;
+/// Places of the longer exchange in the aperture, of 8 bytes each.
+const PLACES: u32 = 1_000;
 
 /// Serves one of two hosts, each with addresses of its own on the same network.
 fn serve_host(directory: &Directory, name: &str, lease: &str) -> Running {
@@ -28,7 +35,7 @@ fn serve_host(directory: &Directory, name: &str, lease: &str) -> Running {
 }
 
 fn attach(server: &Running) -> (Session, Endpoint, OobAddress) {
-    let options = Options { oob_slots: 64, apertures: 8, ..Options::default() };
+    let options = Options { oob_slots: 256, apertures: 8, tripwires: 8, ..Options::default() };
     let mut session = Session::attach(&server.socket, &options).unwrap();
     let endpoint = session.open(&Rule::new().udp(0).out_of_band()).unwrap();
     let ip = IpAddr::V4(session.info().ipv4.unwrap().0);
@@ -49,9 +56,9 @@ fn message(session: &mut Session, endpoint: Endpoint) -> ReceivedOob {
     }
 }
 
-/// Connects two sessions.
-fn connected(servers: &[Running; 2]) -> [(Session, Endpoint); 2] {
-    let [(mut one, from, own), (mut other, to, address)] = servers.each_ref().map(attach);
+/// Connects a session of each of two servers, or of one.
+fn connected(servers: [&Running; 2]) -> [(Session, Endpoint); 2] {
+    let [(mut one, from, own), (mut other, to, address)] = servers.map(attach);
     one.request_connection(from, address, b"").unwrap();
     one.flush().unwrap();
     message(&mut other, to);
@@ -86,6 +93,100 @@ fn kill(servers: &[Running; 2]) {
     }
 }
 
+fn two_hosts(directory: &Directory) -> [Running; 2] {
+    sh("ip link set lo up; ip link add br0 type bridge; ip link set br0 up");
+    [serve_host(directory, "opC", "10.77.0.16/28"), serve_host(directory, "opD", "10.77.0.32/28")]
+}
+
+/// Makes ten thousand requests: writes of their number with a value, and messages in between. Returns
+/// once all are complete.
+fn make_requests(one: &mut Session, from: Endpoint, key: ApertureKey) {
+    let local = one.create_memory(PLACES as usize * 8, Sharing::Requests).unwrap();
+    let mut under_way = VecDeque::new();
+    for number in 1..=REQUESTS {
+        let at = (number % PLACES) as usize * 8;
+        let request = if number.is_multiple_of(4) {
+            Request::send(&number.to_le_bytes())
+        } else {
+            local.write(at, &u64::from(number).to_le_bytes()).unwrap();
+            Request::write(key, at as u64).local(&local, at..at + 8).with_value(number)
+        };
+        under_way.push_back(one.request(from, &request).unwrap());
+        if under_way.len() >= UNDER_WAY
+            && let Some(first) = under_way.pop_front()
+        {
+            completes(one, first);
+        }
+    }
+    under_way.into_iter().for_each(|one_more| completes(one, one_more));
+}
+
+/// Receives what these requests send, and says how far it is.
+fn receive_all(other: &mut Session, to: Endpoint, remote: &Memory, reached: &AtomicU32) {
+    for number in 1..=REQUESTS {
+        let said = message(other, to);
+        if number.is_multiple_of(4) {
+            let expected = &number.to_le_bytes()[..];
+            assert_eq!((said.kind(), said.payload()), (OobKind::Message, expected));
+        } else {
+            assert_eq!(said.value(), Some((number, 8)));
+            let at = (number % PLACES) as usize * 8;
+            let placed = remote.load(at).unwrap();
+            assert!(placed >= u64::from(number), "{placed} at the place of {number}");
+        }
+        reached.store(number, Ordering::Relaxed);
+    }
+}
+
+/// Kills the servers in the middle of ten thousand requests of a session of the first one.
+fn requests_outlive(servers: [&Running; 2]) {
+    let [(mut one, from), (mut other, to)] = connected(servers);
+    let remote = other.create_memory(PLACES as usize * 8, Sharing::Requests).unwrap();
+    let export = other.export(to, &remote, 0..remote.len(), Access::ReadWrite).unwrap();
+    let tripwire = other.set_tripwire(&remote, 0..8, Access::Write).unwrap();
+    let (reached, key) = (AtomicU32::new(0), export.key());
+    std::thread::scope(|scope| {
+        let (sender, receiver, reached, remote) = (&mut one, &mut other, &reached, &remote);
+        scope.spawn(move || make_requests(sender, from, key));
+        scope.spawn(move || receive_all(receiver, to, remote, reached));
+        for killed in 1..=KILLS as u32 {
+            until("the next part", || {
+                reached.load(Ordering::Relaxed) >= killed * REQUESTS / (KILLS as u32 + 1)
+            });
+            let server = servers[killed as usize % 2];
+            let before = server.log().matches("serving device=").count();
+            server.kill_server();
+            until("another server", || server.log().matches("serving device=").count() > before);
+        }
+    });
+    // The aperture and the tripwire are there.
+    other.arm_tripwire(tripwire);
+    let local = one.create_memory(4_096, Sharing::Requests).unwrap();
+    let last = one.request(from, &Request::write(key, 0).local(&local, 0..8)).unwrap();
+    completes(&mut one, last);
+    until("the tripwire", || other.has_fired(tripwire));
+}
+
+#[test]
+fn ten_thousand_requests_outlive_killed_servers() {
+    towpath_testkit::isolated!(|| {
+        let test = "hosts::ten_thousand_requests_outlive_killed_servers";
+        if !tun(test) || !installed(test, "ip", "iproute2") {
+            return;
+        }
+        let directory = Directory::new();
+        let mut servers = two_hosts(&directory);
+        // On one host, and between two.
+        requests_outlive([&servers[0], &servers[0]]);
+        requests_outlive([&servers[0], &servers[1]]);
+        for server in &mut servers {
+            let log = server.log();
+            assert!(!log.contains("not resumed"), "{log}");
+            assert!(server.stop(Signal::TERM).success());
+        }
+    });
+}
+
 /// Values and messages arrive once and in order, and writes and reads have the right bytes, whichever
 /// server is killed.
 #[test]
@@ -95,13 +196,9 @@ fn connections_with_other_hosts_outlive_the_servers() {
         if !tun(test) || !installed(test, "ip", "iproute2") {
             return;
         }
-        sh("ip link set lo up; ip link add br0 type bridge; ip link set br0 up");
         let directory = Directory::new();
-        let mut servers = [
-            serve_host(&directory, "opC", "10.77.0.16/28"),
-            serve_host(&directory, "opD", "10.77.0.32/28"),
-        ];
-        let [(mut one, from), (mut other, to)] = connected(&servers);
+        let mut servers = two_hosts(&directory);
+        let [(mut one, from), (mut other, to)] = connected([&servers[0], &servers[1]]);
         let remote = other.create_memory(BYTES, Sharing::Requests).unwrap();
         let key = other.export(to, &remote, 0..BYTES, Access::ReadWrite).unwrap().key();
         let over = AtomicBool::new(false);
