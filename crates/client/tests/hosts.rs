@@ -4,7 +4,7 @@
 #[allow(dead_code, reason = "each test file uses some of it")]
 mod connections;
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
 use connections::{PATIENCE, PORT, becomes, next, open, options};
@@ -27,8 +27,11 @@ fn serve(host: u8, device: Box<dyn Device>, rdma: bool) -> Server {
     let ip = |last| Ipv4Addr::new(10, 77, 0, last);
     let leases = Some((ip(host * 16), ip(host * 16 + 15)));
     let ipv4 = Some(Subnet { leases, ..Subnet::new(ip(1), 24) });
+    let ip = |last: u8| Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, u16::from(last));
+    let leases = Some((ip(host * 16), ip(host * 16 + 15)));
+    let ipv6 = Some(Subnet { leases, ..Subnet::new(ip(1), 64) });
     let settings = EngineStrategy::Block.into();
-    let subnets = Subnets { ipv4, ipv6: None };
+    let subnets = Subnets { ipv4, ipv6 };
     let config = Config { settings, subnets, rdma, ..Config::default() };
     Server::start(&config, device, Box::<MemoryStore>::default()).unwrap()
 }
@@ -81,7 +84,13 @@ struct Pair {
 }
 
 fn pair_of(hosts: Hosts) -> Pair {
-    let [(mut one, from, own), (mut other, listener, address)] = hosts.sessions();
+    let sessions = hosts.sessions();
+    pair_between(hosts, sessions)
+}
+
+/// Connects two sessions, each with an endpoint, and its address.
+fn pair_between(hosts: Hosts, sessions: [(Session, Endpoint, OobAddress); 2]) -> Pair {
+    let [(mut one, from, own), (mut other, listener, address)] = sessions;
     one.request_connection(from, address, b"hello").unwrap();
     assert_eq!(one.peer_state(from), PeerState::Requested);
     one.flush().unwrap();
@@ -190,6 +199,16 @@ fn requests_values_and_messages_between_hosts() {
         }
         assert!(pair.hosts.counter(0, "rdma_tx_packets") > 50);
     }
+}
+
+#[test]
+fn hosts_connect_by_ipv6() {
+    let hosts = hosts();
+    let sessions = hosts.sessions().map(|(session, endpoint, address)| {
+        let ip = IpAddr::V6(session.info().ipv6.unwrap().0);
+        (session, endpoint, OobAddress { ip, ..address })
+    });
+    exchange(&mut pair_between(hosts, sessions));
 }
 
 #[test]
