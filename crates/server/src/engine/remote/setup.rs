@@ -169,8 +169,8 @@ pub(super) fn receive(received: &Received<'_>, oob: &OobTable, parts: &mut Parts
     let deth = received.segment.extension.deth;
     let is_for_manager = received.segment.bth.opcode == Opcode::DatagramSendOnly
         && deth.is_some_and(|deth| deth.qkey == GENERAL_SERVICES_QKEY);
-    let Some((own, _)) = parts.remote.own.get(&received.path.destination) else { return };
-    if !is_for_manager || own.mac != received.path.destination_mac {
+    let Path { destination: ip, destination_mac: mac, .. } = received.path;
+    if !is_for_manager || !parts.remote.is_own(ip, mac) {
         return;
     }
     let Ok(mad) = Mad::read(received.segment.payload) else { return };

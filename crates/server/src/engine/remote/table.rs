@@ -217,6 +217,16 @@ impl RemoteTable {
         }
     }
 
+    /// `true` if the addresses are those of an endpoint here, or of a connection whose endpoint is closed already: the
+    /// other host has yet to confirm its end, or to learn of it.
+    pub(super) fn is_own(&self, ip: IpAddr, mac: [u8; 6]) -> bool {
+        self.own.get(&ip).is_some_and(|(own, _)| own.mac == mac)
+            || self
+                .connections
+                .values()
+                .any(|one| one.path.source == ip && one.path.source_mac == mac)
+    }
+
     /// Returns a number of a queue pair that no connection has.
     pub(super) fn new_queue_pair(&mut self) -> Option<u32> {
         if self.connections.len() >= MOST_CONNECTIONS {
@@ -390,5 +400,37 @@ impl Random {
             self.numbers
                 .extend(all.filter_map(|one| Some(u32::from_ne_bytes(one.try_into().ok()?))));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    /// An application that ends its connection and then itself does not wait for the other host's answer.
+    #[test]
+    fn the_addresses_of_a_connection_stay_until_it_has_ended() {
+        let ip = |last| IpAddr::V4(Ipv4Addr::new(192, 0, 2, last));
+        let peer = OobAddress { ip: ip(2), protocol: 6, port: 7 };
+        let path = Path {
+            source_mac: [2; 6],
+            destination_mac: [4; 6],
+            source: ip(1),
+            destination: ip(2),
+            source_port: 0xc000,
+            ecn: true,
+        };
+        let mut table = RemoteTable::new(true, 1500);
+        assert!(!table.is_own(ip(1), [2; 6]));
+        let mut one = Box::new(Remote::new(peer, State::Open, path));
+        one.leave(0);
+        table.put(9, one);
+        assert!(table.is_own(ip(1), [2; 6]));
+        assert!(!table.is_own(ip(1), [4; 6]) && !table.is_own(ip(2), [2; 6]));
+        let one = table.take(9).unwrap();
+        table.drop_taken(9, &one);
+        assert!(!table.is_own(ip(1), [2; 6]));
     }
 }
