@@ -128,3 +128,41 @@ fn two_flows_share_a_queue_that_marks_packets() {
     assert!(whole * 100 / possible > 80, "{whole} of {possible} bytes");
     assert!(longest < 150, "{longest} packets in the queue");
 }
+
+/// One packet in a hundred is lost, each way: the flow keeps half of the wire.
+#[test]
+fn losses_leave_a_flow_half_of_the_wire() {
+    let mut flow = Flow::new(0);
+    let mut queue: VecDeque<(usize, Vec<u8>)> = VecDeque::new();
+    let mut frame = vec![0; 8192];
+    let (mut busy_until, mut random) = (0, 88_172_645_463_325_252_u64);
+    let mut is_lost = || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random.is_multiple_of(100)
+    };
+    let until = 1_000_000_000;
+    let mut now = 0;
+    while now < until {
+        now += STEP_NS;
+        flow.send(now, &mut frame, &mut queue, 0);
+        if now >= busy_until
+            && let Some((_, one)) = queue.pop_front()
+        {
+            busy_until = now + SERVICE_NS;
+            if !is_lost() {
+                flow.receive(&one, false, now);
+            }
+        }
+        let before = flow.back.len();
+        flow.answer(now, &mut frame);
+        if flow.back.len() > before && is_lost() {
+            flow.back.pop_back();
+        }
+    }
+    let complete = flow.sides[0].1.complete.len() as u64 * 65_536;
+    let possible = until / SERVICE_NS * u64::from(MTU);
+    let sent_again = flow.sides[0].0.requester().retransmitted();
+    assert!(complete * 100 / possible > 50, "{complete} of {possible} bytes, {sent_again} again");
+}

@@ -23,7 +23,7 @@ pub(crate) struct Application {
     exported: Vec<u8>,
     local: Vec<u8>,
     works: Vec<Work>,
-    complete: Vec<u64>,
+    pub(crate) complete: Vec<u64>,
     received: Vec<(u32, Vec<u8>)>,
     room: usize,
     places: usize,
