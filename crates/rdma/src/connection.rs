@@ -301,7 +301,8 @@ impl Connection {
         let dead = self.silent_since.map(|since| since + self.timing.dead);
         let notification = self.notified.filter(|_| self.notifies).map(|at| at + NOTIFICATION_NS);
         let paced = self.rate.next_due().filter(|_| self.paced);
-        let all = [quiet, dead, notification, paced, self.requester.next_due()];
+        let requester = self.requester.next_due(self.paced);
+        let all = [quiet, dead, notification, paced, requester];
         all.into_iter().flatten().min()
     }
 

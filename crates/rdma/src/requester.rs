@@ -569,10 +569,11 @@ impl Requester {
     }
 
     /// Returns the time at which there is something to do without a packet of the peer, in
-    /// nanoseconds.
+    /// nanoseconds. `is_paced`: the next packet waits for another time.
     #[must_use]
-    pub fn next_due(&self) -> Option<u64> {
-        self.not_ready_until.or_else(|| self.timeout_at())
+    pub fn next_due(&self, is_paced: bool) -> Option<u64> {
+        let not_ready = self.not_ready_until.filter(|_| !is_paced);
+        not_ready.or_else(|| self.timeout_at())
     }
 
     /// Returns since when the peer's queue has had no room, in nanoseconds.
