@@ -311,6 +311,56 @@ fn connections_between_hosts_end_from_either_side() {
     drop(hosts);
 }
 
+/// A long request goes out in pieces. Whoever ends the connection between two of them, the request
+/// fails, and its slot is free once: the session goes on.
+#[test]
+fn a_long_request_ends_with_its_connection() {
+    const LONG: usize = 3 << 20;
+    for round in 0..6 {
+        let mut pair = pair();
+        let remote = pair.other.create_memory(LONG, Sharing::Requests).unwrap();
+        let key = pair.other.export(pair.to, &remote, 0..LONG, Access::ReadWrite).unwrap().key();
+        let local = pair.one.create_memory(LONG, Sharing::Requests).unwrap();
+        let long = pair.one.request(pair.from, &Request::write(key, 0).local(&local, 0..LONG));
+        let long = long.unwrap();
+        let behind = pair.one.request(pair.from, &Request::send(b"behind")).unwrap();
+        pair.one.flush().unwrap();
+        std::thread::sleep(Duration::from_micros(300 * round));
+        match round % 3 {
+            0 => pair.other.disconnect(pair.to).unwrap(),
+            1 => pair.other.close(pair.to).unwrap(),
+            _ => pair.one.release_memory(&local).unwrap(),
+        }
+        pair.other.flush().unwrap();
+        for id in [long, behind] {
+            // All may have been done before the end.
+            outcome(&mut pair.one, id);
+        }
+        // The queue is whole: another connection, and as many requests as it has slots.
+        if pair.one.peer_state(pair.from) == PeerState::Connected {
+            pair.one.disconnect(pair.from).unwrap();
+            pair.one.flush().unwrap();
+        }
+        let (listener, address) = open(&mut pair.other, PORT + 1);
+        pair.one.request_connection(pair.from, address, b"").unwrap();
+        pair.one.flush().unwrap();
+        let request = next(&mut pair.other, listener);
+        let (to, _) = open(&mut pair.other, 0);
+        pair.other.accept_connection(to, request.from(), b"").unwrap();
+        pair.other.flush().unwrap();
+        becomes(&mut pair.one, pair.from, PeerState::Connected);
+        let at = pair.one.receive_oob(pair.from).unwrap();
+        assert_eq!(at.map(|answer| answer.kind()), Some(OobKind::Accept));
+        for number in 0..300_u32 {
+            let send = Request::send(&number.to_le_bytes());
+            let id = pair.one.request(pair.from, &send).unwrap();
+            pair.one.flush().unwrap();
+            assert_eq!(next(&mut pair.other, to).payload(), number.to_le_bytes());
+            completes(&mut pair.one, id);
+        }
+    }
+}
+
 #[test]
 fn requests_to_other_hosts_are_refused_for_a_reason() {
     let hosts = hosts();

@@ -578,7 +578,7 @@ impl Engine {
             to_send: self.tx.can_transmit(&self.port)
                 || self.remote.has_work() && self.tx.has_room(&self.port),
             tick: self.tx.waits_for_tick(),
-            for_room: self.tx.waits_for_room() || self.remote.has_work(),
+            for_room: self.tx.waits_for_room() || self.remote.has_work() && self.tx.is_link_up(),
             due: due.into_iter().flatten().min(),
         }
     }

@@ -127,6 +127,9 @@ fn allow_endpoint(connection: &Connection, opened: &Opened) -> bool {
     if opened.out_of_band && terms.out_of_band == Reach::None {
         return false;
     }
+    if !opened.reachable.is_empty() && !terms.rdma {
+        return false;
+    }
     opened.is_for_neighbours
         || connection.allow(&opened.rule, opened.listening, opened.group).is_ok()
             && (opened.listening.is_none() || !opened.sends || terms.allow_every_flow())

@@ -187,6 +187,11 @@ impl TxPath {
         self.schedule.next_tick().is_some()
     }
 
+    /// `true` if the device's link is up.
+    pub(crate) fn is_link_up(&self) -> bool {
+        self.handoff.is_link_up()
+    }
+
     /// Returns `true` if packets wait for room in the device.
     pub(crate) fn waits_for_room(&self) -> bool {
         self.handoff.is_link_up() && (self.handoff.is_waiting() || self.schedule.blocked() > 0)

@@ -254,6 +254,11 @@ impl OobQueue {
         self.recorded.publish(0, connection.to_word());
     }
 
+    /// `true` if the application was told that its endpoint is connected.
+    pub(crate) fn is_told_connected(&mut self) -> bool {
+        self.state() == PeerState::Connected
+    }
+
     /// Returns the index that the next message gets.
     pub(crate) fn next_index(&self) -> u32 {
         self.producer.next_index()

@@ -97,6 +97,7 @@ impl Parts<'_> {
         let Some(queue) = session.oob.queue(at.endpoint) else { return 0 };
         let requests = std::mem::take(&mut queue.requests);
         let is_connected = queue.connection != Connection::None;
+        self.reject_waiting(own);
         for one in &requests {
             if let Some((at, queue)) = self.peer_queue(*one)
                 && queue.connection == Connection::Requested(own)

@@ -3,10 +3,10 @@
 use towpath_packet::roce::cm::{self, CmMessage, Mad, reason};
 use towpath_protocol::oob::{Kind, OobAddress, OobMessage, PeerState, Refused};
 
-use super::table::{Attempt, Remote, State};
+use super::table::{Attempt, State};
 use super::{remote_name, setup};
 use crate::engine::demux::Destination;
-use crate::engine::oob::connection::Connection;
+use crate::engine::oob::connection::{Connection, EndpointName};
 use crate::engine::oob::{Parts, Sender};
 
 /// How long a connection that an application closed goes on for what was sent before, in
@@ -26,7 +26,8 @@ impl Parts<'_> {
     ) -> Result<(), Refused> {
         let session = self.sessions.get(sender.from.session).ok_or(Refused::NoEndpoint)?;
         let is_reachable = session.is_reachable(sender.from.endpoint);
-        if !self.remote.is_on() || !is_reachable || !setup::is_peer(to.ip) {
+        let is_here = self.remote.own.contains_key(&to.ip);
+        if !self.remote.is_on() || !is_reachable || is_here || !setup::is_peer(to.ip) {
             return Err(Refused::NoEndpoint);
         }
         let own = session.oob_address(sender.from.endpoint, to.ip);
@@ -36,7 +37,10 @@ impl Parts<'_> {
         match kind {
             Kind::Request if connection == Connection::None => {
                 let payload = message.payload();
-                let queue_pair = self.remote.request(sender.name(), (own, to), payload);
+                let uid =
+                    self.sessions.get(sender.from.session).map_or(u32::MAX, |one| one.oob.uid);
+                let owner = (sender.name(), uid);
+                let queue_pair = self.remote.request(owner, (own, to), payload);
                 let queue_pair = queue_pair.ok_or(Refused::Full)?;
                 if let Some(queue) = self.open_queue(sender.from) {
                     queue.set_requested(remote_name(queue_pair));
@@ -44,6 +48,8 @@ impl Parts<'_> {
                 self.set_state(sender.from, PeerState::Requested);
                 Ok(())
             }
+            // An earlier server had accepted it.
+            Kind::Accept if sender.may_repeat && self.is_restored(connection) => Ok(()),
             Kind::Accept if connection == Connection::None => {
                 let queue_pair = self.asked_by(sender, to).ok_or(Refused::State)?;
                 self.accept_remote(sender, queue_pair, message.payload())
@@ -51,10 +57,8 @@ impl Parts<'_> {
             Kind::Reject => {
                 let queue_pair = self.asked_by(sender, to).ok_or(Refused::State)?;
                 let Some(one) = self.remote.take(queue_pair) else { return Err(Refused::State) };
-                let (path, remote_id, transaction) = (one.path, one.remote_id, one.transaction);
-                self.remote.drop_taken(queue_pair, &one);
                 let (why, payload) = (reason::CONSUMER_DEFINED, message.payload());
-                setup::reject(&path, transaction, remote_id, why, payload, self);
+                setup::reject_taken(queue_pair, &one, why, payload, self);
                 Ok(())
             }
             // Those to the endpoint's peer go another way.
@@ -75,14 +79,10 @@ impl Parts<'_> {
 
     /// Returns the request of another host's endpoint that waits for an answer of a session.
     fn asked_by(&self, sender: &Sender, from: OobAddress) -> Option<u32> {
-        let waits = |one: &Remote| match &one.state {
-            State::Asked { listener, from: theirs, .. } => {
-                listener.session == sender.session && *theirs == from
-            }
-            _ => false,
-        };
-        let mut all = self.remote.connections.iter();
-        all.find(|(_, one)| waits(one)).map(|(queue_pair, _)| *queue_pair)
+        let all = self.remote.waiting_requests(|listener, theirs| {
+            listener.session == sender.session && theirs == from
+        });
+        all.first().copied()
     }
 
     /// Accepts the request of another host's endpoint: both sides are connected.
@@ -102,7 +102,7 @@ impl Parts<'_> {
         one.expected_psn = self.remote.random() & 0xff_ffff;
         let reads = request.responder_resources;
         let first = (request.starting_psn, Some(request.path_mtu));
-        one.open(queue_pair, first, reads, self);
+        one.open(queue_pair, first, reads, self.remote);
         let mut private = [0; 196];
         private[..payload.len()].copy_from_slice(payload);
         let reply = cm::Reply {
@@ -119,7 +119,8 @@ impl Parts<'_> {
         };
         let message = CmMessage::Reply(Box::new(reply));
         let message = Box::new(Mad { transaction: one.transaction, message });
-        one.state = State::Answered(Attempt { message, tries: 0, at: self.remote.now });
+        let now = self.remote.now;
+        one.state = State::Answered(Attempt { message, tries: 0, at: now, since: now });
         self.remote.put(queue_pair, one);
         self.remote.make_ready(queue_pair);
         self.set_connected(sender.from, remote_name(queue_pair));
@@ -131,6 +132,7 @@ impl Parts<'_> {
     pub(crate) fn close_remote(&mut self, queue_pair: u32) {
         let now = self.remote.now;
         let Some(mut one) = self.remote.take(queue_pair) else { return };
+        one.has_left = true;
         match one.state {
             State::Open | State::Answered(_)
                 if one.wire.as_ref().is_some_and(|wire| !wire.requester().is_empty()) =>
@@ -139,24 +141,23 @@ impl Parts<'_> {
             }
             State::Open | State::Answered(_) | State::Leaving(_) => one.leave(now),
             State::Asking(_) | State::Asked { .. } => {
-                if one.remote_id == 0 && matches!(one.state, State::Asking(_)) {
-                    let local_id = one.local_id;
-                    let reject = cm::Reject {
-                        local_id,
-                        remote_id: 0,
-                        rejected: 0,
-                        reason: reason::TIMEOUT,
-                        private: [0; 148],
-                    };
-                    let message = CmMessage::Reject(reject);
-                    let mad = Mad { transaction: one.transaction, message };
-                    self.remote.send_mad(&one.path, &mad);
-                }
+                self.remote.take_back(&one);
                 return self.remote.drop_taken(queue_pair, &one);
             }
             State::Left(_) => {}
         }
         self.remote.put(queue_pair, one);
         self.remote.make_ready(queue_pair);
+    }
+}
+
+impl Parts<'_> {
+    /// Rejects the requests of other hosts that wait for an answer of an endpoint, which is removed.
+    pub(crate) fn reject_waiting(&mut self, listener: EndpointName) {
+        for queue_pair in self.remote.waiting_requests(|other, _| other == listener) {
+            if let Some(one) = self.remote.take(queue_pair) {
+                setup::reject_taken(queue_pair, &one, reason::INVALID_SERVICE_ID, &[], self);
+            }
+        }
     }
 }

@@ -8,7 +8,7 @@ use towpath_protocol::oob::{Kind, OobAddress, OobMessage};
 use towpath_protocol::requests::LocalRange;
 use towpath_rdma::{Access, Delivery, Host, NotReady, PROBE, Psn, Refused, Remote as Range};
 
-use super::ledger::Acknowledged;
+use super::ledger::{Acknowledged, Ledger};
 use super::remote_name;
 use super::requests::{Pending, Work};
 use crate::engine::apertures::requests::{Allowed, Asked, allowed, touch_tripwires};
@@ -49,6 +49,8 @@ pub(super) struct ConnectionHost<'a, 'b> {
     pub(super) done: &'a mut Option<u32>,
     /// Its place in the ledger.
     pub(super) place: Option<u32>,
+    /// `true` once the endpoint has left.
+    pub(super) has_left: bool,
     pub(super) parts: &'a mut Parts<'b>,
 }
 
@@ -106,7 +108,7 @@ impl Host for ConnectionHost<'_, '_> {
         if !memory.write(allowed.offset() as usize, bytes) {
             return Err(Refused);
         }
-        touch_tripwires(&allowed, Right::Write, self.parts);
+        self.parts.remote.touched += touch_tripwires(&allowed, Right::Write, self.parts);
         Ok(())
     }
 
@@ -116,7 +118,7 @@ impl Host for ConnectionHost<'_, '_> {
         if !memory.read(allowed.offset() as usize, to) {
             return Err(Refused);
         }
-        touch_tripwires(&allowed, Right::Read, self.parts);
+        self.parts.remote.touched += touch_tripwires(&allowed, Right::Read, self.parts);
         Ok(())
     }
 
@@ -160,12 +162,17 @@ impl Host for ConnectionHost<'_, '_> {
         let to = Acknowledged { slot: *self.done, next };
         self.parts.remote.record(self.place, |ledger, place| ledger.acknowledge(place, &to));
         if id == PROBE {
+            self.parts.remote.record(self.place, Ledger::clear_probe);
             return;
         }
         while self.pending.front().is_some_and(|one| one.id <= id)
             && let Some(one) = self.pending.pop_front()
         {
-            one.complete(self.owner, self.parts);
+            if self.has_left {
+                one.forget(self.owner, self.parts);
+            } else {
+                one.complete(self.owner, self.parts);
+            }
         }
     }
 }

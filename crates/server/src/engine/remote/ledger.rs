@@ -177,6 +177,11 @@ impl Ledger {
         self.publish(place, PROBE, VALID | u64::from(psn.number()));
     }
 
+    /// Records that the last packet that asked for a sign of life is acknowledged.
+    pub(super) fn clear_probe(&mut self, place: u32) {
+        self.publish(place, PROBE, 0);
+    }
+
     /// Records how far the peer's requests are carried out.
     pub(super) fn set_progress(&mut self, place: u32, progress: &Progress) {
         if let Some(Writing { range, first }) = progress.writing {

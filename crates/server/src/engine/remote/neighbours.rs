@@ -80,6 +80,9 @@ impl RemoteTable {
 
     /// Handles a frame that asks for a link address, or tells one. Returns `true` if it does.
     pub(super) fn neighbour_frame(&mut self, headers: &Headers) -> bool {
+        if headers.is_tagged() {
+            return true;
+        }
         let (asked, asker, mac) = match &headers.network {
             Network::Arp(arp) => {
                 let sender = (IpAddr::V4(arp.sender_ip.into()), arp.sender_mac);
@@ -98,7 +101,12 @@ impl RemoteTable {
             },
             Network::Ipv4(_) | Network::Other => return false,
         };
-        if asker.is_unspecified() || mac[0] & 1 != 0 {
+        // No router forwards a packet with this limit (RFC 4861, section 7.1).
+        let is_near = match &headers.network {
+            Network::Ipv6(ip) => ip.hops == 255,
+            _ => true,
+        };
+        if !is_near || asker.is_unspecified() || mac[0] & 1 != 0 || self.own.contains_key(&asker) {
             return true;
         }
         match asked {

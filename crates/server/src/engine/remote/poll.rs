@@ -3,7 +3,8 @@
 
 use towpath_device::DeviceError;
 use towpath_packet::headers::Headers;
-use towpath_packet::roce::{GENERAL_SERVICES_QP, Received, RoceError, read_frame};
+use towpath_packet::roce::cm::reason;
+use towpath_packet::roce::{GENERAL_SERVICES_QP, Opcode, Received, RoceError, read_frame};
 use towpath_protocol::counters::Device as Count;
 use towpath_protocol::oob::{PeerState, Refused};
 use towpath_protocol::requests::RequestFault;
@@ -24,6 +25,8 @@ const PACKETS_PER_TURN: usize = 16;
 /// Packets and bytes that all of them send per poll iteration.
 const PACKETS: usize = 128;
 const BYTES: usize = 512 << 10;
+/// What tripwires that other hosts touch may cost per poll iteration, as a number of bytes moved.
+const MOST_TOUCHED: u64 = 1 << 20;
 
 /// The way out for packets of connections.
 pub(crate) trait Way {
@@ -52,9 +55,15 @@ pub(crate) fn poll(
     counters: &mut DeviceCounters,
 ) -> Result<usize, DeviceError> {
     let mut work = 0;
+    parts.remote.touched = 0;
     for frame in inbox.frames() {
-        receive(frame, oob, parts, counters);
         work += 1;
+        if parts.remote.touched >= MOST_TOUCHED {
+            // The other hosts send it again.
+            counters.add(Count::RdmaOverBudget, 1);
+            continue;
+        }
+        receive(frame, oob, parts, counters);
     }
     inbox.clear();
     counters.add(Count::RdmaOverBudget, inbox.take_dropped());
@@ -126,6 +135,9 @@ fn receive_packet(received: &Received<'_>, parts: &mut Parts<'_>) -> bool {
     if !is_theirs || one.wire.is_none() {
         return false;
     }
+    if matches!(one.state, State::Leaving(_)) && !is_answer(received.segment.bth.opcode) {
+        return true;
+    }
     let Some(mut one) = parts.remote.take(queue_pair) else { return false };
     if matches!(one.state, State::Answered(_)) {
         // The other host has the answer, or it would send nothing.
@@ -145,6 +157,20 @@ fn receive_packet(received: &Received<'_>, parts: &mut Parts<'_>) -> bool {
     true
 }
 
+/// `true` if a packet answers requests of this side.
+fn is_answer(opcode: Opcode) -> bool {
+    use Opcode as O;
+    matches!(
+        opcode,
+        O::Acknowledge
+            | O::ReadResponseFirst
+            | O::ReadResponseMiddle
+            | O::ReadResponseLast
+            | O::ReadResponseOnly
+            | O::CongestionNotification
+    )
+}
+
 /// Gives a connection its turn. Returns whether it has more to send, and the packets and bytes that
 /// it sent.
 fn serve(
@@ -161,7 +187,7 @@ fn serve(
         return nothing;
     }
     if matches!(one.state, State::Asked { since, .. } if now >= since + setup::ASKED_NS) {
-        parts.remote.drop_taken(queue_pair, &one);
+        setup::reject_taken(queue_pair, &one, reason::TIMEOUT, &[], parts);
         return nothing;
     }
     let (mut packets, mut bytes) = (0, 0);
@@ -203,7 +229,10 @@ fn serve(
 /// Ends a connection whose other host does not answer.
 fn give_up(queue_pair: u32, one: Box<Remote>, parts: &mut Parts<'_>) {
     let state = match one.state {
-        State::Asking(_) => PeerState::Refused(Refused::Unreachable),
+        State::Asking(_) => {
+            parts.remote.take_back(&one);
+            PeerState::Refused(Refused::Unreachable)
+        }
         _ => PeerState::Gone,
     };
     end(queue_pair, one, state, parts);
@@ -263,8 +292,11 @@ impl Remote {
         let (Some(wire), Some(owner)) = (&mut self.wire, self.owner) else { return };
         let (peer, place, pending, done) =
             (self.peer, self.place, &mut self.pending, &mut self.done);
-        let probed = wire.probe();
-        work(wire, &mut ConnectionHost { owner, queue_pair, peer, pending, done, place, parts });
+        let (probed, has_left) = (wire.probe(), self.has_left);
+        work(
+            wire,
+            &mut ConnectionHost { owner, queue_pair, peer, pending, done, place, has_left, parts },
+        );
         // Before a packet leaves that depends on it.
         let (progress, probe) = (wire.progress(), wire.probe());
         if self.recorded != Some(progress) {
@@ -287,7 +319,11 @@ impl Remote {
     fn fail_pending(&mut self, fault: RequestFault, parts: &mut Parts<'_>) {
         let Some(owner) = self.owner else { return };
         for one in self.pending.drain(..) {
-            one.fail(fault, owner, parts);
+            if self.has_left {
+                one.forget(owner, parts);
+            } else {
+                one.fail(fault, owner, parts);
+            }
         }
     }
 }
@@ -334,7 +370,7 @@ mod tests {
             true
         }
 
-        fn complete(&mut self, _: u64) {}
+        fn complete(&mut self, _: u64, _: Psn) {}
     }
 
     /// The other host refuses a request, and ends the connection at once.

@@ -76,20 +76,38 @@ impl Pending {
         });
     }
 
+    /// `true` if its slot is taken from its queue. One of which a piece has yet to go out is in its
+    /// queue, whose next turn frees the slot.
+    fn is_taken(&self) -> bool {
+        match &self.work {
+            Work::Request { request, checked, released, .. } => {
+                *released >= length(request, checked)
+            }
+            Work::Message { .. } => true,
+        }
+    }
+
+    /// Frees its slot, and records nothing: its endpoint has left the connection.
+    pub(super) fn forget(self, owner: EndpointName, parts: &mut Parts<'_>) {
+        let (queue_pair, slot) = self.place();
+        if self.is_taken() {
+            free_slot(owner, queue_pair, slot, parts);
+        }
+    }
+
     fn end(
         self,
         owner: EndpointName,
         parts: &mut Parts<'_>,
         record: impl FnOnce(&mut Session, u32),
     ) {
-        let (queue_pair, slot) = self.place();
         let Some(key) = parts.sessions.key(owner.session) else { return };
         let Some(session) = parts.sessions.get_mut(key) else { return };
         if let Work::Request { request, .. } = &self.work {
             record(session, request.sequence);
             parts.notifier.touch_oob(session, key, owner.endpoint);
         }
-        free_slot(owner, queue_pair, slot, parts);
+        self.forget(owner, parts);
     }
 }
 

@@ -1,5 +1,6 @@
 //! The start of a successor: it goes on with the connections that an earlier server recorded.
 
+use towpath_protocol::oob::PeerState;
 use towpath_rdma::responder::Progress;
 use towpath_rdma::{Connection as Wire, Psn};
 
@@ -71,9 +72,14 @@ impl Parts<'_> {
             let queue = self.open_queue(at);
             let index =
                 queue.and_then(|queue| (queue.connection() == name).then(|| queue.next_index()));
+            let is_allowed =
+                self.sessions.get(key).is_some_and(|one| one.is_reachable(at.endpoint));
+            let index = index.filter(|_| is_allowed);
             let progress = advanced(&one, index);
             let mut remote = Box::new(Remote::of_record(&one, place, progress, self.remote.now));
-            if index.is_none() {
+            let goes_on = index.is_some();
+            if !goes_on {
+                remote.has_left = true;
                 remote.leave(self.remote.now);
             }
             self.remote.by_local_id.insert(one.local_id, queue_pair);
@@ -81,6 +87,9 @@ impl Parts<'_> {
             self.remote.record(Some(place), |ledger, place| ledger.set_progress(place, &progress));
             self.remote.put(queue_pair, remote);
             self.remote.make_ready(queue_pair);
+            if goes_on && self.open_queue(at).is_some_and(|queue| !queue.is_told_connected()) {
+                self.set_state(at, PeerState::Connected);
+            }
         }
     }
 

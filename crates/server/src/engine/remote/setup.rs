@@ -17,9 +17,7 @@ use towpath_rdma::{Connection as Wire, Psn, Timing};
 use super::host::{message, session_number};
 use super::poll::end;
 use super::remote_name;
-use super::table::{
-    Attempt, MOST_HALF_OPEN, MOST_HALF_OPEN_PER_SOURCE, Remote, RemoteTable, State,
-};
+use super::table::{Attempt, Remote, RemoteTable, State};
 use crate::engine::demux::Destination;
 use crate::engine::oob::connection::EndpointName;
 use crate::engine::oob::{OobTable, Parts};
@@ -69,13 +67,14 @@ impl RemoteTable {
     /// Makes the request of an endpoint here. Its first attempt is due at once.
     pub(super) fn request(
         &mut self,
-        owner: EndpointName,
+        (owner, uid): (EndpointName, u32),
         (own, peer): (OobAddress, OobAddress),
         private: &[u8],
     ) -> Option<u32> {
         let (address, _) = *self.own.get(&own.ip)?;
         let path_mtu = self.path_mtu()?;
-        let queue_pair = self.new_queue_pair()?;
+        let has_room = self.has_room_for(uid);
+        let queue_pair = self.new_queue_pair().filter(|_| has_room)?;
         let path = Path {
             source_mac: address.mac,
             destination_mac: [0; 6],
@@ -109,13 +108,30 @@ impl RemoteTable {
             private: header.write(private)?,
         };
         let mad = Mad { transaction, message: CmMessage::Request(Box::new(request)) };
-        let attempt = Attempt { message: Box::new(mad), tries: 0, at: self.now };
+        let (at, since) = (self.now, self.now);
+        let attempt = Attempt { message: Box::new(mad), tries: 0, at, since };
         let mut one = Box::new(Remote::new(peer, State::Asking(attempt), path));
-        one.owner = Some(owner);
+        (one.owner, one.uid) = (Some(owner), Some(uid));
         (one.local_id, one.transaction, one.expected_psn) = (local_id, transaction, expected_psn);
         self.put(queue_pair, one);
         self.make_ready(queue_pair);
         Some(queue_pair)
+    }
+
+    /// Tells the other host that the endpoint here takes its request back.
+    pub(super) fn take_back(&mut self, one: &Remote) {
+        let is_sent = one.path.destination_mac != [0; 6];
+        if matches!(one.state, State::Asking(_)) && is_sent {
+            let reject = cm::Reject {
+                local_id: one.local_id,
+                remote_id: 0,
+                rejected: 0,
+                reason: reason::TIMEOUT,
+                private: [0; 148],
+            };
+            let mad = Mad { transaction: one.transaction, message: CmMessage::Reject(reject) };
+            self.send_mad(&one.path, &mad);
+        }
     }
 
     fn new_transaction(&mut self) -> u64 {
@@ -147,7 +163,7 @@ impl RemoteTable {
         if attempt.at > now {
             return true;
         }
-        if attempt.tries >= most {
+        if attempt.tries >= most || asks && now >= attempt.since + ASKED_NS {
             return false;
         }
         attempt.at = now + (RETRY_NS << attempt.tries.min(8));
@@ -170,7 +186,9 @@ pub(super) fn receive(received: &Received<'_>, oob: &OobTable, parts: &mut Parts
     let is_for_manager = received.segment.bth.opcode == Opcode::DatagramSendOnly
         && deth.is_some_and(|deth| deth.qkey == GENERAL_SERVICES_QKEY);
     let Path { destination: ip, destination_mac: mac, .. } = received.path;
-    if !is_for_manager || !parts.remote.is_own(ip, mac) {
+    let (source, source_mac) = (received.path.source, received.path.source_mac);
+    let is_host = is_peer(source) && source_mac[0] & 1 == 0 && source != ip;
+    if !is_for_manager || !is_host || !parts.remote.is_own(ip, mac) {
         return;
     }
     let Ok(mad) = Mad::read(received.segment.payload) else { return };
@@ -188,11 +206,12 @@ pub(super) fn receive(received: &Received<'_>, oob: &OobTable, parts: &mut Parts
         }
         CmMessage::Reject(reject) => rejected(&path, &reject, parts),
         CmMessage::Receipt(receipt) => {
-            // The application there takes its time.
+            // The application there takes its time: it has up to `ASKED_NS` in all.
             with(&path, receipt.remote_id, receipt.local_id, parts, |one, parts| {
-                if let State::Asking(attempt) | State::Answered(attempt) = &mut one.state {
-                    let exponent = u32::from(receipt.service_timeout.min(24));
-                    attempt.at = parts.remote.now + (4_096 << exponent);
+                if let State::Asking(attempt) = &mut one.state {
+                    let exponent = u32::from(receipt.service_timeout.min(23));
+                    let until = parts.remote.now + (4_096 << exponent);
+                    (attempt.tries, attempt.at) = (1, until.min(attempt.since + ASKED_NS));
                 }
             });
         }
@@ -324,14 +343,19 @@ fn ask(
         return Err(reason::INVALID_SERVICE_ID);
     }
     let name = EndpointName { session: listener.number, endpoint: to.endpoint };
-    let (all, theirs) = parts.remote.half_open(path.destination);
-    if all >= MOST_HALF_OPEN || theirs >= MOST_HALF_OPEN_PER_SOURCE {
+    let from = OobAddress { ip: path.destination, protocol, port: header.source_port };
+    // The endpoint there asks anew.
+    for queue_pair in parts.remote.waiting_requests(|other, theirs| other == name && theirs == from)
+    {
+        if let Some(one) = parts.remote.take(queue_pair) {
+            parts.remote.drop_taken(queue_pair, &one);
+        }
+    }
+    if !parts.remote.has_half_open_room(path.destination, name) {
         return Err(reason::NO_RESOURCES);
     }
     let queue_pair = parts.remote.new_queue_pair().ok_or(reason::NO_QP)?;
-    let from = OobAddress { ip: path.destination, protocol, port: header.source_port };
-    let text =
-        message(Kind::Request, queue_pair, from, private.get(..REQUEST_BYTES).unwrap_or(&private));
+    let text = message(Kind::Request, 0, from, private.get(..REQUEST_BYTES).unwrap_or(&private));
     let text = text.ok_or(reason::UNSUPPORTED)?;
     // All hosts together have a quarter of a queue, as one session has.
     let sender = session_number(0);
@@ -348,8 +372,20 @@ fn ask(
     Ok(())
 }
 
+/// Rejects a request of another host that was taken out of the table, and forgets it.
+pub(super) fn reject_taken(
+    queue_pair: u32,
+    one: &Remote,
+    reason: u16,
+    payload: &[u8],
+    parts: &mut Parts<'_>,
+) {
+    parts.remote.drop_taken(queue_pair, one);
+    reject(&one.path, one.transaction, one.remote_id, reason, payload, parts);
+}
+
 /// Rejects a request for a connection.
-pub(super) fn reject(
+fn reject(
     path: &Path,
     transaction: u64,
     remote_id: u32,
@@ -371,7 +407,15 @@ fn replied(path: &Path, transaction: u64, reply: &cm::Reply, parts: &mut Parts<'
     let queue_pair = find(path, reply.remote_id, reply.local_id, parts);
     let Some(queue_pair) = queue_pair else {
         // A connection that is forgotten here: the other host must not keep it.
-        return reject(path, transaction, reply.local_id, reason::INVALID_COMM_ID, &[], parts);
+        let reject = cm::Reject {
+            local_id: reply.remote_id,
+            remote_id: reply.local_id,
+            rejected: 1,
+            reason: reason::INVALID_COMM_ID,
+            private: [0; 148],
+        };
+        let mad = Mad { transaction, message: CmMessage::Reject(reject) };
+        return parts.remote.send_mad(path, &mad);
     };
     let Some(mut one) = parts.remote.take(queue_pair) else { return };
     let is_first = matches!(one.state, State::Asking(_));
@@ -384,7 +428,7 @@ fn replied(path: &Path, transaction: u64, reply: &cm::Reply, parts: &mut Parts<'
         (one.remote_id, one.destination) = (reply.local_id, reply.local_qpn);
         parts.remote.by_remote_id.insert((path.destination, reply.local_id), queue_pair);
         let reads = reply.responder_resources;
-        one.open(queue_pair, (reply.starting_psn, None), reads, parts);
+        one.open(queue_pair, (reply.starting_psn, None), reads, parts.remote);
         one.wire.iter_mut().for_each(|wire| wire.set_ready());
         one.state = State::Open;
     }
@@ -403,7 +447,7 @@ impl Remote {
         queue_pair: u32,
         (psn, path_mtu): (u32, Option<PathMtu>),
         reads: u8,
-        parts: &mut Parts<'_>,
+        table: &mut RemoteTable,
     ) {
         let own = match &self.state {
             State::Asking(attempt) => match &attempt.message.message {
@@ -418,11 +462,11 @@ impl Remote {
         let progress = Progress { expected, messages: 0, writing: None };
         let (to, mtu) = ((self.path, self.destination), path_mtu.bytes() as u32);
         let side = (Psn::new(psn), u32::from(reads));
-        let wire = Wire::new(to, mtu, side, progress, TIMING, parts.remote.now);
+        let wire = Wire::new(to, mtu, side, progress, TIMING, table.now);
         self.recorded = Some(wire.progress());
         self.wire = Some(Box::new(wire));
         let record = self.to_record(queue_pair, mtu, u32::from(reads));
-        self.place = record.and_then(|record| parts.remote.add_to_ledger(&record));
+        self.place = record.and_then(|record| table.add_to_ledger(&record));
     }
 
     /// Begins to tell the other host that the connection has ended.
@@ -434,13 +478,27 @@ impl Remote {
         };
         let message = CmMessage::Disconnect(disconnect);
         let message = Box::new(Mad { transaction: self.transaction, message });
-        self.state = State::Left(Attempt { message, tries: 0, at: now });
+        self.state = State::Left(Attempt { message, tries: 0, at: now, since: now });
         self.wire = None;
     }
 }
 
 /// Handles the answer that rejects a request, or says that a connection is not known.
 fn rejected(path: &Path, reject: &cm::Reject, parts: &mut Parts<'_>) {
+    if reject.remote_id == 0 && reject.reason == reason::TIMEOUT {
+        // The endpoint there takes its request back.
+        let theirs = (path.destination, reject.local_id);
+        if let Some(queue_pair) = parts.remote.by_remote_id.get(&theirs).copied()
+            && let Some(one) = parts.remote.take(queue_pair)
+        {
+            if matches!(one.state, State::Asked { .. }) {
+                parts.remote.drop_taken(queue_pair, &one);
+            } else {
+                parts.remote.put(queue_pair, one);
+            }
+        }
+        return;
+    }
     let queue_pair = find(path, reject.remote_id, reject.local_id, parts);
     let Some(queue_pair) = queue_pair else { return };
     let Some(one) = parts.remote.take(queue_pair) else { return };
@@ -505,7 +563,8 @@ impl Parts<'_> {
 
 /// Returns `true` if an address of another host can be a peer's.
 pub(super) fn is_peer(ip: IpAddr) -> bool {
-    !ip.is_unspecified() && !ip.is_multicast() && !ip.is_loopback()
+    let is_mapped = matches!(ip, IpAddr::V6(ip) if ip.to_ipv4_mapped().is_some());
+    !ip.is_unspecified() && !ip.is_multicast() && !ip.is_loopback() && !is_mapped
 }
 
 #[cfg(test)]
@@ -530,7 +589,8 @@ mod tests {
         let peer = OobAddress { ip, protocol: 6, port: 7 };
         let mut one = Remote::new(peer, State::Open, path);
         one.expected_psn = 5;
-        one.open(9, PathMtu::of_bytes(1024), 1, 0);
+        let table = &mut RemoteTable::new(true, None, 1_500);
+        one.open(7, (9, PathMtu::of_bytes(1024)), 1, table);
         let wire = one.wire.unwrap();
         assert_eq!(wire.requester().first(), Psn::new(9));
         assert_eq!(wire.progress().expected, Psn::new(5));

@@ -17,10 +17,16 @@ use crate::engine::session::Endpoint;
 
 /// The most connections, half-open ones included.
 pub(super) const MOST_CONNECTIONS: usize = 1024;
-/// The most requests of other hosts that wait for an answer of an application here, in all, and of
+/// The most requests of other hosts that wait for an answer of an application here: in all, and of
 /// one address.
-pub(super) const MOST_HALF_OPEN: usize = 64;
-pub(super) const MOST_HALF_OPEN_PER_SOURCE: usize = 4;
+const MOST_HALF_OPEN: usize = 64;
+const MOST_HALF_OPEN_PER_SOURCE: usize = 4;
+/// And for one listening endpoint.
+const MOST_HALF_OPEN_PER_LISTENER: usize = 16;
+/// Connections that endpoints of one user have asked for, and how many there may be before none is
+/// asked for any more: the rest is for requests of other hosts.
+const MOST_PER_USER: usize = MOST_CONNECTIONS / 4;
+const MOST_ASKED: usize = MOST_CONNECTIONS / 4 * 3;
 /// The most frames that wait for the device, which are no packets of connections.
 const MOST_OUTGOING: usize = 64;
 
@@ -53,8 +59,9 @@ pub(super) struct Attempt {
     pub(super) message: Box<cm::Mad>,
     /// How often it was sent.
     pub(super) tries: u32,
-    /// When it is sent again, in nanoseconds.
+    /// When it is sent again, in nanoseconds, and since when it is sent.
     pub(super) at: u64,
+    pub(super) since: u64,
 }
 
 /// A connection.
@@ -78,6 +85,10 @@ pub(super) struct Remote {
     /// Its place in the ledger, while it is open, and how far the peer's requests are recorded there.
     pub(super) place: Option<u32>,
     pub(super) recorded: Option<Progress>,
+    /// `true` once the endpoint here has left: what becomes of its requests concerns it no more.
+    pub(super) has_left: bool,
+    /// The user of the endpoint here, if that asked for the connection.
+    pub(super) uid: Option<u32>,
     /// The slot of the transmit queue behind the last one that is acknowledged.
     pub(super) done: Option<u32>,
     /// Requests of the endpoint here that are not acknowledged, in order.
@@ -123,6 +134,8 @@ pub(crate) struct RemoteTable {
     /// The time, in nanoseconds.
     pub(super) now: u64,
     pub(super) scratch: Vec<u8>,
+    /// What tripwires have cost in this poll iteration, as a number of bytes moved.
+    pub(super) touched: u64,
 }
 
 impl Remote {
@@ -141,6 +154,8 @@ impl Remote {
             wire: None,
             place: None,
             recorded: None,
+            has_left: false,
+            uid: None,
             done: None,
             pending: VecDeque::new(),
             next_id: 0,
@@ -184,6 +199,7 @@ impl RemoteTable {
             outgoing: VecDeque::new(),
             now: 0,
             scratch: Vec::new(),
+            touched: 0,
         }
     }
 
@@ -257,16 +273,39 @@ impl RemoteTable {
         }
     }
 
-    /// Returns how many requests of other hosts wait for an answer: all, and those of an address.
-    pub(super) fn half_open(&self, source: IpAddr) -> (usize, usize) {
-        let (mut all, mut theirs) = (0, 0);
+    /// `true` if one more request of another host may wait for an answer of a listener.
+    pub(super) fn has_half_open_room(&self, source: IpAddr, listener: EndpointName) -> bool {
+        let (mut all, mut theirs, mut listeners) = (0, 0, 0);
         for one in self.connections.values() {
-            if matches!(one.state, State::Asked { .. }) {
+            if let State::Asked { listener: other, .. } = &one.state {
                 all += 1;
                 theirs += usize::from(one.peer.ip == source);
+                listeners += usize::from(*other == listener);
             }
         }
-        (all, theirs)
+        all < MOST_HALF_OPEN
+            && theirs < MOST_HALF_OPEN_PER_SOURCE
+            && listeners < MOST_HALF_OPEN_PER_LISTENER
+    }
+
+    /// `true` if a user may have one more connection that an endpoint of it asks for.
+    pub(super) fn has_room_for(&self, uid: u32) -> bool {
+        let theirs = self.connections.values().filter(|one| one.uid == Some(uid)).count();
+        theirs < MOST_PER_USER && self.connections.len() < MOST_ASKED
+    }
+
+    /// Returns the requests of other hosts that wait for an answer, and that `which` selects by their
+    /// listener and by the address that the answer goes to.
+    pub(super) fn waiting_requests(
+        &self,
+        which: impl Fn(EndpointName, OobAddress) -> bool,
+    ) -> Vec<u32> {
+        let waits = |one: &Remote| match &one.state {
+            State::Asked { listener, from, .. } => which(*listener, *from),
+            _ => false,
+        };
+        let all = self.connections.iter().filter(|(_, one)| waits(one));
+        all.map(|(queue_pair, _)| *queue_pair).collect()
     }
 
     /// Enters a connection, or puts it back, and notes what it has to do.
@@ -296,7 +335,10 @@ impl RemoteTable {
         }
         self.record(one.place, Ledger::remove);
         self.by_local_id.remove(&one.local_id);
-        self.by_remote_id.remove(&(one.peer.ip, one.remote_id));
+        let theirs = (one.peer.ip, one.remote_id);
+        if self.by_remote_id.get(&theirs) == Some(&queue_pair) {
+            self.by_remote_id.remove(&theirs);
+        }
     }
 
     /// Records something of a connection that has a place in the ledger.
@@ -422,7 +464,7 @@ mod tests {
             source_port: 0xc000,
             ecn: true,
         };
-        let mut table = RemoteTable::new(true, 1500);
+        let mut table = RemoteTable::new(true, None, 1500);
         assert!(!table.is_own(ip(1), [2; 6]));
         let mut one = Box::new(Remote::new(peer, State::Open, path));
         one.leave(0);
