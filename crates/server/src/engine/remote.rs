@@ -3,7 +3,7 @@
 //! | part | file | does |
 //! |---|---|---|
 //! | [`Inbox`] | `inbox.rs` | holds the frames of a poll iteration that are for this part |
-//! | [`RemoteTable`] | `table.rs` | the connections by queue pair number, and whose turn it is |
+//! | [`RemoteTable`] | `table.rs` | the connections by QPN, and whose turn it is |
 //! | requests for connections | `setup.rs`, `answers.rs` | the messages of the InfiniBand connection manager |
 //! | link addresses | `neighbours.rs` | those of other hosts, and answers for endpoints here |
 //! | poll | `poll.rs` | what arrives, what is due, what is sent, within budgets |
@@ -42,13 +42,13 @@ const REMOTE_SESSION: u32 = u32::MAX;
 /// The longest frame: headers, and 4096 bytes of payload.
 const FRAME_BYTES: usize = 4352;
 
-/// Returns the name of the endpoint at the other end of a connection, by this side's queue pair
-/// number: 24 bits.
-pub(crate) fn remote_name(queue_pair: u32) -> EndpointName {
-    EndpointName { session: REMOTE_SESSION, endpoint: queue_pair }
+/// Returns the name of the endpoint at the other end of a connection, by this side's QPN:
+/// 24 bits.
+pub(crate) fn remote_name(qpn: u32) -> EndpointName {
+    EndpointName { session: REMOTE_SESSION, endpoint: qpn }
 }
 
-/// Returns this side's queue pair number if a name is of an endpoint of another host.
-pub(crate) fn remote_queue_pair(name: EndpointName) -> Option<u32> {
+/// Returns this side's QPN if a name is of an endpoint of another host.
+pub(crate) fn remote_qpn(name: EndpointName) -> Option<u32> {
     (name.session == REMOTE_SESSION).then_some(name.endpoint)
 }

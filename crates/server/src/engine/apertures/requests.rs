@@ -15,7 +15,7 @@ use super::table::Granted;
 use crate::clock::clock_ns;
 use crate::engine::oob::connection::EndpointName;
 use crate::engine::oob::{NotReady, Parts, Sender};
-use crate::engine::remote::{self, remote_queue_pair};
+use crate::engine::remote::{self, remote_qpn};
 use crate::engine::sessions::SessionTable;
 
 /// The most bytes that the engine moves at once for a request; the others then wait their turn
@@ -68,8 +68,8 @@ pub(crate) fn carry_out(one: &Requesting<'_>, parts: &mut Parts<'_>) -> (Outcome
         fail(one, RequestFault::Closed, parts);
         return (Outcome::Ended, 0);
     };
-    if let Some(queue_pair) = remote_queue_pair(peer) {
-        return remote::requests::admit(one, queue_pair, parts);
+    if let Some(qpn) = remote_qpn(peer) {
+        return remote::requests::admit(one, qpn, parts);
     }
     let mut moved = 0;
     if one.checked.kind != RequestKind::Send {

@@ -12,7 +12,7 @@ use super::queue::{ANSWER_SLOTS, Intent, NoRoom, OobQueue};
 use crate::engine::apertures::ApertureTable;
 use crate::engine::demux::Destination;
 use crate::engine::notifier::Notifier;
-use crate::engine::remote::{RemoteTable, remote_queue_pair};
+use crate::engine::remote::{RemoteTable, remote_qpn};
 use crate::engine::session::Session;
 use crate::engine::sessions::SessionTable;
 
@@ -243,9 +243,9 @@ impl Parts<'_> {
         match queue.connection {
             Connection::None => {}
             Connection::Requested(peer) | Connection::Connected(peer)
-                if let Some(queue_pair) = remote_queue_pair(peer) =>
+                if let Some(qpn) = remote_qpn(peer) =>
             {
-                self.close_remote(queue_pair);
+                self.close_remote(qpn);
             }
             Connection::Requested(peer) => self.forget_request(peer, own),
             Connection::Connected(peer) => {

@@ -40,10 +40,10 @@ impl Parts<'_> {
                 let uid =
                     self.sessions.get(sender.from.session).map_or(u32::MAX, |one| one.oob.uid);
                 let owner = (sender.name(), uid);
-                let queue_pair = self.remote.request(owner, (own, to), payload);
-                let queue_pair = queue_pair.ok_or(Refused::Full)?;
+                let qpn = self.remote.request(owner, (own, to), payload);
+                let qpn = qpn.ok_or(Refused::Full)?;
                 if let Some(queue) = self.open_queue(sender.from) {
-                    queue.set_requested(remote_name(queue_pair));
+                    queue.set_requested(remote_name(qpn));
                 }
                 self.set_state(sender.from, PeerState::Requested);
                 Ok(())
@@ -51,14 +51,14 @@ impl Parts<'_> {
             // An earlier server had accepted it.
             Kind::Accept if sender.may_repeat && self.is_restored(connection) => Ok(()),
             Kind::Accept if connection == Connection::None => {
-                let queue_pair = self.asked_by(sender, to).ok_or(Refused::State)?;
-                self.accept_remote(sender, queue_pair, message.payload())
+                let qpn = self.asked_by(sender, to).ok_or(Refused::State)?;
+                self.accept_remote(sender, qpn, message.payload())
             }
             Kind::Reject => {
-                let queue_pair = self.asked_by(sender, to).ok_or(Refused::State)?;
-                let Some(one) = self.remote.take(queue_pair) else { return Err(Refused::State) };
+                let qpn = self.asked_by(sender, to).ok_or(Refused::State)?;
+                let Some(one) = self.remote.take(qpn) else { return Err(Refused::State) };
                 let (why, payload) = (reason::CONSUMER_DEFINED, message.payload());
-                setup::reject_taken(queue_pair, &one, why, payload, self);
+                setup::reject_taken(qpn, &one, why, payload, self);
                 Ok(())
             }
             // Those to the endpoint's peer go another way.
@@ -67,14 +67,14 @@ impl Parts<'_> {
         }
     }
 
-    /// Returns the queue pair of the connection that a message of an endpoint here is for, if it is
+    /// Returns the QPN of the connection that a message of an endpoint here is for, if it is
     /// one with another host.
     pub(crate) fn other_host(&mut self, from: Destination, message: &OobMessage) -> Option<u32> {
         let (Kind::Plain, to) = message.check()? else { return None };
         let Connection::Connected(peer) = self.open_queue(from)?.connection() else { return None };
-        let queue_pair = super::remote_queue_pair(peer)?;
-        let one = self.remote.connections.get(&queue_pair)?;
-        (one.peer == to).then_some(queue_pair)
+        let qpn = super::remote_qpn(peer)?;
+        let one = self.remote.connections.get(&qpn)?;
+        (one.peer == to).then_some(qpn)
     }
 
     /// Returns the request of another host's endpoint that waits for an answer of a session.
@@ -86,29 +86,24 @@ impl Parts<'_> {
     }
 
     /// Accepts the request of another host's endpoint: both sides are connected.
-    fn accept_remote(
-        &mut self,
-        sender: &Sender,
-        queue_pair: u32,
-        payload: &[u8],
-    ) -> Result<(), Refused> {
-        if self.apertures.is_ending([sender.name(), remote_name(queue_pair)]) {
+    fn accept_remote(&mut self, sender: &Sender, qpn: u32, payload: &[u8]) -> Result<(), Refused> {
+        if self.apertures.is_ending([sender.name(), remote_name(qpn)]) {
             return Err(Refused::State);
         }
-        let Some(mut one) = self.remote.take(queue_pair) else { return Err(Refused::State) };
+        let Some(mut one) = self.remote.take(qpn) else { return Err(Refused::State) };
         let State::Asked { request, .. } = &one.state else { return Err(Refused::State) };
         let request = request.clone();
         one.owner = Some(sender.name());
         one.expected_psn = self.remote.random() & 0xff_ffff;
         let reads = request.responder_resources;
         let first = (request.starting_psn, Some(request.path_mtu));
-        one.open(queue_pair, first, reads, self.remote);
+        one.open(qpn, first, reads, self.remote);
         let mut private = [0; 196];
         private[..payload.len()].copy_from_slice(payload);
         let reply = cm::Reply {
             local_id: one.local_id,
             remote_id: one.remote_id,
-            local_qpn: queue_pair,
+            local_qpn: qpn,
             starting_psn: one.expected_psn,
             responder_resources: request.initiator_depth.min(16),
             initiator_depth: request.responder_resources.min(16),
@@ -121,17 +116,17 @@ impl Parts<'_> {
         let message = Box::new(Mad { transaction: one.transaction, message });
         let now = self.remote.now;
         one.state = State::Answered(Attempt { message, tries: 0, at: now, since: now });
-        self.remote.put(queue_pair, one);
-        self.remote.make_ready(queue_pair);
-        self.set_connected(sender.from, remote_name(queue_pair));
+        self.remote.put(qpn, one);
+        self.remote.make_ready(qpn);
+        self.set_connected(sender.from, remote_name(qpn));
         self.set_state(sender.from, PeerState::Connected);
         Ok(())
     }
 
     /// Ends a connection with another host from this side. What was sent before goes out.
-    pub(crate) fn close_remote(&mut self, queue_pair: u32) {
+    pub(crate) fn close_remote(&mut self, qpn: u32) {
         let now = self.remote.now;
-        let Some(mut one) = self.remote.take(queue_pair) else { return };
+        let Some(mut one) = self.remote.take(qpn) else { return };
         one.has_left = true;
         match one.state {
             State::Open | State::Answered(_)
@@ -142,21 +137,21 @@ impl Parts<'_> {
             State::Open | State::Answered(_) | State::Leaving(_) => one.leave(now),
             State::Asking(_) | State::Asked { .. } => {
                 self.remote.take_back(&one);
-                return self.remote.drop_taken(queue_pair, &one);
+                return self.remote.drop_taken(qpn, &one);
             }
             State::Left(_) => {}
         }
-        self.remote.put(queue_pair, one);
-        self.remote.make_ready(queue_pair);
+        self.remote.put(qpn, one);
+        self.remote.make_ready(qpn);
     }
 }
 
 impl Parts<'_> {
     /// Rejects the requests of other hosts that wait for an answer of an endpoint, which is removed.
     pub(crate) fn reject_waiting(&mut self, listener: EndpointName) {
-        for queue_pair in self.remote.waiting_requests(|other, _| other == listener) {
-            if let Some(one) = self.remote.take(queue_pair) {
-                setup::reject_taken(queue_pair, &one, reason::INVALID_SERVICE_ID, &[], self);
+        for qpn in self.remote.waiting_requests(|other, _| other == listener) {
+            if let Some(one) = self.remote.take(qpn) {
+                setup::reject_taken(qpn, &one, reason::INVALID_SERVICE_ID, &[], self);
             }
         }
     }

@@ -19,30 +19,30 @@ use crate::engine::remote::RemoteTable;
 
 /// The user of an endpoint of another host, as messages name it: not known.
 const NO_USER: u32 = u32::MAX;
-/// The session of such an endpoint, as messages name it: this, and the queue pair's number. No
+/// The session of such an endpoint, as messages name it: this, and the QPN. No
 /// session of this server has so high a number.
 const SESSION: u32 = 0xff00_0000;
 
 /// Returns the number that stands for a connection where a session's is expected.
-pub(super) fn session_number(queue_pair: u32) -> u32 {
-    SESSION | queue_pair
+pub(super) fn session_number(qpn: u32) -> u32 {
+    SESSION | qpn
 }
 
 /// Makes a message of an endpoint of another host.
 pub(super) fn message(
     kind: Kind,
-    queue_pair: u32,
+    qpn: u32,
     from: OobAddress,
     payload: &[u8],
 ) -> Option<OobMessage> {
     let message = OobMessage::new(kind, from, payload)?;
-    Some(message.from_sender(from, NO_USER, session_number(queue_pair)))
+    Some(message.from_sender(from, NO_USER, session_number(qpn)))
 }
 
 /// The memory of a connection.
 pub(super) struct ConnectionHost<'a, 'b> {
     pub(super) owner: EndpointName,
-    pub(super) queue_pair: u32,
+    pub(super) qpn: u32,
     pub(super) peer: OobAddress,
     pub(super) pending: &'a mut VecDeque<Pending>,
     /// The slot behind the last one that is acknowledged.
@@ -57,7 +57,7 @@ pub(super) struct ConnectionHost<'a, 'b> {
 impl ConnectionHost<'_, '_> {
     fn allowed(&mut self, range: Range, access: Right) -> Result<Allowed, Refused> {
         let asked = Asked { key: range.key, first: range.address, len: range.len };
-        allowed(&asked, access, &remote_name(self.queue_pair), self.parts).map_err(|_| Refused)
+        allowed(&asked, access, &remote_name(self.qpn), self.parts).map_err(|_| Refused)
     }
 
     /// Copies the parts of a request's local ranges from its byte `offset` on. `copy`: copies
@@ -131,10 +131,10 @@ impl Host for ConnectionHost<'_, '_> {
                 (Kind::Value, &words[..])
             }
         };
-        let message = message(kind, self.queue_pair, self.peer, payload).ok_or(NotReady)?;
+        let message = message(kind, self.qpn, self.peer, payload).ok_or(NotReady)?;
         let key = self.parts.sessions.key(self.owner.session).ok_or(NotReady)?;
         let at = Destination { session: key, endpoint: self.owner.endpoint };
-        let (place, number) = (self.place, session_number(self.queue_pair));
+        let (place, number) = (self.place, session_number(self.qpn));
         let record = |remote: &mut RemoteTable, index| {
             remote.record(place, |ledger, place| ledger.deliver(place, psn, index));
         };

@@ -27,10 +27,10 @@ const HEADER_WORDS: usize = 16;
 /// The bytes of the ledger.
 pub(crate) const LEDGER_BYTES: usize = (HEADER_WORDS + MOST_CONNECTIONS * PLACE_WORDS) * 8;
 
-/// `VALID`, and this side's queue pair; written last.
-const QUEUE_PAIR: usize = 0;
+/// `VALID`, and this side's QPN; written last.
+const QPN: usize = 0;
 const OWNER: usize = 1;
-/// The peer's queue pair, the bytes of payload per packet, and the reads that it answers at once.
+/// The peer's QPN, the bytes of payload per packet, and the reads that it answers at once.
 const PEER: usize = 2;
 /// The numbers of the connection manager.
 const IDS: usize = 3;
@@ -61,7 +61,7 @@ const PSN_MASK: u64 = (1 << PSN_BITS) - 1;
 /// A connection as it is recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Recorded {
-    pub(super) queue_pair: u32,
+    pub(super) qpn: u32,
     pub(super) owner: EndpointName,
     pub(super) peer: OobAddress,
     pub(super) path: Path,
@@ -156,13 +156,13 @@ impl Ledger {
         }
         self.acknowledge(place, &one.acknowledged);
         self.set_progress(place, &one.progress);
-        self.publish(place, QUEUE_PAIR, VALID | u64::from(one.queue_pair));
+        self.publish(place, QPN, VALID | u64::from(one.qpn));
         Some(place)
     }
 
     /// Forgets a connection.
     pub(super) fn remove(&mut self, place: u32) {
-        self.publish(place, QUEUE_PAIR, 0);
+        self.publish(place, QPN, 0);
         self.free.push(place);
     }
 
@@ -210,7 +210,7 @@ impl Ledger {
         let word = |word| self.get(place, word);
         let valid = |value: u64| (value & VALID != 0).then_some(value & !VALID);
         let psn = |value: u64| Psn::new((value & PSN_MASK) as u32);
-        let queue_pair = valid(word(QUEUE_PAIR))? as u32;
+        let qpn = valid(word(QPN))? as u32;
         let owner = word(OWNER);
         let ip = |at| {
             let bits = u128::from(word(at)) << 64 | u128::from(word(at + 1));
@@ -242,7 +242,7 @@ impl Ledger {
         });
         let messages = (expected >> PSN_BITS) as u32 & 0xff_ffff;
         Some(Recorded {
-            queue_pair,
+            qpn,
             owner: EndpointName { session: (owner >> 32) as u32, endpoint: owner as u32 },
             peer: OobAddress {
                 ip: path.destination,
@@ -280,7 +280,7 @@ mod tests {
 
     use super::*;
 
-    fn recorded(queue_pair: u32, ip: [&str; 2]) -> Recorded {
+    fn recorded(qpn: u32, ip: [&str; 2]) -> Recorded {
         let [source, destination]: [IpAddr; 2] = ip.map(|ip| ip.parse().unwrap());
         let path = Path {
             source_mac: [2, 3, 4, 5, 6, 7],
@@ -291,7 +291,7 @@ mod tests {
             ecn: true,
         };
         Recorded {
-            queue_pair,
+            qpn,
             owner: EndpointName { session: 77, endpoint: 3 },
             peer: OobAddress { ip: destination, protocol: 6, port: 7174 },
             path,

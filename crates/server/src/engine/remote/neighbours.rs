@@ -138,9 +138,9 @@ impl RemoteTable {
             matches!(one.state, State::Asking(_)) && one.path.destination_mac == [0; 6]
         };
         let all = self.connections.iter().filter(|(_, one)| waits(one));
-        let all: Vec<u32> = all.map(|(queue_pair, _)| *queue_pair).collect();
-        for queue_pair in all {
-            self.make_ready(queue_pair);
+        let all: Vec<u32> = all.map(|(qpn, _)| *qpn).collect();
+        for qpn in all {
+            self.make_ready(qpn);
         }
     }
 }

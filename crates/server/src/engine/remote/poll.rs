@@ -80,16 +80,16 @@ pub(crate) fn poll(
     while packets < PACKETS
         && bytes < BYTES
         && way.has_room()
-        && let Some(queue_pair) = parts.remote.next_ready()
+        && let Some(qpn) = parts.remote.next_ready()
     {
-        let again = retransmitted(queue_pair, parts);
-        let (more, sent) = serve(queue_pair, &mut frame, parts, way)?;
-        let again = retransmitted(queue_pair, parts).saturating_sub(again);
+        let again = retransmitted(qpn, parts);
+        let (more, sent) = serve(qpn, &mut frame, parts, way)?;
+        let again = retransmitted(qpn, parts).saturating_sub(again);
         counters.add(Count::RdmaRetransmitted, again);
         packets += sent.0;
         bytes += sent.1;
         if more {
-            parts.remote.make_ready(queue_pair);
+            parts.remote.make_ready(qpn);
         }
     }
     parts.remote.scratch = frame;
@@ -98,8 +98,8 @@ pub(crate) fn poll(
 }
 
 /// Returns the packets that a connection has sent again.
-fn retransmitted(queue_pair: u32, parts: &Parts<'_>) -> u64 {
-    let one = parts.remote.connections.get(&queue_pair).and_then(|one| one.wire.as_ref());
+fn retransmitted(qpn: u32, parts: &Parts<'_>) -> u64 {
+    let one = parts.remote.connections.get(&qpn).and_then(|one| one.wire.as_ref());
     one.map_or(0, |wire| wire.requester().retransmitted())
 }
 
@@ -126,8 +126,8 @@ fn receive(frame: &[u8], oob: &OobTable, parts: &mut Parts<'_>, counters: &mut D
 
 /// Handles a packet of a connection. Returns `false` if there is no such connection.
 fn receive_packet(received: &Received<'_>, parts: &mut Parts<'_>) -> bool {
-    let queue_pair = received.segment.bth.destination;
-    let Some(one) = parts.remote.connections.get(&queue_pair) else { return false };
+    let qpn = received.segment.bth.destination;
+    let Some(one) = parts.remote.connections.get(&qpn) else { return false };
     let (own, theirs) = (one.path, received.path);
     let is_theirs = own.source == theirs.destination
         && own.destination == theirs.source
@@ -138,22 +138,22 @@ fn receive_packet(received: &Received<'_>, parts: &mut Parts<'_>) -> bool {
     if matches!(one.state, State::Leaving(_)) && !is_answer(received.segment.bth.opcode) {
         return true;
     }
-    let Some(mut one) = parts.remote.take(queue_pair) else { return false };
+    let Some(mut one) = parts.remote.take(qpn) else { return false };
     if matches!(one.state, State::Answered(_)) {
         // The other host has the answer, or it would send nothing.
         one.state = State::Open;
     }
     let now = parts.remote.now;
-    one.with_wire(queue_pair, parts, |wire, host| {
+    one.with_wire(qpn, parts, |wire, host| {
         wire.receive(&received.segment, received.congestion, host, now);
     });
     if let Some(ended) = one.wire.as_ref().and_then(|wire| wire.ended()) {
         // Before the other host's message that the connection is over.
-        end_by(queue_pair, one, ended, parts);
+        end_by(qpn, one, ended, parts);
         return true;
     }
-    parts.remote.put(queue_pair, one);
-    parts.remote.make_ready(queue_pair);
+    parts.remote.put(qpn, one);
+    parts.remote.make_ready(qpn);
     true
 }
 
@@ -174,27 +174,27 @@ fn is_answer(opcode: Opcode) -> bool {
 /// Gives a connection its turn. Returns whether it has more to send, and the packets and bytes that
 /// it sent.
 fn serve(
-    queue_pair: u32,
+    qpn: u32,
     frame: &mut [u8],
     parts: &mut Parts<'_>,
     way: &mut impl Way,
 ) -> Result<(bool, (usize, usize)), DeviceError> {
     let nothing = Ok((false, (0, 0)));
-    let Some(mut one) = parts.remote.take(queue_pair) else { return nothing };
+    let Some(mut one) = parts.remote.take(qpn) else { return nothing };
     let now = parts.remote.now;
     if !parts.remote.attempt(&mut one) {
-        give_up(queue_pair, one, parts);
+        give_up(qpn, one, parts);
         return nothing;
     }
     if matches!(one.state, State::Asked { since, .. } if now >= since + setup::ASKED_NS) {
-        setup::reject_taken(queue_pair, &one, reason::TIMEOUT, &[], parts);
+        setup::reject_taken(qpn, &one, reason::TIMEOUT, &[], parts);
         return nothing;
     }
     let (mut packets, mut bytes) = (0, 0);
     let mut sends = one.wire.is_some();
     while sends && packets < PACKETS_PER_TURN && way.has_room() {
         let mut len = None;
-        one.with_wire(queue_pair, parts, |wire, host| len = wire.transmit(host, now, frame));
+        one.with_wire(qpn, parts, |wire, host| len = wire.transmit(host, now, frame));
         let Some(len) = len else {
             sends = false;
             break;
@@ -204,7 +204,7 @@ fn serve(
         bytes += len;
     }
     if let Some(ended) = one.wire.as_ref().and_then(|wire| wire.ended()) {
-        end_by(queue_pair, one, ended, parts);
+        end_by(qpn, one, ended, parts);
         return Ok((false, (packets, bytes)));
     }
     let is_over = one.wire.as_ref().is_none_or(|wire| wire.requester().is_empty());
@@ -222,12 +222,12 @@ fn serve(
             way.go_on(session, waiting, parts);
         }
     }
-    parts.remote.put(queue_pair, one);
+    parts.remote.put(qpn, one);
     Ok((sends, (packets, bytes)))
 }
 
 /// Ends a connection whose other host does not answer.
-fn give_up(queue_pair: u32, one: Box<Remote>, parts: &mut Parts<'_>) {
+fn give_up(qpn: u32, one: Box<Remote>, parts: &mut Parts<'_>) {
     let state = match one.state {
         State::Asking(_) => {
             parts.remote.take_back(&one);
@@ -235,7 +235,7 @@ fn give_up(queue_pair: u32, one: Box<Remote>, parts: &mut Parts<'_>) {
         }
         _ => PeerState::Gone,
     };
-    end(queue_pair, one, state, parts);
+    end(qpn, one, state, parts);
 }
 
 /// Returns why the oldest request fails, and what the endpoint is told.
@@ -250,29 +250,29 @@ fn told(ended: Ended) -> (RequestFault, PeerState) {
 }
 
 /// Ends a connection that failed.
-fn end_by(queue_pair: u32, mut one: Box<Remote>, ended: Ended, parts: &mut Parts<'_>) {
+fn end_by(qpn: u32, mut one: Box<Remote>, ended: Ended, parts: &mut Parts<'_>) {
     let (fault, state) = told(ended);
     one.fail_pending(fault, parts);
-    disconnect_owner(queue_pair, &one, state, parts);
+    disconnect_owner(qpn, &one, state, parts);
     let now = parts.remote.now;
     one.leave(now);
-    parts.remote.put(queue_pair, one);
-    parts.remote.make_ready(queue_pair);
+    parts.remote.put(qpn, one);
+    parts.remote.make_ready(qpn);
 }
 
 /// Ends and forgets a connection that was taken out of the table. `state`: what its endpoint is told.
-pub(super) fn end(queue_pair: u32, mut one: Box<Remote>, state: PeerState, parts: &mut Parts<'_>) {
-    parts.remote.drop_taken(queue_pair, &one);
+pub(super) fn end(qpn: u32, mut one: Box<Remote>, state: PeerState, parts: &mut Parts<'_>) {
+    parts.remote.drop_taken(qpn, &one);
     one.fail_pending(one.fault(), parts);
-    disconnect_owner(queue_pair, &one, state, parts);
+    disconnect_owner(qpn, &one, state, parts);
 }
 
 /// Tells the endpoint of a connection that it has ended, unless it has left already.
-fn disconnect_owner(queue_pair: u32, one: &Remote, state: PeerState, parts: &mut Parts<'_>) {
+fn disconnect_owner(qpn: u32, one: &Remote, state: PeerState, parts: &mut Parts<'_>) {
     let Some(owner) = one.owner else { return };
     let Some(key) = parts.sessions.key(owner.session) else { return };
     let at = Destination { session: key, endpoint: owner.endpoint };
-    let name = remote_name(queue_pair);
+    let name = remote_name(qpn);
     let is_its = parts.open_queue(at).is_some_and(|queue| {
         [Connection::Connected(name), Connection::Requested(name)].contains(&queue.connection())
     });
@@ -285,7 +285,7 @@ impl Remote {
     /// Lets both sides of the connection work on the memory of its endpoint.
     fn with_wire(
         &mut self,
-        queue_pair: u32,
+        qpn: u32,
         parts: &mut Parts<'_>,
         work: impl FnOnce(&mut towpath_rdma::Connection, &mut ConnectionHost<'_, '_>),
     ) {
@@ -293,10 +293,7 @@ impl Remote {
         let (peer, place, pending, done) =
             (self.peer, self.place, &mut self.pending, &mut self.done);
         let (probed, has_left) = (wire.probe(), self.has_left);
-        work(
-            wire,
-            &mut ConnectionHost { owner, queue_pair, peer, pending, done, place, has_left, parts },
-        );
+        work(wire, &mut ConnectionHost { owner, qpn, peer, pending, done, place, has_left, parts });
         // Before a packet leaves that depends on it.
         let (progress, probe) = (wire.progress(), wire.probe());
         if self.recorded != Some(progress) {

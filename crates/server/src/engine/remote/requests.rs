@@ -122,13 +122,9 @@ fn free_slot(owner: EndpointName, queue_pair: u32, slot: u32, parts: &mut Parts<
 
 /// Lets a request, or its next piece, go out on a connection. Returns what became of it, and its cost
 /// as a number of bytes moved.
-pub(crate) fn admit(
-    one: &Requesting<'_>,
-    queue_pair: u32,
-    parts: &mut Parts<'_>,
-) -> (Outcome, u64) {
+pub(crate) fn admit(one: &Requesting<'_>, qpn: u32, parts: &mut Parts<'_>) -> (Outcome, u64) {
     let now = parts.remote.now;
-    let Some(mut remote) = parts.remote.take(queue_pair) else {
+    let Some(mut remote) = parts.remote.take(qpn) else {
         fail(one, RequestFault::Closed, parts);
         return (Outcome::Ended, 0);
     };
@@ -136,8 +132,8 @@ pub(crate) fn admit(
     if let Ok((Outcome::NotReady(_), _)) = admitted {
         remote.waiting = Some(one.sender.queue_pair);
     }
-    parts.remote.put(queue_pair, remote);
-    parts.remote.make_ready(queue_pair);
+    parts.remote.put(qpn, remote);
+    parts.remote.make_ready(qpn);
     admitted.unwrap_or_else(|fault| {
         fail(one, fault, parts);
         (Outcome::Ended, 0)
@@ -230,12 +226,12 @@ pub(crate) enum Message {
 /// Sends an out-of-band message to the peer of an endpoint.
 pub(crate) fn send_message(
     sender: &Sender,
-    queue_pair: u32,
+    qpn: u32,
     payload: &[u8],
     parts: &mut Parts<'_>,
 ) -> Message {
     let (now, capacity) = (parts.remote.now, capacity(sender, parts));
-    let Some(remote) = parts.remote.connections.get_mut(&queue_pair) else {
+    let Some(remote) = parts.remote.connections.get_mut(&qpn) else {
         return Message::Dropped;
     };
     if remote.is_done(sender.slot, capacity) {
@@ -253,7 +249,7 @@ pub(crate) fn send_message(
     remote.pending.push_back(Pending { id, work });
     let bytes = payload.len() as u64;
     wire.push(Wanted { id, kind: WorkKind::Send, bytes, key: 0, address: 0 }, bytes, now);
-    parts.remote.make_ready(queue_pair);
+    parts.remote.make_ready(qpn);
     Message::Sent
 }
 

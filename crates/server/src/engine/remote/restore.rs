@@ -7,17 +7,17 @@ use towpath_rdma::{Connection as Wire, Psn};
 use super::ledger::{Ledger, Recorded};
 use super::setup::TIMING;
 use super::table::{Remote, State};
-use super::{remote_name, remote_queue_pair};
+use super::{remote_name, remote_qpn};
 use crate::engine::demux::Destination;
 use crate::engine::oob::Parts;
 use crate::engine::oob::connection::Connection;
 
 impl Remote {
     /// Returns what the ledger holds of a connection that has just become open.
-    pub(super) fn to_record(&self, queue_pair: u32, mtu: u32, reads: u32) -> Option<Recorded> {
+    pub(super) fn to_record(&self, qpn: u32, mtu: u32, reads: u32) -> Option<Recorded> {
         let wire = self.wire.as_ref()?;
         Some(Recorded {
-            queue_pair,
+            qpn,
             owner: self.owner?,
             peer: self.peer,
             path: self.path,
@@ -62,13 +62,13 @@ impl Parts<'_> {
     /// left.
     pub(crate) fn restore_remote(&mut self) {
         for (place, one) in std::mem::take(&mut self.remote.left) {
-            let queue_pair = one.queue_pair;
+            let qpn = one.qpn;
             let Some(key) = self.sessions.key(one.owner.session) else {
                 self.remote.record(Some(place), Ledger::remove);
                 continue;
             };
             let at = Destination { session: key, endpoint: one.owner.endpoint };
-            let name = Connection::Connected(remote_name(queue_pair));
+            let name = Connection::Connected(remote_name(qpn));
             let queue = self.open_queue(at);
             let index =
                 queue.and_then(|queue| (queue.connection() == name).then(|| queue.next_index()));
@@ -82,11 +82,11 @@ impl Parts<'_> {
                 remote.has_left = true;
                 remote.leave(self.remote.now);
             }
-            self.remote.by_local_id.insert(one.local_id, queue_pair);
-            self.remote.by_remote_id.insert((one.peer.ip, one.remote_id), queue_pair);
+            self.remote.by_local_id.insert(one.local_id, qpn);
+            self.remote.by_remote_id.insert((one.peer.ip, one.remote_id), qpn);
             self.remote.record(Some(place), |ledger, place| ledger.set_progress(place, &progress));
-            self.remote.put(queue_pair, remote);
-            self.remote.make_ready(queue_pair);
+            self.remote.put(qpn, remote);
+            self.remote.make_ready(qpn);
             if goes_on && self.open_queue(at).is_some_and(|queue| !queue.is_told_connected()) {
                 self.set_state(at, PeerState::Connected);
             }
@@ -96,7 +96,7 @@ impl Parts<'_> {
     /// `true` if a connection with another host, that an endpoint here has, goes on.
     pub(crate) fn is_restored(&self, connection: Connection) -> bool {
         let Connection::Connected(peer) = connection else { return false };
-        let one = remote_queue_pair(peer).and_then(|number| self.remote.connections.get(&number));
+        let one = remote_qpn(peer).and_then(|number| self.remote.connections.get(&number));
         one.is_some_and(|one| matches!(one.state, State::Open))
     }
 }

@@ -1,6 +1,6 @@
 //! The messages by which connections begin and end, between the servers of two hosts: those of the
 //! InfiniBand connection manager (Linux, `drivers/infiniband/core/cm.c`), with the addresses of the
-//! RDMA IP service (`cma.c`). They go to queue pair 1.
+//! RDMA IP service (`cma.c`). They go to QPN 1.
 
 use std::net::IpAddr;
 
@@ -74,7 +74,7 @@ impl RemoteTable {
         let (address, _) = *self.own.get(&own.ip)?;
         let path_mtu = self.path_mtu()?;
         let has_room = self.has_room_for(uid);
-        let queue_pair = self.new_queue_pair().filter(|_| has_room)?;
+        let qpn = self.new_qpn().filter(|_| has_room)?;
         let path = Path {
             source_mac: address.mac,
             destination_mac: [0; 6],
@@ -85,12 +85,12 @@ impl RemoteTable {
         };
         let header = IpHeader { source: own.ip, destination: peer.ip, source_port: own.port };
         let (transaction, expected_psn) = (self.new_transaction(), self.random() & 0xff_ffff);
-        let local_id = self.new_local_id(queue_pair);
+        let local_id = self.new_local_id(qpn);
         let request = cm::Request {
             local_id,
             service: cm::service_of(peer.protocol, peer.port),
             local_guid: guid(address.mac),
-            local_qpn: queue_pair,
+            local_qpn: qpn,
             responder_resources: READS,
             initiator_depth: READS,
             remote_response_timeout: ANSWER_TIMEOUT,
@@ -113,9 +113,9 @@ impl RemoteTable {
         let mut one = Box::new(Remote::new(peer, State::Asking(attempt), path));
         (one.owner, one.uid) = (Some(owner), Some(uid));
         (one.local_id, one.transaction, one.expected_psn) = (local_id, transaction, expected_psn);
-        self.put(queue_pair, one);
-        self.make_ready(queue_pair);
-        Some(queue_pair)
+        self.put(qpn, one);
+        self.make_ready(qpn);
+        Some(qpn)
     }
 
     /// Tells the other host that the endpoint here takes its request back.
@@ -217,13 +217,13 @@ pub(super) fn receive(received: &Received<'_>, oob: &OobTable, parts: &mut Parts
         }
         CmMessage::Disconnect(request) => disconnected(&path, mad.transaction, &request, parts),
         CmMessage::Disconnected(answer) => {
-            let queue_pair = find(&path, answer.remote_id, answer.local_id, parts);
-            let Some(queue_pair) = queue_pair else { return };
-            let Some(one) = parts.remote.take(queue_pair) else { return };
+            let qpn = find(&path, answer.remote_id, answer.local_id, parts);
+            let Some(qpn) = qpn else { return };
+            let Some(one) = parts.remote.take(qpn) else { return };
             if matches!(one.state, State::Left(_)) {
-                parts.remote.drop_taken(queue_pair, &one);
+                parts.remote.drop_taken(qpn, &one);
             } else {
-                parts.remote.put(queue_pair, one);
+                parts.remote.put(qpn, one);
             }
         }
     }
@@ -240,13 +240,13 @@ fn reversed(path: &Path) -> Path {
     }
 }
 
-/// Returns the queue pair of a message for this side's number `local_id`, if it comes from the
+/// Returns the QPN of a message for this side's number `local_id`, if it comes from the
 /// connection's other side.
 fn find(path: &Path, local_id: u32, remote_id: u32, parts: &Parts<'_>) -> Option<u32> {
-    let queue_pair = *parts.remote.by_local_id.get(&local_id)?;
-    let one = parts.remote.connections.get(&queue_pair)?;
+    let qpn = *parts.remote.by_local_id.get(&local_id)?;
+    let one = parts.remote.connections.get(&qpn)?;
     let is_theirs = one.path.destination == path.destination && one.path.source == path.source;
-    (is_theirs && (one.remote_id == remote_id || one.remote_id == 0)).then_some(queue_pair)
+    (is_theirs && (one.remote_id == remote_id || one.remote_id == 0)).then_some(qpn)
 }
 
 /// Changes the connection that a message is for.
@@ -257,11 +257,11 @@ fn with(
     parts: &mut Parts<'_>,
     change: impl FnOnce(&mut Remote, &mut Parts<'_>),
 ) {
-    let Some(queue_pair) = find(path, local_id, remote_id, parts) else { return };
-    let Some(mut one) = parts.remote.take(queue_pair) else { return };
+    let Some(qpn) = find(path, local_id, remote_id, parts) else { return };
+    let Some(mut one) = parts.remote.take(qpn) else { return };
     change(&mut one, parts);
-    parts.remote.put(queue_pair, one);
-    parts.remote.make_ready(queue_pair);
+    parts.remote.put(qpn, one);
+    parts.remote.make_ready(qpn);
 }
 
 /// Handles a request for a connection: puts it into the queue of the endpoint that it is for.
@@ -272,33 +272,27 @@ fn asked(
     oob: &OobTable,
     parts: &mut Parts<'_>,
 ) {
-    if let Some(queue_pair) = parts.remote.by_remote_id.get(&(path.destination, request.local_id)) {
+    if let Some(qpn) = parts.remote.by_remote_id.get(&(path.destination, request.local_id)) {
         // It comes again: an answer that was given is sent once more, and otherwise the other host
         // is told to wait.
-        let queue_pair = *queue_pair;
-        return asked_again(path, transaction, queue_pair, request.local_id, parts);
+        let qpn = *qpn;
+        return asked_again(path, transaction, qpn, request.local_id, parts);
     }
     if let Err(why) = ask(path, transaction, request.clone(), oob, parts) {
         reject(path, transaction, request.local_id, why, &[], parts);
     }
 }
 
-fn asked_again(
-    path: &Path,
-    transaction: u64,
-    queue_pair: u32,
-    remote_id: u32,
-    parts: &mut Parts<'_>,
-) {
+fn asked_again(path: &Path, transaction: u64, qpn: u32, remote_id: u32, parts: &mut Parts<'_>) {
     let now = parts.remote.now;
-    let Some(one) = parts.remote.connections.get_mut(&queue_pair) else { return };
+    let Some(one) = parts.remote.connections.get_mut(&qpn) else { return };
     match &mut one.state {
         State::Answered(attempt) => {
             attempt.at = now;
-            if let Some(one) = parts.remote.take(queue_pair) {
-                parts.remote.put(queue_pair, one);
+            if let Some(one) = parts.remote.take(qpn) {
+                parts.remote.put(qpn, one);
             }
-            parts.remote.make_ready(queue_pair);
+            parts.remote.make_ready(qpn);
         }
         State::Asked { .. } => {
             let local_id = one.local_id;
@@ -345,16 +339,15 @@ fn ask(
     let name = EndpointName { session: listener.number, endpoint: to.endpoint };
     let from = OobAddress { ip: path.destination, protocol, port: header.source_port };
     // The endpoint there asks anew.
-    for queue_pair in parts.remote.waiting_requests(|other, theirs| other == name && theirs == from)
-    {
-        if let Some(one) = parts.remote.take(queue_pair) {
-            parts.remote.drop_taken(queue_pair, &one);
+    for qpn in parts.remote.waiting_requests(|other, theirs| other == name && theirs == from) {
+        if let Some(one) = parts.remote.take(qpn) {
+            parts.remote.drop_taken(qpn, &one);
         }
     }
     if !parts.remote.has_half_open_room(path.destination, name) {
         return Err(reason::NO_RESOURCES);
     }
-    let queue_pair = parts.remote.new_queue_pair().ok_or(reason::NO_QP)?;
+    let qpn = parts.remote.new_qpn().ok_or(reason::NO_QP)?;
     let text = message(Kind::Request, 0, from, private.get(..REQUEST_BYTES).unwrap_or(&private));
     let text = text.ok_or(reason::UNSUPPORTED)?;
     // All hosts together have a quarter of a queue, as one session has.
@@ -365,22 +358,22 @@ fn ask(
     let mut one = Box::new(Remote::new(from, state, *path));
     one.path.source_port = 0xc000 | (parts.remote.random() & 0x3fff) as u16;
     one.path.ecn = true;
-    one.local_id = parts.remote.new_local_id(queue_pair);
+    one.local_id = parts.remote.new_local_id(qpn);
     (one.remote_id, one.destination, one.transaction) = (remote_id, destination, transaction);
-    parts.remote.by_remote_id.insert((path.destination, remote_id), queue_pair);
-    parts.remote.put(queue_pair, one);
+    parts.remote.by_remote_id.insert((path.destination, remote_id), qpn);
+    parts.remote.put(qpn, one);
     Ok(())
 }
 
 /// Rejects a request of another host that was taken out of the table, and forgets it.
 pub(super) fn reject_taken(
-    queue_pair: u32,
+    qpn: u32,
     one: &Remote,
     reason: u16,
     payload: &[u8],
     parts: &mut Parts<'_>,
 ) {
-    parts.remote.drop_taken(queue_pair, one);
+    parts.remote.drop_taken(qpn, one);
     reject(&one.path, one.transaction, one.remote_id, reason, payload, parts);
 }
 
@@ -404,8 +397,8 @@ fn reject(
 fn replied(path: &Path, transaction: u64, reply: &cm::Reply, parts: &mut Parts<'_>) {
     let ready = cm::Ready { local_id: reply.remote_id, remote_id: reply.local_id };
     let ready = Mad { transaction, message: CmMessage::ReadyToUse(ready) };
-    let queue_pair = find(path, reply.remote_id, reply.local_id, parts);
-    let Some(queue_pair) = queue_pair else {
+    let qpn = find(path, reply.remote_id, reply.local_id, parts);
+    let Some(qpn) = qpn else {
         // A connection that is forgotten here: the other host must not keep it.
         let reject = cm::Reject {
             local_id: reply.remote_id,
@@ -417,7 +410,7 @@ fn replied(path: &Path, transaction: u64, reply: &cm::Reply, parts: &mut Parts<'
         let mad = Mad { transaction, message: CmMessage::Reject(reject) };
         return parts.remote.send_mad(path, &mad);
     };
-    let Some(mut one) = parts.remote.take(queue_pair) else { return };
+    let Some(mut one) = parts.remote.take(qpn) else { return };
     let is_first = matches!(one.state, State::Asking(_));
     let takes = is_first || matches!(one.state, State::Open);
     let (path, peer) = (one.path, one.peer);
@@ -426,16 +419,16 @@ fn replied(path: &Path, transaction: u64, reply: &cm::Reply, parts: &mut Parts<'
     }
     if is_first {
         (one.remote_id, one.destination) = (reply.local_id, reply.local_qpn);
-        parts.remote.by_remote_id.insert((path.destination, reply.local_id), queue_pair);
+        parts.remote.by_remote_id.insert((path.destination, reply.local_id), qpn);
         let reads = reply.responder_resources;
-        one.open(queue_pair, (reply.starting_psn, None), reads, parts.remote);
+        one.open(qpn, (reply.starting_psn, None), reads, parts.remote);
         one.wire.iter_mut().for_each(|wire| wire.set_ready());
         one.state = State::Open;
     }
     let owner = one.owner;
-    parts.remote.put(queue_pair, one);
+    parts.remote.put(qpn, one);
     if is_first && let Some(owner) = owner {
-        parts.remote_accepted(owner, queue_pair, (peer, &reply.private[..PAYLOAD_BYTES]));
+        parts.remote_accepted(owner, qpn, (peer, &reply.private[..PAYLOAD_BYTES]));
     }
 }
 
@@ -444,7 +437,7 @@ impl Remote {
     /// for the first packet to it; `path_mtu`: that of its request, or else that of the own one; `reads`: how many reads it answers at once.
     pub(super) fn open(
         &mut self,
-        queue_pair: u32,
+        qpn: u32,
         (psn, path_mtu): (u32, Option<PathMtu>),
         reads: u8,
         table: &mut RemoteTable,
@@ -465,7 +458,7 @@ impl Remote {
         let wire = Wire::new(to, mtu, side, progress, TIMING, table.now);
         self.recorded = Some(wire.progress());
         self.wire = Some(Box::new(wire));
-        let record = self.to_record(queue_pair, mtu, u32::from(reads));
+        let record = self.to_record(qpn, mtu, u32::from(reads));
         self.place = record.and_then(|record| table.add_to_ledger(&record));
     }
 
@@ -488,24 +481,24 @@ fn rejected(path: &Path, reject: &cm::Reject, parts: &mut Parts<'_>) {
     if reject.remote_id == 0 && reject.reason == reason::TIMEOUT {
         // The endpoint there takes its request back.
         let theirs = (path.destination, reject.local_id);
-        if let Some(queue_pair) = parts.remote.by_remote_id.get(&theirs).copied()
-            && let Some(one) = parts.remote.take(queue_pair)
+        if let Some(qpn) = parts.remote.by_remote_id.get(&theirs).copied()
+            && let Some(one) = parts.remote.take(qpn)
         {
             if matches!(one.state, State::Asked { .. }) {
-                parts.remote.drop_taken(queue_pair, &one);
+                parts.remote.drop_taken(qpn, &one);
             } else {
-                parts.remote.put(queue_pair, one);
+                parts.remote.put(qpn, one);
             }
         }
         return;
     }
-    let queue_pair = find(path, reject.remote_id, reject.local_id, parts);
-    let Some(queue_pair) = queue_pair else { return };
-    let Some(one) = parts.remote.take(queue_pair) else { return };
+    let qpn = find(path, reject.remote_id, reject.local_id, parts);
+    let Some(qpn) = qpn else { return };
+    let Some(one) = parts.remote.take(qpn) else { return };
     let (owner, peer) = (one.owner, one.peer);
     let is_asking = matches!(one.state, State::Asking(_));
     if !is_asking && !matches!(one.state, State::Answered(_)) {
-        parts.remote.put(queue_pair, one);
+        parts.remote.put(qpn, one);
         return;
     }
     let state = match reject.reason {
@@ -519,14 +512,13 @@ fn rejected(path: &Path, reject: &cm::Reject, parts: &mut Parts<'_>) {
         && reject.reason == reason::CONSUMER_DEFINED
         && let Some(owner) = owner
         && let Some(key) = parts.sessions.key(owner.session)
-        && let Some(text) =
-            message(Kind::Reject, queue_pair, peer, &reject.private[..PAYLOAD_BYTES])
+        && let Some(text) = message(Kind::Reject, qpn, peer, &reject.private[..PAYLOAD_BYTES])
     {
         let at = Destination { session: key, endpoint: owner.endpoint };
         // The state says all that matters; the payload comes along if there is room.
         let _ = parts.push_answer(at, &text);
     }
-    end(queue_pair, one, state, parts);
+    end(qpn, one, state, parts);
 }
 
 /// Handles the end of a connection by the other host.
@@ -534,12 +526,12 @@ fn disconnected(path: &Path, transaction: u64, request: &cm::Disconnect, parts: 
     let answer = cm::Disconnected { local_id: request.remote_id, remote_id: request.local_id };
     let answer = Mad { transaction, message: CmMessage::Disconnected(answer) };
     parts.remote.send_mad(path, &answer);
-    let queue_pair = find(path, request.remote_id, request.local_id, parts);
-    let Some(queue_pair) = queue_pair.filter(|number| *number == request.remote_qpn) else {
+    let qpn = find(path, request.remote_id, request.local_id, parts);
+    let Some(qpn) = qpn.filter(|number| *number == request.remote_qpn) else {
         return;
     };
-    if let Some(one) = parts.remote.take(queue_pair) {
-        end(queue_pair, one, PeerState::Closed, parts);
+    if let Some(one) = parts.remote.take(qpn) {
+        end(qpn, one, PeerState::Closed, parts);
     }
 }
 
@@ -548,13 +540,13 @@ impl Parts<'_> {
     fn remote_accepted(
         &mut self,
         owner: EndpointName,
-        queue_pair: u32,
+        qpn: u32,
         (peer, payload): (OobAddress, &[u8]),
     ) {
         let Some(key) = self.sessions.key(owner.session) else { return };
         let at = Destination { session: key, endpoint: owner.endpoint };
-        self.set_connected(at, remote_name(queue_pair));
-        if let Some(text) = message(Kind::Accept, queue_pair, peer, payload) {
+        self.set_connected(at, remote_name(qpn));
+        if let Some(text) = message(Kind::Accept, qpn, peer, payload) {
             let _ = self.push_answer(at, &text);
         }
         self.set_state(at, PeerState::Connected);

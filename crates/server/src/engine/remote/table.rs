@@ -94,7 +94,7 @@ pub(super) struct Remote {
     /// Requests of the endpoint here that are not acknowledged, in order.
     pub(super) pending: VecDeque<Pending>,
     pub(super) next_id: u64,
-    /// The queue pair of which a request waits for room in the connection.
+    /// The transmit queue of which a request waits for room in the connection.
     pub(super) waiting: Option<u32>,
     /// `true` if it is in the list of those with something to do.
     is_ready: bool,
@@ -122,7 +122,7 @@ pub(crate) struct RemoteTable {
     /// The most bytes of an IP packet that the device sends.
     pub(super) device_mtu: usize,
     pub(super) connections: HashMap<u32, Box<Remote>>,
-    /// The queue pairs by the connection manager's numbers: this side's, and the other side's.
+    /// The QPNs by the connection manager's numbers: this side's, and the other side's.
     pub(super) by_local_id: HashMap<u32, u32>,
     pub(super) by_remote_id: HashMap<(IpAddr, u32), u32>,
     ready: VecDeque<u32>,
@@ -243,8 +243,8 @@ impl RemoteTable {
                 .any(|one| one.path.source == ip && one.path.source_mac == mac)
     }
 
-    /// Returns a number of a queue pair that no connection has.
-    pub(super) fn new_queue_pair(&mut self) -> Option<u32> {
+    /// Returns a QPN that no connection has.
+    pub(super) fn new_qpn(&mut self) -> Option<u32> {
         if self.connections.len() >= MOST_CONNECTIONS {
             return None;
         }
@@ -263,11 +263,11 @@ impl RemoteTable {
     }
 
     /// Returns a number for the connection manager that no connection has, and enters it.
-    pub(super) fn new_local_id(&mut self, queue_pair: u32) -> u32 {
+    pub(super) fn new_local_id(&mut self, qpn: u32) -> u32 {
         loop {
             let number = self.random.next();
             if number != 0 && !self.by_local_id.contains_key(&number) {
-                self.by_local_id.insert(number, queue_pair);
+                self.by_local_id.insert(number, qpn);
                 return number;
             }
         }
@@ -305,38 +305,38 @@ impl RemoteTable {
             _ => false,
         };
         let all = self.connections.iter().filter(|(_, one)| waits(one));
-        all.map(|(queue_pair, _)| *queue_pair).collect()
+        all.map(|(qpn, _)| *qpn).collect()
     }
 
     /// Enters a connection, or puts it back, and notes what it has to do.
-    pub(super) fn put(&mut self, queue_pair: u32, mut one: Box<Remote>) {
+    pub(super) fn put(&mut self, qpn: u32, mut one: Box<Remote>) {
         let due = one.next_due();
         if due != one.due {
             if let Some(old) = one.due {
-                self.timers.remove(&(old, queue_pair));
+                self.timers.remove(&(old, qpn));
             }
             if let Some(new) = due {
-                self.timers.insert((new, queue_pair));
+                self.timers.insert((new, qpn));
             }
             one.due = due;
         }
-        self.connections.insert(queue_pair, one);
+        self.connections.insert(qpn, one);
     }
 
     /// Takes a connection out, to change it.
-    pub(super) fn take(&mut self, queue_pair: u32) -> Option<Box<Remote>> {
-        self.connections.remove(&queue_pair)
+    pub(super) fn take(&mut self, qpn: u32) -> Option<Box<Remote>> {
+        self.connections.remove(&qpn)
     }
 
     /// Forgets a connection that was taken out.
-    pub(super) fn drop_taken(&mut self, queue_pair: u32, one: &Remote) {
+    pub(super) fn drop_taken(&mut self, qpn: u32, one: &Remote) {
         if let Some(due) = one.due {
-            self.timers.remove(&(due, queue_pair));
+            self.timers.remove(&(due, qpn));
         }
         self.record(one.place, Ledger::remove);
         self.by_local_id.remove(&one.local_id);
         let theirs = (one.peer.ip, one.remote_id);
-        if self.by_remote_id.get(&theirs) == Some(&queue_pair) {
+        if self.by_remote_id.get(&theirs) == Some(&qpn) {
             self.by_remote_id.remove(&theirs);
         }
     }
@@ -354,20 +354,20 @@ impl RemoteTable {
     }
 
     /// Notes that a connection has something to do.
-    pub(super) fn make_ready(&mut self, queue_pair: u32) {
-        if let Some(one) = self.connections.get_mut(&queue_pair)
+    pub(super) fn make_ready(&mut self, qpn: u32) {
+        if let Some(one) = self.connections.get_mut(&qpn)
             && !std::mem::replace(&mut one.is_ready, true)
         {
-            self.ready.push_back(queue_pair);
+            self.ready.push_back(qpn);
         }
     }
 
     /// Returns the next connection that has something to do.
     pub(super) fn next_ready(&mut self) -> Option<u32> {
-        while let Some(queue_pair) = self.ready.pop_front() {
-            if let Some(one) = self.connections.get_mut(&queue_pair) {
+        while let Some(qpn) = self.ready.pop_front() {
+            if let Some(one) = self.connections.get_mut(&qpn) {
                 one.is_ready = false;
-                return Some(queue_pair);
+                return Some(qpn);
             }
         }
         None
@@ -375,14 +375,14 @@ impl RemoteTable {
 
     /// Makes the connections ready whose time has come.
     pub(super) fn wake_due(&mut self) {
-        while let Some(&(due, queue_pair)) = self.timers.first()
+        while let Some(&(due, qpn)) = self.timers.first()
             && due <= self.now
         {
             self.timers.pop_first();
-            if let Some(one) = self.connections.get_mut(&queue_pair) {
+            if let Some(one) = self.connections.get_mut(&qpn) {
                 one.due = None;
             }
-            self.make_ready(queue_pair);
+            self.make_ready(qpn);
         }
     }
 
