@@ -311,7 +311,7 @@ fn connections_between_hosts_end_from_either_side() {
     drop(hosts);
 }
 
-/// A long request goes out in pieces. Whoever ends the connection between two of them, the request
+/// A long request goes out in pieces. If the connection ends between two of them, the request
 /// fails, and its slot is free once: the session goes on.
 #[test]
 fn a_long_request_ends_with_its_connection() {

@@ -261,7 +261,7 @@ pub enum Device {
     RdmaRxPackets,
     /// Sent packets of connections with other hosts, those sent again included.
     RdmaTxPackets,
-    /// Of these, those sent again, since the other host had not acknowledged them.
+    /// Of `rdma_tx_packets`, those sent again, since the other host had not acknowledged them.
     RdmaRetransmitted,
     /// Dropped packets to UDP port 4791 that are malformed, or whose check value is wrong.
     RdmaMalformed,

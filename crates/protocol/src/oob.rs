@@ -233,8 +233,8 @@ pub enum Refused {
     /// No endpoint of this server takes messages at the address, or it was closed before it
     /// answered.
     NoEndpoint,
-    /// The policy lets the two users exchange no messages: the grants of both need
-    /// `out-of-band = "all"`.
+    /// The policy lets the two exchange no messages: on one host, the grants of both need
+    /// `out-of-band = "all"`; for another host, that of the requester needs `rdma = true`.
     Policy,
     /// The peer's queue is full, or has as many requests or messages of the sender as it may.
     Full,
@@ -242,17 +242,21 @@ pub enum Refused {
     State,
     /// The address is one of another host, which does not answer.
     Unreachable,
+    /// The other host's interface has a lower MTU than this one's, or this one's is too low for
+    /// connections with other hosts.
+    Mtu,
 }
 
 impl std::fmt::Display for Refused {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Refused::Rejected => "the peer rejected the request",
-            Refused::NoEndpoint => "no endpoint of this server takes messages at the address, or it was closed",
-            Refused::Policy => "the policy lets the two users exchange no messages; both grants need out-of-band = \"all\"",
+            Refused::NoEndpoint => "no endpoint takes messages at the address, or it was closed; another host is reached only by a server with --rdma",
+            Refused::Policy => "the policy lets the two exchange no messages; on one host both grants need out-of-band = \"all\", and for another host yours needs rdma = true",
             Refused::Full => "the peer has no room for the request, or for the answer",
             Refused::State => "the endpoint has a peer or names itself, or the requester does not wait any more",
             Refused::Unreachable => "the other host does not answer; check the address, and that it takes RoCEv2 connections (UDP port 4791)",
+            Refused::Mtu => "the other host takes only smaller packets, or this one's MTU is below 336; give the interfaces of all hosts the same MTU",
         })
     }
 }
@@ -286,6 +290,7 @@ impl PeerState {
             PeerState::Refused(Refused::Full) => 19,
             PeerState::Refused(Refused::State) => 20,
             PeerState::Refused(Refused::Unreachable) => 21,
+            PeerState::Refused(Refused::Mtu) => 22,
         }
     }
 
@@ -296,7 +301,7 @@ impl PeerState {
     }
 
     /// All states.
-    pub const ALL: [PeerState; 11] = [
+    pub const ALL: [PeerState; 12] = [
         PeerState::None,
         PeerState::Requested,
         PeerState::Connected,
@@ -308,6 +313,7 @@ impl PeerState {
         PeerState::Refused(Refused::Full),
         PeerState::Refused(Refused::State),
         PeerState::Refused(Refused::Unreachable),
+        PeerState::Refused(Refused::Mtu),
     ];
 }
 

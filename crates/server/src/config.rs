@@ -199,6 +199,12 @@ pub enum StartError {
          host's; leave out either"
     )]
     RdmaHost,
+    /// Connections with other hosts, without addresses for applications, or with too low an MTU.
+    #[error(
+        "connections with other hosts (rdma) need addresses for applications, and an MTU of at least 336; \
+         give a network, and a higher MTU"
+    )]
+    RdmaDevice,
     /// The number of processors is not that of the engine threads.
     #[error("{given} processors for {lanes} engine threads; name one for each, or none")]
     Processors {

@@ -21,7 +21,7 @@ use crate::apertures::tables::ApertureTables;
 use crate::engine::commands::Listening;
 use crate::engine::demux::{Rule, Vlan};
 use crate::engine::forbidden::Forbidden;
-use crate::engine::remote::OwnAddress;
+use crate::engine::remote::own_address::OwnAddress;
 use crate::engine::session::{Mappings, Session};
 use crate::policy::{Account, Standing, Terms};
 use crate::prepare::Prepared;

@@ -81,7 +81,8 @@ use oob::{OobTable, Parts};
 use own::{Checked, HeaderMemory};
 use port::DevicePort;
 use relays::Relays;
-use remote::{Inbox, RemoteTable};
+use remote::Inbox;
+use remote::table::RemoteTable;
 use rx::RxPath;
 use rx::own::OwnRx;
 use sessions::SessionTable;
@@ -433,7 +434,7 @@ impl Engine {
         let (sessions, notifier) = (&mut self.sessions, &mut self.notifier);
         let (apertures, remote) = (&mut self.apertures, &mut self.remote);
         let parts = &mut Parts { sessions, notifier, apertures, remote };
-        let way = &mut tx::OwnPackets { tx: &mut self.tx, port: &mut self.port };
+        let way = &mut tx::own_packets::OwnPackets { tx: &mut self.tx, port: &mut self.port };
         remote::poll(&mut self.inbox, &self.oob, parts, way, &mut self.counters)
     }
 

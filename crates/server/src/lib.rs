@@ -85,7 +85,7 @@ pub mod internals {
     };
     pub use crate::engine::last_sent::LastSent;
     pub use crate::engine::relays::Relays;
-    pub use crate::engine::remote::OwnAddress;
+    pub use crate::engine::remote::own_address::OwnAddress;
     pub use crate::engine::session::{Doorbell, Endpoint, Memories, Session};
     pub use crate::engine::solo::{Solo, Traffic, direct_and_queued, without_and_with_captures};
     pub use crate::engine::watchdog::{Arming, Verdict, Watchdog};

@@ -218,34 +218,33 @@ impl Unstarted {
         let (listener, bound) = listen(config, &mut left, store.as_mut())?;
         let state = StatePage::adopt_or_create(&mut left, store.as_mut(), config.lanes)?;
         keep(store.as_mut(), &state, listener.as_ref())?;
-        let rdma = rdma_ledger(config, &mut left, store.as_mut())?;
         let mut changed = changed_settings(&mut left, store.as_mut(), &mut settings)?;
         let control_wake = event()?;
         let (requests, control_requests) = channel();
-        let (epoch, seed) = epoch_and_seed()?;
         // The server measures before its threads could disturb the result.
         changed.set_costs(Costs::of_this_machine());
         let StatePage { file, region, mapping, pins } = state;
+        let identity = epoch_and_seed()?;
         let maker = EngineMaker {
             settings: &settings,
             budgets: config.budgets(),
-            identity: (epoch, seed),
+            identity,
             control_wake: &control_wake,
             has_successor,
         };
         let position = positions.pop().unwrap_or_default();
+        let rdma = rdma_ledger(config, &mut left, store.as_mut())?;
         let relays = relays.into_iter().zip(positions);
         let (mut engines, ends) = maker.all(&mut *device, region, relays, rdma)?;
         let memories = engines.iter().map(Engine::memory_file);
         keep_device(store.as_mut(), device.as_ref(), config.server_number, memories)?;
-        let engine_epolls = epolls(&engines)?;
         let parts = Parts {
             listener,
             device,
             info,
             state: file,
             state_mapping: mapping,
-            epoch,
+            epoch: identity.0,
             policy: config.policy.clone(),
             pool,
             free_addresses: config.subnets == Subnets::default() && host.is_none(),
@@ -260,7 +259,7 @@ impl Unstarted {
             engines: Engines::new(ends),
             requests: control_requests,
             wake: control_wake.clone(),
-            engine_epolls,
+            engine_epolls: epolls(&engines)?,
             headers: engines.first_mut().and_then(Engine::take_headers),
             locks_memory: has_swap(),
             position,
@@ -297,6 +296,9 @@ fn resources<E: Into<io::Error>>(what: &'static str) -> impl Fn(E) -> StartError
     move |cause| StartError::Resources { what, cause: cause.into() }
 }
 
+/// The least MTU with connections to other hosts: 256 bytes of payload, and 80 of headers.
+const LEAST_RDMA_MTU: usize = 336;
+
 /// Checks that the device has a queue for each engine thread, and that the processors fit them.
 fn check_lanes(config: &Config, device: &dyn Device) -> Result<(), StartError> {
     let Info { name, queues, .. } = device.info();
@@ -306,6 +308,10 @@ fn check_lanes(config: &Config, device: &dyn Device) -> Result<(), StartError> {
     }
     if config.rdma && config.host.is_some() {
         return Err(StartError::RdmaHost);
+    }
+    let has_addresses = config.subnets != Subnets::default();
+    if config.rdma && (!has_addresses || device.info().mtu < LEAST_RDMA_MTU) {
+        return Err(StartError::RdmaDevice);
     }
     if lanes > queues {
         return Err(StartError::Lanes { name, queues, lanes });

@@ -107,10 +107,7 @@ impl Engine {
                 self.port.set_link(up);
                 self.tx.set_link(up);
             }
-            Command::Mtu { bytes } => {
-                self.port.set_mtu(bytes);
-                self.remote.set_mtu(bytes);
-            }
+            Command::Mtu { bytes } => self.set_mtu(bytes),
             Command::CedeQueue { hardware } => {
                 let queue = self.port.cede(hardware);
                 self.commands.tell(EngineReport::Ceded { hardware, queue });
@@ -125,6 +122,11 @@ impl Engine {
             Command::Stop => self.stop = true,
             Command::Leave => (self.stop, self.leaves) = (true, true),
         }
+    }
+
+    fn set_mtu(&mut self, bytes: usize) {
+        self.port.set_mtu(bytes);
+        self.remote.set_mtu(bytes);
     }
 
     /// Serves a hardware queue again.
@@ -268,7 +270,7 @@ impl Engine {
             session.apertures.reset(number);
         }
         self.oob.insert(&endpoint.oob, destination);
-        self.remote.add_endpoint(&endpoint);
+        self.remote.add_addresses(&endpoint.reachable);
         session.put_in(number, endpoint);
     }
 
@@ -403,7 +405,7 @@ impl Engine {
         }
         self.oob.remove(&endpoint.oob, destination);
         let requests = self.oob_parts().forget(destination, state);
-        self.remote.remove_endpoint(endpoint);
+        self.remote.remove_addresses(&endpoint.reachable);
         requests
     }
 

@@ -27,7 +27,7 @@ use crate::engine::last_sent::LastSent;
 use crate::engine::oob::queue::SessionOob;
 use crate::engine::own::Own;
 use crate::engine::relays::Relay;
-use crate::engine::remote::OwnAddress;
+use crate::engine::remote::own_address::OwnAddress;
 use crate::engine::schedule::arrivals::Arrivals;
 use crate::engine::schedule::shape::{Class, Shape};
 use crate::rights::Rights;

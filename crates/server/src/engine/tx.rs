@@ -24,7 +24,7 @@ pub(crate) mod handoff;
 mod in_flight;
 mod local;
 mod oob;
-mod own_packets;
+pub(crate) mod own_packets;
 mod requests;
 mod route;
 mod settings;
@@ -63,7 +63,6 @@ const EXPEDITED_PER_ITERATION: usize = 4;
 pub(crate) const MAX_EXPEDITED: usize = 32;
 
 pub(crate) use context::TxContext;
-pub(crate) use own_packets::OwnPackets;
 
 /// The transmit path's scheduler, buffers and tables.
 pub(crate) struct TxPath {
@@ -405,7 +404,7 @@ mod tests {
     use crate::engine::notifier::Notifier;
     use crate::engine::oob::OobTable;
     use crate::engine::relays::Relays;
-    use crate::engine::remote::RemoteTable;
+    use crate::engine::remote::table::RemoteTable;
     use crate::engine::source::SoftwareOffloads;
     use crate::engine::testing::{self, Application, MAC, PORT, inward, outward};
 

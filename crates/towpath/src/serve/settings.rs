@@ -80,9 +80,9 @@ pub(crate) struct Settings {
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) share_host: bool,
-    /// Let endpoints of applications have connections with those of other hosts, by RoCEv2: the server
-    /// takes UDP port 4791 of the applications' addresses. With a policy file, users need the grant
-    /// rdma. Not with --share-host, and with one engine thread
+    /// Let endpoints connect with those of other hosts, by RoCEv2, without cryptography: see docs/hosts.md.
+    /// The server takes UDP port 4791 of the applications' addresses. All hosts need the option. With a
+    /// policy file, users need the grant rdma. Not with --share-host, and with one engine thread
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) rdma: bool,
@@ -392,8 +392,17 @@ impl Settings {
             Some(Driver::Pci(options)) => Some(options),
             _ => None,
         };
+        if self.rdma && self.share_host {
+            return Err(Failure::usage(
+                "--rdma needs addresses for applications, and with --share-host they use the host's; \
+                 leave out one of the two",
+            ));
+        }
         match wrapper.iter().find(|(_, given)| *given) {
             _ if lanes == 1 => Ok(()),
+            _ if self.rdma => Err(Failure::usage(format!(
+                "--rdma works with one engine thread; leave it out, or --lanes {lanes}"
+            ))),
             Some((option, _)) => Err(Failure::usage(format!(
                 "{option} works with one engine thread; leave it out, or --lanes {lanes}"
             ))),

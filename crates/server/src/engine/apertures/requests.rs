@@ -15,7 +15,6 @@ use super::table::Granted;
 use crate::clock::clock_ns;
 use crate::engine::oob::connection::EndpointName;
 use crate::engine::oob::{NotReady, Parts, Sender};
-use crate::engine::remote::{self, remote_qpn};
 use crate::engine::sessions::SessionTable;
 
 /// The most bytes that the engine moves at once for a request; the others then wait their turn
@@ -39,6 +38,8 @@ pub(crate) enum Outcome {
     Ended,
     /// There is more to move.
     More,
+    /// It is for another host, by the connection with this QPN.
+    OtherHost(u32),
     /// It goes out to another host, which has yet to acknowledge it.
     Sent,
     /// The queue at the other end has no room: look again at this time, in nanoseconds.
@@ -68,8 +69,8 @@ pub(crate) fn carry_out(one: &Requesting<'_>, parts: &mut Parts<'_>) -> (Outcome
         fail(one, RequestFault::Closed, parts);
         return (Outcome::Ended, 0);
     };
-    if let Some(qpn) = remote_qpn(peer) {
-        return remote::requests::admit(one, qpn, parts);
+    if let Some(qpn) = peer.qpn() {
+        return (Outcome::OtherHost(qpn), 0);
     }
     let mut moved = 0;
     if one.checked.kind != RequestKind::Send {

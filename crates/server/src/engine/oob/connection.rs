@@ -8,6 +8,22 @@ pub struct EndpointName {
     pub(crate) endpoint: u32,
 }
 
+/// The session number in the names of endpoints of other hosts. No session has it.
+const OTHER_HOST: u32 = u32::MAX;
+
+impl EndpointName {
+    /// Returns the name of the endpoint at the other end of a connection with another host, by this
+    /// side's QPN: 24 bits.
+    pub(crate) fn of_other_host(qpn: u32) -> EndpointName {
+        EndpointName { session: OTHER_HOST, endpoint: qpn }
+    }
+
+    /// Returns this side's QPN if the name is of an endpoint of another host.
+    pub(crate) fn qpn(self) -> Option<u32> {
+        (self.session == OTHER_HOST).then_some(self.endpoint)
+    }
+}
+
 /// The connection of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Connection {

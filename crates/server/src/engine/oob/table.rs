@@ -12,7 +12,7 @@ use super::queue::{ANSWER_SLOTS, Intent, NoRoom, OobQueue};
 use crate::engine::apertures::ApertureTable;
 use crate::engine::demux::Destination;
 use crate::engine::notifier::Notifier;
-use crate::engine::remote::{RemoteTable, remote_qpn};
+use crate::engine::remote::table::RemoteTable;
 use crate::engine::session::Session;
 use crate::engine::sessions::SessionTable;
 
@@ -243,7 +243,7 @@ impl Parts<'_> {
         match queue.connection {
             Connection::None => {}
             Connection::Requested(peer) | Connection::Connected(peer)
-                if let Some(qpn) = remote_qpn(peer) =>
+                if let Some(qpn) = peer.qpn() =>
             {
                 self.close_remote(qpn);
             }

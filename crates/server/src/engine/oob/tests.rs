@@ -14,7 +14,7 @@ use crate::engine::apertures::ApertureTable;
 use crate::engine::demux::Destination;
 use crate::engine::notifier::Notifier;
 use crate::engine::relays::Relays;
-use crate::engine::remote::RemoteTable;
+use crate::engine::remote::table::RemoteTable;
 use crate::engine::session::{Doorbell, Memories, Session};
 use crate::engine::sessions::SessionTable;
 use crate::engine::testing;

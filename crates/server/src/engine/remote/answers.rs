@@ -3,8 +3,8 @@
 use towpath_packet::roce::cm::{self, CmMessage, Mad, reason};
 use towpath_protocol::oob::{Kind, OobAddress, OobMessage, PeerState, Refused};
 
+use super::setup;
 use super::table::{Attempt, State};
-use super::{remote_name, setup};
 use crate::engine::demux::Destination;
 use crate::engine::oob::connection::{Connection, EndpointName};
 use crate::engine::oob::{Parts, Sender};
@@ -27,14 +27,19 @@ impl Parts<'_> {
         let session = self.sessions.get(sender.from.session).ok_or(Refused::NoEndpoint)?;
         let is_reachable = session.is_reachable(sender.from.endpoint);
         let is_here = self.remote.own.contains_key(&to.ip);
-        if !self.remote.is_on() || !is_reachable || is_here || !setup::is_peer(to.ip) {
+        if !self.remote.is_on() || is_here || !setup::is_peer(to.ip) {
             return Err(Refused::NoEndpoint);
         }
+        if !is_reachable {
+            return Err(Refused::Policy);
+        }
         let own = session.oob_address(sender.from.endpoint, to.ip);
-        let own = own.filter(|own| own.ip.is_ipv4() == to.ip.is_ipv4());
+        let is_of_family = |own: &OobAddress| own.ip.is_ipv4() == to.ip.is_ipv4();
+        let own = own.filter(|own| is_of_family(own) && self.remote.own.contains_key(&own.ip));
         let own = own.ok_or(Refused::NoEndpoint)?;
         let connection = self.open_queue(sender.from).ok_or(Refused::State)?.connection();
         match kind {
+            Kind::Request if self.remote.path_mtu().is_none() => Err(Refused::Mtu),
             Kind::Request if connection == Connection::None => {
                 let payload = message.payload();
                 let uid =
@@ -43,7 +48,7 @@ impl Parts<'_> {
                 let qpn = self.remote.request(owner, (own, to), payload);
                 let qpn = qpn.ok_or(Refused::Full)?;
                 if let Some(queue) = self.open_queue(sender.from) {
-                    queue.set_requested(remote_name(qpn));
+                    queue.set_requested(EndpointName::of_other_host(qpn));
                 }
                 self.set_state(sender.from, PeerState::Requested);
                 Ok(())
@@ -72,7 +77,7 @@ impl Parts<'_> {
     pub(crate) fn other_host(&mut self, from: Destination, message: &OobMessage) -> Option<u32> {
         let (Kind::Plain, to) = message.check()? else { return None };
         let Connection::Connected(peer) = self.open_queue(from)?.connection() else { return None };
-        let qpn = super::remote_qpn(peer)?;
+        let qpn = peer.qpn()?;
         let one = self.remote.connections.get(&qpn)?;
         (one.peer == to).then_some(qpn)
     }
@@ -87,7 +92,7 @@ impl Parts<'_> {
 
     /// Accepts the request of another host's endpoint: both sides are connected.
     fn accept_remote(&mut self, sender: &Sender, qpn: u32, payload: &[u8]) -> Result<(), Refused> {
-        if self.apertures.is_ending([sender.name(), remote_name(qpn)]) {
+        if self.apertures.is_ending([sender.name(), EndpointName::of_other_host(qpn)]) {
             return Err(Refused::State);
         }
         let Some(mut one) = self.remote.take(qpn) else { return Err(Refused::State) };
@@ -118,7 +123,7 @@ impl Parts<'_> {
         one.state = State::Answered(Attempt { message, tries: 0, at: now, since: now });
         self.remote.put(qpn, one);
         self.remote.make_ready(qpn);
-        self.set_connected(sender.from, remote_name(qpn));
+        self.set_connected(sender.from, EndpointName::of_other_host(qpn));
         self.set_state(sender.from, PeerState::Connected);
         Ok(())
     }

@@ -9,13 +9,12 @@ use towpath_protocol::requests::LocalRange;
 use towpath_rdma::{Access, Delivery, Host, NotReady, PROBE, Psn, Refused, Remote as Range};
 
 use super::ledger::{Acknowledged, Ledger};
-use super::remote_name;
-use super::requests::{Pending, Work};
+use super::pending::{Pending, Work};
+use super::table::RemoteTable;
 use crate::engine::apertures::requests::{Allowed, Asked, allowed, touch_tripwires};
 use crate::engine::demux::Destination;
 use crate::engine::oob::Parts;
 use crate::engine::oob::connection::EndpointName;
-use crate::engine::remote::RemoteTable;
 
 /// The user of an endpoint of another host, as messages name it: not known.
 const NO_USER: u32 = u32::MAX;
@@ -57,7 +56,8 @@ pub(super) struct ConnectionHost<'a, 'b> {
 impl ConnectionHost<'_, '_> {
     fn allowed(&mut self, range: Range, access: Right) -> Result<Allowed, Refused> {
         let asked = Asked { key: range.key, first: range.address, len: range.len };
-        allowed(&asked, access, &remote_name(self.qpn), self.parts).map_err(|_| Refused)
+        allowed(&asked, access, &EndpointName::of_other_host(self.qpn), self.parts)
+            .map_err(|_| Refused)
     }
 
     /// Copies the parts of a request's local ranges from its byte `offset` on. `copy`: copies

@@ -1,10 +1,12 @@
 //! The frames of a poll iteration that are for connections with other hosts, in private memory: no
 //! device and no application changes a frame between its check and its use.
 
+/// The longest frame: headers, and 4096 bytes of payload.
+pub(super) const FRAME_BYTES: usize = 4352;
 /// Frames per poll iteration.
 const FRAMES: usize = 128;
 /// Their bytes: so many of the longest. A peer's window alone may have 256 KiB of payload.
-const BYTES: usize = FRAMES * super::FRAME_BYTES;
+const BYTES: usize = FRAMES * FRAME_BYTES;
 
 /// The frames.
 #[derive(Debug, Default)]

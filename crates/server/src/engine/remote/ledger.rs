@@ -14,9 +14,10 @@ use towpath_queue::OwnWords;
 use towpath_rdma::responder::{Progress, Writing};
 use towpath_rdma::{Psn, Remote as Range};
 
-use super::table::MOST_CONNECTIONS;
 use crate::engine::oob::connection::EndpointName;
 
+/// The most connections, half-open ones included.
+pub(super) const MOST_CONNECTIONS: usize = 1024;
 /// The words of a place.
 const PLACE_WORDS: usize = 32;
 /// The layout's number, in the first word of the memory.

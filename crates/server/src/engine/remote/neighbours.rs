@@ -3,7 +3,6 @@
 //! Endpoints may have no stack of their own, so the engine answers for their addresses, and asks for
 //! others. An endpoint with a stack answers the same.
 
-use std::collections::HashMap;
 use std::net::IpAddr;
 
 use towpath_packet::build::Flow;
@@ -11,12 +10,7 @@ use towpath_packet::headers::{Headers, Network};
 use towpath_packet::roce::UDP_PORT;
 use towpath_packet::transport::{NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_SOLICITATION, Transport};
 
-use super::table::{OwnAddress, RemoteTable, State};
-
-/// Other hosts whose link address the engine knows.
-const MOST: usize = 1024;
-/// How long it holds, in nanoseconds.
-const HOLDS_NS: u64 = 60_000_000_000;
+use super::table::{RemoteTable, State};
 
 /// `true` if a packet is for connections with other hosts, or tells of a link address.
 pub(crate) fn concerns(headers: &Headers) -> bool {
@@ -25,42 +19,6 @@ pub(crate) fn concerns(headers: &Headers) -> bool {
         (Network::Ipv6(_), Transport::Neighbour { .. }) => true,
         (_, Transport::Udp { destination, .. }) => destination == UDP_PORT,
         _ => false,
-    }
-}
-
-/// The link addresses of other hosts.
-#[derive(Debug, Default)]
-pub(super) struct Neighbours {
-    known: HashMap<IpAddr, ([u8; 6], u64)>,
-}
-
-impl Neighbours {
-    /// Returns the link address of a host.
-    fn get(&self, ip: IpAddr, now: u64) -> Option<[u8; 6]> {
-        let (mac, at) = self.known.get(&ip)?;
-        (now < at + HOLDS_NS).then_some(*mac)
-    }
-
-    fn put(&mut self, ip: IpAddr, mac: [u8; 6], now: u64) {
-        if self.known.len() >= MOST && !self.known.contains_key(&ip) {
-            self.known.clear();
-        }
-        self.known.insert(ip, (mac, now));
-    }
-}
-
-impl OwnAddress {
-    /// Returns the host that packets to an address go to first.
-    fn next_hop(&self, own: IpAddr, to: IpAddr) -> IpAddr {
-        let (one, other, width) = match (own, to) {
-            (IpAddr::V4(one), IpAddr::V4(other)) => {
-                (u128::from(one.to_bits()), u128::from(other.to_bits()), 32)
-            }
-            (IpAddr::V6(one), IpAddr::V6(other)) => (one.to_bits(), other.to_bits(), 128),
-            _ => return to,
-        };
-        let differs = (one ^ other).checked_shr(width - u32::from(self.bits)).unwrap_or(0);
-        if differs == 0 { to } else { self.gateway.unwrap_or(to) }
     }
 }
 

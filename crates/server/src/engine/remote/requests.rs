@@ -2,9 +2,10 @@
 //! a piece of it, may go; then the connection sends it, and its slot in the transmit queue is free
 //! once the other host has acknowledged it.
 
-use towpath_protocol::requests::{Checked, Request, RequestFault, RequestKind};
+use towpath_protocol::requests::{RequestFault, RequestKind};
 use towpath_rdma::requester::{Work as Wanted, WorkKind};
 
+use super::pending::{Pending, Work, length};
 use super::table::{Remote, State};
 use crate::engine::apertures::requests::{Outcome, Requesting, TRANSFER_BYTES, check_local, fail};
 use crate::engine::oob::connection::EndpointName;
@@ -19,49 +20,7 @@ const MOST_BYTES: u64 = 512 << 10;
 /// its connection ends the wait.
 const WAIT_NS: u64 = 100_000_000;
 
-/// A request that the other host has not acknowledged.
-#[derive(Debug)]
-pub(super) struct Pending {
-    pub(super) id: u64,
-    pub(super) work: Work,
-}
-
-/// What is to be done.
-#[derive(Debug)]
-pub(super) enum Work {
-    /// A request in a slot of a transmit queue.
-    Request {
-        queue_pair: u32,
-        slot: u32,
-        request: Box<Request>,
-        checked: Checked,
-        /// Bytes that may be sent.
-        released: u64,
-    },
-    /// An out-of-band message in such a slot.
-    Message { queue_pair: u32, slot: u32, payload: Vec<u8> },
-}
-
 impl Pending {
-    /// Returns the message, if it is one.
-    pub(super) fn message(&self) -> Option<&[u8]> {
-        match &self.work {
-            Work::Request { request, checked, .. } => {
-                (checked.kind == RequestKind::Send).then(|| request.payload())
-            }
-            Work::Message { payload, .. } => Some(payload),
-        }
-    }
-
-    /// Returns the queue pair and the slot that it came from.
-    pub(super) fn place(&self) -> (u32, u32) {
-        match self.work {
-            Work::Request { queue_pair, slot, .. } | Work::Message { queue_pair, slot, .. } => {
-                (queue_pair, slot)
-            }
-        }
-    }
-
     /// Records that it is complete, and frees its slot.
     pub(super) fn complete(self, owner: EndpointName, parts: &mut Parts<'_>) {
         self.end(owner, parts, |session, sequence| {
@@ -74,17 +33,6 @@ impl Pending {
         self.end(owner, parts, |session, sequence| {
             session.apertures.fail(owner.endpoint, sequence, fault);
         });
-    }
-
-    /// `true` if its slot is taken from its queue. One of which a piece has yet to go out is in its
-    /// queue, whose next turn frees the slot.
-    fn is_taken(&self) -> bool {
-        match &self.work {
-            Work::Request { request, checked, released, .. } => {
-                *released >= length(request, checked)
-            }
-            Work::Message { .. } => true,
-        }
     }
 
     /// Frees its slot, and records nothing: its endpoint has left the connection.
@@ -159,7 +107,8 @@ fn admit_to(
     }
     check_local(request, checked, sender.from.session, parts.sessions)?;
     let wire = remote.wire.as_mut().ok_or(RequestFault::Closed)?;
-    let is_begun = remote.pending.back().is_some_and(|last| last.is_of(sender));
+    let is_begun =
+        remote.pending.back().is_some_and(|last| last.is_of((sender.queue_pair, sender.slot)));
     let is_full = !is_begun && remote.pending.len() >= MOST_PENDING;
     if is_full || wire.requester().unacknowledged() >= MOST_BYTES {
         return Ok((Outcome::NotReady(now + WAIT_NS), 0));
@@ -194,22 +143,6 @@ fn admit_to(
     wire.release(*released);
     let outcome = if *released < bytes { Outcome::More } else { Outcome::Sent };
     Ok((outcome, *released - before))
-}
-
-/// Returns the bytes of a request, or of its message.
-fn length(request: &Request, checked: &Checked) -> u64 {
-    match checked.kind {
-        RequestKind::Send => request.payload().len() as u64,
-        _ => checked.bytes,
-    }
-}
-
-impl Pending {
-    /// `true` if it is the request in a sender's slot.
-    fn is_of(&self, sender: &Sender) -> bool {
-        matches!(self.work, Work::Request { queue_pair, slot, .. }
-            if queue_pair == sender.queue_pair && slot == sender.slot)
-    }
 }
 
 /// What became of a message.

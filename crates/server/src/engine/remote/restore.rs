@@ -7,10 +7,9 @@ use towpath_rdma::{Connection as Wire, Psn};
 use super::ledger::{Ledger, Recorded};
 use super::setup::TIMING;
 use super::table::{Remote, State};
-use super::{remote_name, remote_qpn};
 use crate::engine::demux::Destination;
 use crate::engine::oob::Parts;
-use crate::engine::oob::connection::Connection;
+use crate::engine::oob::connection::{Connection, EndpointName};
 
 impl Remote {
     /// Returns what the ledger holds of a connection that has just become open.
@@ -68,7 +67,7 @@ impl Parts<'_> {
                 continue;
             };
             let at = Destination { session: key, endpoint: one.owner.endpoint };
-            let name = Connection::Connected(remote_name(qpn));
+            let name = Connection::Connected(EndpointName::of_other_host(qpn));
             let queue = self.open_queue(at);
             let index =
                 queue.and_then(|queue| (queue.connection() == name).then(|| queue.next_index()));
@@ -96,7 +95,7 @@ impl Parts<'_> {
     /// `true` if a connection with another host, that an endpoint here has, goes on.
     pub(crate) fn is_restored(&self, connection: Connection) -> bool {
         let Connection::Connected(peer) = connection else { return false };
-        let one = remote_qpn(peer).and_then(|number| self.remote.connections.get(&number));
+        let one = peer.qpn().and_then(|number| self.remote.connections.get(&number));
         one.is_some_and(|one| matches!(one.state, State::Open))
     }
 }

@@ -14,9 +14,8 @@ use towpath_protocol::oob::{Kind, OobAddress, PAYLOAD_BYTES, PeerState, REQUEST_
 use towpath_rdma::responder::Progress;
 use towpath_rdma::{Connection as Wire, Psn, Timing};
 
+use super::ending::end;
 use super::host::{message, session_number};
-use super::poll::end;
-use super::remote_name;
 use super::table::{Attempt, Remote, RemoteTable, State};
 use crate::engine::demux::Destination;
 use crate::engine::oob::connection::EndpointName;
@@ -505,6 +504,7 @@ fn rejected(path: &Path, reject: &cm::Reject, parts: &mut Parts<'_>) {
         reason::CONSUMER_DEFINED => PeerState::Refused(Refused::Rejected),
         reason::INVALID_SERVICE_ID => PeerState::Refused(Refused::NoEndpoint),
         reason::NO_RESOURCES | reason::NO_QP => PeerState::Refused(Refused::Full),
+        reason::INVALID_MTU => PeerState::Refused(Refused::Mtu),
         _ if is_asking => PeerState::Refused(Refused::State),
         _ => PeerState::Closed,
     };
@@ -545,7 +545,7 @@ impl Parts<'_> {
     ) {
         let Some(key) = self.sessions.key(owner.session) else { return };
         let at = Destination { session: key, endpoint: owner.endpoint };
-        self.set_connected(at, remote_name(qpn));
+        self.set_connected(at, EndpointName::of_other_host(qpn));
         if let Some(text) = message(Kind::Accept, qpn, peer, payload) {
             let _ = self.push_answer(at, &text);
         }

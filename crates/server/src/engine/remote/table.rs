@@ -9,14 +9,14 @@ use towpath_protocol::oob::OobAddress;
 use towpath_rdma::Connection as Wire;
 use towpath_rdma::responder::Progress;
 
-use super::ledger::{Ledger, Recorded};
-use super::neighbours::Neighbours;
-use super::requests::Pending;
+use super::ledger::{Ledger, MOST_CONNECTIONS, Recorded};
+use super::link_addresses::Neighbours;
+use super::own_address::OwnAddress;
+use super::pending::Pending;
 use crate::engine::oob::connection::EndpointName;
-use crate::engine::session::Endpoint;
 
-/// The most connections, half-open ones included.
-pub(super) const MOST_CONNECTIONS: usize = 1024;
+/// How long a request of another host waits for an application, in nanoseconds.
+pub(super) const ASKED_NS: u64 = 60_000_000_000;
 /// The most requests of other hosts that wait for an answer of an application here: in all, and of
 /// one address.
 const MOST_HALF_OPEN: usize = 64;
@@ -101,17 +101,6 @@ pub(super) struct Remote {
     due: Option<u64>,
 }
 
-/// An address of endpoints here that other hosts reach.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OwnAddress {
-    /// The link address.
-    pub mac: [u8; 6],
-    /// The bits of the network's prefix.
-    pub bits: u8,
-    /// The way to other networks.
-    pub gateway: Option<IpAddr>,
-}
-
 /// The connections with other hosts.
 #[derive(Debug)]
 pub(crate) struct RemoteTable {
@@ -170,7 +159,7 @@ impl Remote {
         let wire = || self.wire.as_ref().and_then(|wire| wire.next_due());
         match &self.state {
             State::Asking(one) | State::Left(one) => Some(one.at),
-            State::Asked { since, .. } => Some(since + super::setup::ASKED_NS),
+            State::Asked { since, .. } => Some(since + ASKED_NS),
             State::Answered(one) => Some(wire().map_or(one.at, |due| due.min(one.at))),
             State::Open => wire(),
             State::Leaving(until) => Some(wire().map_or(*until, |due| due.min(*until))),
@@ -215,15 +204,15 @@ impl RemoteTable {
     }
 
     /// Lets other hosts reach the addresses of an endpoint.
-    pub(crate) fn add_endpoint(&mut self, endpoint: &Endpoint) {
-        for (ip, address) in endpoint.reachable.iter().filter(|_| self.is_on) {
+    pub(crate) fn add_addresses(&mut self, reachable: &[(IpAddr, OwnAddress)]) {
+        for (ip, address) in reachable.iter().filter(|_| self.is_on) {
             self.own.entry(*ip).or_insert((*address, 0)).1 += 1;
         }
     }
 
     /// Ends that for an endpoint that is closed.
-    pub(crate) fn remove_endpoint(&mut self, endpoint: &Endpoint) {
-        for (ip, _) in endpoint.reachable.iter().filter(|_| self.is_on) {
+    pub(crate) fn remove_addresses(&mut self, reachable: &[(IpAddr, OwnAddress)]) {
+        for (ip, _) in reachable.iter().filter(|_| self.is_on) {
             if let Some((_, uses)) = self.own.get_mut(ip) {
                 *uses -= 1;
                 if *uses == 0 {

@@ -9,7 +9,7 @@ use crate::engine::device_counters::DeviceCounters;
 use crate::engine::memories::TransmitMemories;
 use crate::engine::oob::OobTable;
 use crate::engine::port::DevicePort;
-use crate::engine::remote::RemoteTable;
+use crate::engine::remote::table::RemoteTable;
 use crate::engine::schedule::Stop;
 
 /// The other parts of the engine that a packet needs on its way out, borrowed for a poll iteration.

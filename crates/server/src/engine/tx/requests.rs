@@ -8,6 +8,7 @@ use towpath_queue::Violation;
 use crate::engine::apertures::requests::{Outcome, Requesting, carry_out};
 use crate::engine::demux::Destination;
 use crate::engine::oob::{Parts, Sender};
+use crate::engine::remote::requests::admit;
 use crate::engine::schedule::Stop;
 use crate::engine::schedule::shape::Moment;
 use crate::engine::tx::TxPath;
@@ -59,11 +60,14 @@ impl TxPath {
             remote: &mut *context.remote,
         };
         let requesting = Requesting { sender, request: &request, checked };
-        let (outcome, cost) = carry_out(&requesting, parts);
+        let (outcome, cost) = match carry_out(&requesting, parts) {
+            (Outcome::OtherHost(qpn), _) => admit(&requesting, qpn, parts),
+            carried_out => carried_out,
+        };
         let copies = u64::from(matches!(outcome, Outcome::NotReady(_)));
         self.charge_moved(Work { copies, bytes: cost }, from, context);
         match outcome {
-            Outcome::Ended => {
+            Outcome::Ended | Outcome::OtherHost(_) => {
                 context.delivery.complete((key, queue_pair), slot, 1);
                 Ok(RequestTurn::Ended)
             }

@@ -1,0 +1,167 @@
+//! The ends of connections with other hosts, and what a connection's two sides work on.
+
+use towpath_protocol::oob::PeerState;
+use towpath_protocol::requests::RequestFault;
+use towpath_rdma::Ended;
+use towpath_rdma::requester::Fault;
+
+use super::host::ConnectionHost;
+use super::table::Remote;
+use crate::engine::demux::Destination;
+use crate::engine::oob::Parts;
+use crate::engine::oob::connection::{Connection, EndpointName};
+
+/// Ends and forgets a connection that was taken out of the table. `state`: what its endpoint is told.
+pub(super) fn end(qpn: u32, mut one: Box<Remote>, state: PeerState, parts: &mut Parts<'_>) {
+    parts.remote.drop_taken(qpn, &one);
+    one.fail_pending(one.fault(), parts);
+    disconnect_owner(qpn, &one, state, parts);
+}
+
+/// Tells the endpoint of a connection that it has ended, unless it has left already.
+pub(super) fn disconnect_owner(qpn: u32, one: &Remote, state: PeerState, parts: &mut Parts<'_>) {
+    let Some(owner) = one.owner else { return };
+    let Some(key) = parts.sessions.key(owner.session) else { return };
+    let at = Destination { session: key, endpoint: owner.endpoint };
+    let name = EndpointName::of_other_host(qpn);
+    let is_its = parts.open_queue(at).is_some_and(|queue| {
+        [Connection::Connected(name), Connection::Requested(name)].contains(&queue.connection())
+    });
+    if is_its {
+        parts.end(at, state);
+    }
+}
+
+impl Remote {
+    /// Lets both sides of the connection work on the memory of its endpoint.
+    pub(super) fn with_wire(
+        &mut self,
+        qpn: u32,
+        parts: &mut Parts<'_>,
+        work: impl FnOnce(&mut towpath_rdma::Connection, &mut ConnectionHost<'_, '_>),
+    ) {
+        let (Some(wire), Some(owner)) = (&mut self.wire, self.owner) else { return };
+        let (peer, place, pending, done) =
+            (self.peer, self.place, &mut self.pending, &mut self.done);
+        let (probed, has_left) = (wire.probe(), self.has_left);
+        work(wire, &mut ConnectionHost { owner, qpn, peer, pending, done, place, has_left, parts });
+        // Before a packet leaves that depends on it.
+        let (progress, probe) = (wire.progress(), wire.probe());
+        if self.recorded != Some(progress) {
+            self.recorded = Some(progress);
+            parts.remote.record(place, |ledger, place| ledger.set_progress(place, &progress));
+        }
+        if let Some(psn) = probe.filter(|_| probe != probed) {
+            parts.remote.record(place, |ledger, place| ledger.set_probe(place, psn));
+        }
+    }
+
+    /// Returns why the oldest request fails if the connection ends now. The peer's refusal of it may have come
+    /// together with the message that ends the connection.
+    fn fault(&self) -> RequestFault {
+        let ended = self.wire.as_ref().and_then(|wire| wire.why_ended());
+        ended.map_or(RequestFault::Closed, |ended| told(ended).0)
+    }
+
+    /// Fails the requests that are not acknowledged: the first for this reason.
+    pub(super) fn fail_pending(&mut self, fault: RequestFault, parts: &mut Parts<'_>) {
+        let Some(owner) = self.owner else { return };
+        for one in self.pending.drain(..) {
+            if self.has_left {
+                one.forget(owner, parts);
+            } else {
+                one.fail(fault, owner, parts);
+            }
+        }
+    }
+}
+
+/// Returns why the oldest request fails, and what the endpoint is told.
+pub(super) fn told(ended: Ended) -> (RequestFault, PeerState) {
+    match ended {
+        Ended::Failed(Fault::Access | Fault::Peer) => (RequestFault::Peer, PeerState::Closed),
+        Ended::Failed(Fault::NotReady) => (RequestFault::NotReady, PeerState::Closed),
+        Ended::Failed(Fault::Local) => (RequestFault::Local, PeerState::Closed),
+        Ended::Refused => (RequestFault::Closed, PeerState::Closed),
+        Ended::Dead => (RequestFault::Closed, PeerState::Gone),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use towpath_packet::roce::{Aeth, Bth, Extension, NakCode, Opcode, Path, Segment, Syndrome};
+    use towpath_protocol::oob::OobAddress;
+    use towpath_rdma::requester::{Work, WorkKind};
+    use towpath_rdma::responder::Progress;
+    use towpath_rdma::{
+        Access, Connection, Delivery, Host, NotReady, Psn, Remote as Range, Timing,
+    };
+
+    use super::super::inbox::FRAME_BYTES;
+    use super::super::table::State;
+    use super::*;
+
+    /// A host without memory, whose requests have bytes.
+    struct Bare;
+
+    impl Host for Bare {
+        fn check(&mut self, _: Range, _: Access) -> Result<(), towpath_rdma::Refused> {
+            Err(towpath_rdma::Refused)
+        }
+
+        fn place(&mut self, _: Range, _: &[u8]) -> Result<(), towpath_rdma::Refused> {
+            Err(towpath_rdma::Refused)
+        }
+
+        fn fetch(&mut self, _: Range, _: &mut [u8]) -> Result<(), towpath_rdma::Refused> {
+            Err(towpath_rdma::Refused)
+        }
+
+        fn deliver(&mut self, _: Psn, _: Delivery<'_>) -> Result<(), NotReady> {
+            Err(NotReady)
+        }
+
+        fn load(&mut self, _: u64, _: u64, _: &mut [u8]) -> bool {
+            true
+        }
+
+        fn store(&mut self, _: u64, _: u64, _: &[u8]) -> bool {
+            true
+        }
+
+        fn complete(&mut self, _: u64, _: Psn) {}
+    }
+
+    /// The other host refuses a request, and ends the connection at once.
+    #[test]
+    fn a_request_that_was_refused_before_the_end_fails_for_that_reason() {
+        let ip = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let (source_mac, destination_mac, source_port) = ([2; 6], [4; 6], 0xc000);
+        let path = Path {
+            source_mac,
+            destination_mac,
+            source: ip,
+            destination: ip,
+            source_port,
+            ecn: false,
+        };
+        let peer = OobAddress { ip, protocol: 6, port: 7 };
+        let mut one = Remote::new(peer, State::Open, path);
+        assert_eq!(one.fault(), RequestFault::Closed);
+        let timing = Timing { quiet: 1 << 40, dead: 1 << 40, not_ready: 1 << 40 };
+        let progress = Progress { expected: Psn::new(0), messages: 0, writing: None };
+        let mut wire = Connection::new((path, 9), 256, (Psn::new(5), 1), progress, timing, 0);
+        wire.set_ready();
+        let (id, kind, bytes, key, address) = (0, WorkKind::Write, 8, 1, 0);
+        wire.push(Work { id, kind, bytes, key, address }, bytes, 0);
+        assert!(wire.transmit(&mut Bare, 0, &mut [0; FRAME_BYTES]).is_some());
+        let aeth = Aeth { syndrome: Syndrome::Nak(NakCode::RemoteAccess), msn: 0 };
+        let bth = Bth::new(Opcode::Acknowledge, 9, 5);
+        let extension = Extension { aeth: Some(aeth), ..Extension::default() };
+        wire.receive(&Segment { bth, extension, payload: &[] }, false, &mut Bare, 1);
+        one.wire = Some(Box::new(wire));
+        assert_eq!(one.fault(), RequestFault::Peer);
+    }
+}
