@@ -62,7 +62,7 @@ tsan:
 fuzz:
 	fuzz/short
 
-experiments = queue demux optimistic notify switch peers isolation attacks hostile tap tcp web wire flood kills upgrades soak coexistence sharing xdp lanes card notre-dame cambridge channels karlsruhe penn \
+experiments = queue demux optimistic notify switch peers isolation attacks hostile tap tcp rdma web wire flood kills upgrades soak coexistence sharing xdp lanes card notre-dame cambridge channels karlsruhe penn \
     freebsd waiting scale watchdog
 
 bench:

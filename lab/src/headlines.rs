@@ -21,7 +21,7 @@ const fn headline(compared: &'static str, reference: &'static str, better: Bette
     Headline { compared, reference, better }
 }
 
-const HEADLINES: [Headline; 76] = [
+const HEADLINES: [Headline; 78] = [
     headline(
         "descriptor queue, checked, to a bare queue: packets/s, 64 B",
         "queue; queue to bare queue; packet_bytes=64",
@@ -257,6 +257,16 @@ const HEADLINES: [Headline; 76] = [
     headline(
         "the same, 100 at a time",
         "web; fresh connections, application to the kernel; connections=100",
+        Higher,
+    ),
+    headline(
+        "RDMA WRITE of 64 KiB between two hosts, AF_XDP on veth, native, path MTU 4096, to kernel TCP: throughput",
+        "rdma; native: WRITE to TCP; mtu_bytes=4176, path_mtu_bytes=4096",
+        Higher,
+    ),
+    headline(
+        "the same, generic",
+        "rdma; generic: WRITE to TCP; mtu_bytes=4176, path_mtu_bytes=4096",
         Higher,
     ),
     headline(

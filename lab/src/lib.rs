@@ -28,6 +28,7 @@
 //! | `kills` | connections of an application whose server is killed again and again |
 //! | `soak` | kills, upgrades, applications that end, and faults, all at once |
 //! | `upgrades` | datagrams of an application whose server is upgraded again and again |
+//! | `rdma` | RDMA between two hosts over veth, beside TCP of the kernel on the same kind of wire |
 //! | `wire` | TCP of the kernel and of Towpath over one wire with delay, a bottleneck and faults |
 //! | `notre_dame` … `freebsd` | the papers' own experiments, repeated |
 //! | `watchdog` | the cost of a device's watchdog |
@@ -90,6 +91,7 @@ mod programs;
 pub mod prose;
 mod queue;
 mod race;
+mod rdma;
 pub mod report;
 pub mod results;
 mod scale;
@@ -170,6 +172,8 @@ pub enum Experiment {
     Tap,
     /// TCP between the kernel and a host over TAP, beside the kernel's own over veth.
     Tcp,
+    /// RDMA between two hosts over veth, beside the kernel's TCP.
+    Rdma,
     /// TCP of the kernel and of Towpath over one wire with delay and faults.
     Wire,
     /// HTTP over TAP, beside the kernel's own over veth.
@@ -214,7 +218,7 @@ pub enum Experiment {
 
 impl Experiment {
     /// All experiments, in the order of the page.
-    pub const ALL: [Experiment; 32] = [
+    pub const ALL: [Experiment; 33] = [
         Experiment::Queue,
         Experiment::Demux,
         Experiment::Optimistic,
@@ -227,6 +231,7 @@ impl Experiment {
         Experiment::Scale,
         Experiment::Tap,
         Experiment::Tcp,
+        Experiment::Rdma,
         Experiment::Wire,
         Experiment::Web,
         Experiment::Flood,
@@ -265,6 +270,7 @@ impl Experiment {
             Experiment::Scale => "scale",
             Experiment::Tap => "tap",
             Experiment::Tcp => "tcp",
+            Experiment::Rdma => "rdma",
             Experiment::Wire => "wire",
             Experiment::Web => "web",
             Experiment::Flood => "flood",
@@ -314,6 +320,7 @@ impl Experiment {
             }
             Experiment::Tap => "reads and writes of a TAP: a call per packet, against io_uring",
             Experiment::Tcp => "TCP between the kernel and a host over TAP, and over veth",
+            Experiment::Rdma => "RDMA between two hosts over veth, beside TCP of the kernel",
             Experiment::Wire => {
                 "TCP of the kernel and of Towpath over a wire with delay, queue and loss"
             }
@@ -352,6 +359,7 @@ impl Experiment {
                 | Experiment::Hostile
                 | Experiment::Tap
                 | Experiment::Tcp
+                | Experiment::Rdma
                 | Experiment::Wire
                 | Experiment::Web
                 | Experiment::Flood
@@ -406,6 +414,7 @@ pub fn run(experiment: Experiment, settings: Settings) -> anyhow::Result<Report>
         Experiment::Scale => scale::measure(settings)?,
         Experiment::Tap => tap::measure(settings)?,
         Experiment::Tcp => tcp::measure(settings)?,
+        Experiment::Rdma => rdma::measure(settings)?,
         Experiment::Wire => wire::measure(settings)?,
         Experiment::Web => web::measure(settings)?,
         Experiment::Flood => flood::measure(settings)?,

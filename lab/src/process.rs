@@ -104,6 +104,9 @@ pub(crate) struct Serving {
     /// Users that may attach, beside the server's own and root.
     #[serde(default)]
     pub(crate) users: Vec<u32>,
+    /// `true` if it speaks RoCEv2 with other hosts.
+    #[serde(default)]
+    pub(crate) rdma: bool,
 }
 
 impl Serving {
@@ -111,7 +114,8 @@ impl Serving {
     /// server's default).
     pub(crate) fn tap(name: &str) -> Serving {
         let wire = Wire::Tap { name: name.to_owned(), offloads: true };
-        Serving { wire, polls: false, batch: 64, engine_cpu: None, lanes: 1, users: Vec::new() }
+        let (polls, batch, engine_cpu, lanes, users) = (false, 64, None, 1, Vec::new());
+        Serving { wire, polls, batch, engine_cpu, lanes, users, rdma: false }
     }
 
     /// Returns an in-memory device.
@@ -182,6 +186,7 @@ pub(crate) fn start_server(
         lanes: serving.lanes,
         policy: Policy::granting(serving.users.clone(), Vec::new()),
         subnets: Subnets { ipv4: Some(subnet), ipv6: None },
+        rdma: serving.rdma,
         ..Config::default()
     };
     Ok((Server::start(&config, device, Box::<MemoryStore>::default())?, far))

@@ -85,6 +85,24 @@ fn channels() {
     );
 }
 
+#[test]
+fn rdma() {
+    whole(
+        "rdma",
+        "rdma",
+        &[
+            "native: WRITE to TCP",
+            "native: READ to TCP on the same pair",
+            "native: WRITE: packets sent again",
+            "native: WRITE until it is complete, p50",
+            "generic: WRITE to TCP",
+            "generic: READ to TCP",
+            "generic: WRITE by length",
+        ],
+        &["sizes"],
+    );
+}
+
 /// The peers need not be installed. Without them, the rows of these names are there.
 #[test]
 fn peers() {

@@ -79,7 +79,12 @@ pub(super) fn open(
     ])
 }
 
-fn connect(asks: &mut Session, answers: &mut Session) -> anyhow::Result<(Endpoint, Endpoint)> {
+/// Connects an endpoint of one session with one of another: of the same server, or of one that
+/// speaks RoCEv2 with it. Returns both.
+pub(crate) fn connect(
+    asks: &mut Session,
+    answers: &mut Session,
+) -> anyhow::Result<(Endpoint, Endpoint)> {
     let listener = answers.open(&Rule::new().tcp(PORT).out_of_band())?;
     let near = asks.open(&Rule::new().tcp(0).out_of_band())?;
     let ip = answers.info().ipv4.context("a session without an IPv4 address")?.0;

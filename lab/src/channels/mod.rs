@@ -8,6 +8,8 @@ mod idle;
 mod overhead;
 mod spinning;
 
+pub(crate) use ends::connect;
+
 use crate::Settings;
 use crate::machine::two_cores;
 use crate::process::{Process, Serving};

@@ -217,9 +217,19 @@ pub(crate) fn flow<A: Write, B: Read>(
     accept: impl FnOnce() -> anyhow::Result<B>,
     connect: impl FnOnce() -> anyhow::Result<A> + Send,
 ) -> anyhow::Result<f64> {
+    flow_in_blocks(WRITE_BYTES, window, accept, connect)
+}
+
+/// Sends as [`flow`] does, in writes of `block_bytes`.
+pub(crate) fn flow_in_blocks<A: Write, B: Read>(
+    block_bytes: usize,
+    window: Duration,
+    accept: impl FnOnce() -> anyhow::Result<B>,
+    connect: impl FnOnce() -> anyhow::Result<A> + Send,
+) -> anyhow::Result<f64> {
     thread::scope(|scope| {
         let sender = scope.spawn(move || -> anyhow::Result<u64> {
-            let (mut stream, data) = (connect()?, vec![7; WRITE_BYTES]);
+            let (mut stream, data) = (connect()?, vec![7; block_bytes]);
             let (start, mut sent) = (Instant::now(), 0);
             while start.elapsed() < window {
                 sent += stream.write(&data).context("sending")? as u64;
@@ -227,7 +237,7 @@ pub(crate) fn flow<A: Write, B: Read>(
             Ok(sent)
         });
         let mut stream = accept().context("accepting")?;
-        let (mut buffer, mut got) = (vec![0; WRITE_BYTES], 0);
+        let (mut buffer, mut got) = (vec![0; block_bytes], 0);
         let mut start = None;
         loop {
             let len = read(&mut stream, &mut buffer).context("receiving")?;

@@ -29,7 +29,7 @@ pub use family::family;
 pub use held_pages::HeldPages;
 pub use idle::{IdleCounters, IdleMoment};
 pub use isolated::{ISOLATED_LIMIT, REQUIRE_ALL, isolated, required, skip, test_name};
-pub use offloads::set_tcp_segmentation;
+pub use offloads::{set_tcp_segmentation, without_large_packets};
 pub use packet_ring::PacketRing;
 pub use packet_socket::PacketSocket;
 pub use pages::{Move, PAGE_BYTES, Pages};

@@ -1,0 +1,192 @@
+//! RDMA between two hosts, each a Towpath server on one end of a veth pair, by RoCEv2: beside one flow
+//! of the kernel's TCP over the same kind of pair, with TSO, GSO and GRO off.
+
+mod hosts;
+mod wire;
+
+use std::time::Duration;
+
+use towpath_testkit::Namespace;
+
+use crate::Settings;
+use crate::figure::{Axis, Figure, Series};
+use crate::process::XdpMode;
+use crate::report::{Outcome, Row};
+use crate::statistics::{Summary, in_turn, ratios};
+use hosts::{Direction, Hosts, MOST_BYTES, TRIP_BYTES};
+use wire::Wire;
+
+/// The bytes of a request, and of a write into a TCP socket.
+const BLOCK_BYTES: usize = 64 << 10;
+/// The interface's MTU, and that of the path: the most bytes of payload of an RDMA packet. The former
+/// has room for 80 bytes of headers, as soft-RoCE counts.
+const LARGE: Mtu = Mtu { interface: 4176, path: 4096 };
+const SMALL: Mtu = Mtu { interface: 1500, path: 1024 };
+/// The lower limit of the throughput of writes to that of TCP, with large packets.
+const WRITE_AT_LEAST: f64 = 0.8;
+
+/// The MTU of the interface and the path.
+#[derive(Clone, Copy, Debug)]
+struct Mtu {
+    interface: u32,
+    path: u32,
+}
+
+impl Mtu {
+    fn parameters(self) -> [(&'static str, f64); 2] {
+        [("mtu_bytes", f64::from(self.interface)), ("path_mtu_bytes", f64::from(self.path))]
+    }
+}
+
+pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
+    let (here, there) = (Namespace::current()?, Namespace::create()?);
+    let _ = here.silence();
+    let _ = there.silence();
+    let mut bench = Bench {
+        settings,
+        window: Duration::from_millis(if settings.quick { 100 } else { 500 }),
+        there,
+        wires: 0,
+        outcome: Outcome { how: HOW.into(), ..Outcome::default() },
+        curves: Vec::new(),
+    };
+    for mtu in [LARGE, SMALL] {
+        for mode in XdpMode::ALL {
+            bench.one(mtu, mode)?;
+        }
+    }
+    Ok(bench.finish())
+}
+
+const HOW: &str = "\
+    two servers, each on one end of a veth pair by AF_XDP, and an application of each, one of which \
+    requests; TCP: the kernel's, one flow in writes of 64 KiB, on a pair of its own, or where the row says \
+    so on the servers' pair, with their filters attached; TSO, GSO and GRO off on both pairs; up to 16 \
+    requests under way, of 64 KiB where the row has no number; an MTU of 4176, because a path MTU of 4096 \
+    needs 80 bytes of headers; engines and applications sleep when idle; nothing pinned";
+
+/// What all comparisons share.
+struct Bench {
+    settings: Settings,
+    window: Duration,
+    there: Namespace,
+    /// Veth pairs made so far.
+    wires: u8,
+    outcome: Outcome,
+    /// The bandwidth of writes by their length, with a name for each curve.
+    curves: Vec<(String, Vec<[f64; 2]>)>,
+}
+
+impl Bench {
+    fn wire(&mut self, mtu: Mtu) -> anyhow::Result<Wire> {
+        self.wires += 1;
+        Wire::new(&self.there, self.wires, mtu.interface)
+    }
+
+    /// Measures an MTU in a mode.
+    fn one(&mut self, mtu: Mtu, mode: XdpMode) -> anyhow::Result<()> {
+        let (served, untouched) = (self.wire(mtu)?, self.wire(mtu)?);
+        let mut hosts = Hosts::start(&served, mode)?;
+        served.without_large_packets()?;
+        self.beside_tcp(mtu, mode, &mut hosts, [&served, &untouched])?;
+        self.trips(mtu, mode, &mut hosts)?;
+        self.sizes(mtu, mode, &mut hosts)
+    }
+
+    /// Compares writes and reads with TCP over the servers' pair and over one of its own.
+    fn beside_tcp(
+        &mut self,
+        mtu: Mtu,
+        mode: XdpMode,
+        hosts: &mut Hosts,
+        [served, untouched]: [&Wire; 2],
+    ) -> anyhow::Result<()> {
+        let (window, parameters, mode) = (self.window, mtu.parameters(), mode.name());
+        let is_short = self.settings.quick || mtu.path != LARGE.path;
+        let count = self.settings.pairs() * if is_short { 1 } else { 3 };
+        for (direction, word) in Direction::ALL {
+            let (mut again, mut sent) = (Vec::new(), Vec::new());
+            let values = in_turn(
+                count,
+                &mut [
+                    &mut || {
+                        let before = hosts.packets()?;
+                        let rate = hosts.run(direction, BLOCK_BYTES, window)?;
+                        let after = hosts.packets()?;
+                        again.push((after.again - before.again) as f64);
+                        sent.push((after.sent - before.sent) as f64);
+                        Ok(rate)
+                    },
+                    &mut || untouched.tcp(BLOCK_BYTES, window),
+                    &mut || served.tcp(BLOCK_BYTES, window),
+                ],
+            )?;
+            let name = |what: &str| format!("{mode}: {word}{what}");
+            let row = |what: &str, unit: &str, values: &[f64]| {
+                Row::new(&name(what), &parameters, unit, values)
+            };
+            let ratio = row(" to TCP", "ratio", &ratios(&values[0], &values[1]));
+            let is_limited = direction == Direction::Write && mtu.path == LARGE.path;
+            let at_least = is_limited.then_some(WRITE_AT_LEAST);
+            self.outcome.rows.push(Row { at_least, ..ratio });
+            let same = ratios(&values[0], &values[2]);
+            self.outcome.rows.push(row(" to TCP on the same pair", "ratio", &same));
+            self.outcome.context.extend([
+                row("", "Gbit/s", &values[0]),
+                row(", beside it TCP", "Gbit/s", &values[1]),
+                row(", beside it TCP on the same pair", "Gbit/s", &values[2]),
+                // The first round warms up.
+                row(": packets sent", "packets", &sent[1..]),
+                row(": packets sent again", "packets", &again[1..]),
+            ]);
+        }
+        Ok(())
+    }
+
+    /// Measures the round trip of a small write, until it is complete.
+    fn trips(&mut self, mtu: Mtu, mode: XdpMode, hosts: &mut Hosts) -> anyhow::Result<()> {
+        let mut times = [Vec::new(), Vec::new()];
+        for _ in 0..self.settings.pairs() {
+            let latency = hosts.trips(self.window / 4)?;
+            for (times, quantile) in times.iter_mut().zip([0.5, 0.99]) {
+                times.push(latency.quantile_us(quantile));
+            }
+        }
+        let mut parameters = mtu.parameters().to_vec();
+        parameters.push(("request_bytes", TRIP_BYTES as f64));
+        for (times, quantile) in times.iter().zip(["p50", "p99"]) {
+            let name = format!("{}: WRITE until it is complete, {quantile}", mode.name());
+            self.outcome.context.push(Row::new(&name, &parameters, "us", times));
+        }
+        Ok(())
+    }
+
+    /// Measures the bandwidth of writes by their length.
+    fn sizes(&mut self, mtu: Mtu, mode: XdpMode, hosts: &mut Hosts) -> anyhow::Result<()> {
+        let window = self.window / 4;
+        let mut curve = Vec::new();
+        for shift in (6..=MOST_BYTES.ilog2()).step_by(if self.settings.quick { 7 } else { 2 }) {
+            let bytes = 1 << shift;
+            let run = |_| hosts.run(Direction::Write, bytes, window);
+            let values =
+                (0..self.settings.pairs()).map(run).collect::<anyhow::Result<Vec<f64>>>()?;
+            let mut parameters = mtu.parameters().to_vec();
+            parameters.push(("request_bytes", bytes as f64));
+            let name = format!("{}: WRITE by length", mode.name());
+            self.outcome.context.push(Row::new(&name, &parameters, "Gbit/s", &values));
+            curve.push([bytes as f64, Summary::of(&values).median]);
+        }
+        self.curves.push((format!("{}, path MTU {}", mode.name(), mtu.path), curve));
+        Ok(())
+    }
+
+    fn finish(mut self) -> Outcome {
+        let (length, rate) = (Axis::log("request", "B"), Axis::log("bandwidth", "Gbit/s"));
+        let figure = Figure::new("sizes", "Bandwidth of WRITE by length", length, rate);
+        let add =
+            |figure: Figure, (name, curve): (String, _)| figure.with(Series::line(&name, curve));
+        let figure = self.curves.into_iter().fold(figure, add);
+        self.outcome.figures.push(figure);
+        self.outcome
+    }
+}
