@@ -268,7 +268,8 @@ pub enum Device {
     /// Dropped packets of connections with other hosts that do not exist here, or not with their
     /// sender.
     RdmaNoConnection,
-    /// Dropped packets to UDP port 4791, because too many came in one poll iteration.
+    /// Dropped packets for connections with other hosts, and of ARP and neighbour discovery, because too
+    /// many came in one poll iteration, or because tripwires had used its budget.
     RdmaOverBudget,
 }
 

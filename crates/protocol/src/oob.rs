@@ -220,7 +220,8 @@ pub enum PeerState {
     Refused(Refused),
     /// The peer closed the connection, or its endpoint.
     Closed,
-    /// The peer's session is over: its application closed it, or died.
+    /// The peer's session is over: its application closed it, or died. Or the peer's host does not
+    /// answer any more.
     Gone,
 }
 
@@ -230,13 +231,14 @@ pub enum PeerState {
 pub enum Refused {
     /// The peer rejected the request.
     Rejected,
-    /// No endpoint of this server takes messages at the address, or it was closed before it
-    /// answered.
+    /// No endpoint takes messages at the address, or it was closed before it answered. Another host is
+    /// reached only by a server that was started with the setting rdma.
     NoEndpoint,
     /// The policy lets the two exchange no messages: on one host, the grants of both need
     /// `out-of-band = "all"`; for another host, that of the requester needs `rdma = true`.
     Policy,
-    /// The peer's queue is full, or has as many requests or messages of the sender as it may.
+    /// The peer's queue is full, or has as many requests or messages of the sender as it may; or this
+    /// server has as many connections with other hosts as it may.
     Full,
     /// The endpoint has a peer or names itself, or the requester does not wait any more.
     State,
@@ -251,9 +253,9 @@ impl std::fmt::Display for Refused {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Refused::Rejected => "the peer rejected the request",
-            Refused::NoEndpoint => "no endpoint takes messages at the address, or it was closed; another host is reached only by a server with --rdma",
+            Refused::NoEndpoint => "no endpoint takes messages at the address, or it was closed; for another host, this server needs the setting rdma",
             Refused::Policy => "the policy lets the two exchange no messages; on one host both grants need out-of-band = \"all\", and for another host yours needs rdma = true",
-            Refused::Full => "the peer has no room for the request, or for the answer",
+            Refused::Full => "the peer has no room for the request or the answer, or this server for further connections of your user with other hosts; close some, or try again",
             Refused::State => "the endpoint has a peer or names itself, or the requester does not wait any more",
             Refused::Unreachable => "the other host does not answer; check the address, and that it takes RoCEv2 connections (UDP port 4791)",
             Refused::Mtu => "the other host takes only smaller packets, or this one's MTU is below 336; give the interfaces of all hosts the same MTU",
@@ -268,7 +270,7 @@ impl std::fmt::Display for PeerState {
             PeerState::Requested => "waits for an answer",
             PeerState::Connected => "connected",
             PeerState::Closed => "the peer closed the connection",
-            PeerState::Gone => "the peer's session is over",
+            PeerState::Gone => "the peer's session is over, or its host does not answer",
             PeerState::Refused(why) => return write!(f, "refused: {why}"),
         })
     }

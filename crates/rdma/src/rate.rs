@@ -41,7 +41,7 @@ pub struct Rate {
     cut_at: Option<u64>,
     rise_at: u64,
     rises: u32,
-    /// How often notifications come, up to `ALWAYS`, and since when it is not updated.
+    /// How often notifications come, up to `ALWAYS`, and when this was last updated.
     often: u64,
     often_at: u64,
 }

@@ -253,7 +253,7 @@ impl Requester {
         }
     }
 
-    /// Returns how many bytes of the last request are sent, or may be, and are not acknowledged.
+    /// Returns how many released bytes of all requests the peer has not acknowledged.
     #[must_use]
     pub fn unacknowledged(&self) -> u64 {
         let one = |entry: &Entry| {
@@ -395,7 +395,8 @@ impl Requester {
         let to = match aeth.syndrome {
             Syndrome::Ack { .. } => psn.plus(1),
             Syndrome::Nak(NakCode::SequenceError) => psn,
-            // Of a packet that this side has sent and that is not acknowledged.
+            // The answer is for a packet that is acknowledged already, or that this side has not
+            // sent: it changes nothing.
             _ if self.oldest.to(psn) < 0 || psn.to(self.highest) <= 0 => {
                 return Answered::default();
             }

@@ -82,7 +82,7 @@ pub(crate) struct Settings {
     pub(crate) share_host: bool,
     /// Let endpoints connect with those of other hosts, by RoCEv2, without cryptography: see docs/hosts.md.
     /// The server takes UDP port 4791 of the applications' addresses. All hosts need the option. With a
-    /// policy file, users need the grant rdma. Not with --share-host, and with one engine thread
+    /// policy file, a user's grant needs rdma = true. Not with --share-host, and with one engine thread
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) rdma: bool,
@@ -445,7 +445,7 @@ impl Settings {
         let groups = self.allow_group.iter().map(|group| group.gid).collect();
         let (mut policy, mut config) = (Policy::granting(users, groups), Config::default());
         let set = |place: &mut usize, value: Option<usize>| *place = value.unwrap_or(*place);
-        // Without a file, who may attach may do what the server does.
+        // Without a policy file, each user that may attach has the right if the server has it.
         policy.grants.iter_mut().for_each(|one| Arc::make_mut(&mut one.terms).rdma = self.rdma);
         self.read_policy(&mut policy, policy_text)?;
         set(&mut policy.sessions_per_user, self.sessions_per_user.map(Number::get));

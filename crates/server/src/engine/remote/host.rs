@@ -60,8 +60,8 @@ impl ConnectionHost<'_, '_> {
             .map_err(|_| Refused)
     }
 
-    /// Copies the parts of a request's local ranges from its byte `offset` on. `copy`: copies
-    /// between a part of `len` bytes of a memory and the bytes from `at` on.
+    /// Calls `copy` with each part of a request's local ranges from its byte `offset` on: the memory, the
+    /// offset there, and the range of the caller's bytes. Returns `false` if a memory is gone.
     fn each_part(
         &self,
         id: u64,
@@ -154,7 +154,8 @@ impl Host for ConnectionHost<'_, '_> {
     }
 
     fn complete(&mut self, id: u64, next: Psn) {
-        // First: what is recorded as acknowledged is not sent again, and is complete.
+        // The record comes first: the next server does not send a request again that it finds as
+        // acknowledged.
         let last = self.pending.iter().rfind(|one| id != PROBE && one.id <= id);
         if let Some(last) = last {
             *self.done = Some(last.place().1.wrapping_add(1));

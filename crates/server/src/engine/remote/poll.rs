@@ -13,7 +13,7 @@ use towpath_rdma::Ended;
 use super::ending::{disconnect_owner, end, told};
 use super::inbox::FRAME_BYTES;
 use super::inbox::Inbox;
-use super::table::{Remote, State};
+use super::table::{ASKED_NS, Remote, State};
 use super::{requests, setup};
 use crate::engine::device_counters::DeviceCounters;
 use crate::engine::oob::{OobTable, Parts};
@@ -184,7 +184,7 @@ fn serve(
         give_up(qpn, one, parts);
         return nothing;
     }
-    if matches!(one.state, State::Asked { since, .. } if now >= since + setup::ASKED_NS) {
+    if matches!(one.state, State::Asked { since, .. } if now >= since + ASKED_NS) {
         setup::reject_taken(qpn, &one, reason::TIMEOUT, &[], parts);
         return nothing;
     }

@@ -16,7 +16,7 @@ use towpath_rdma::{Connection as Wire, Psn, Timing};
 
 use super::ending::end;
 use super::host::{message, session_number};
-use super::table::{Attempt, Remote, RemoteTable, State};
+use super::table::{ASKED_NS, Attempt, Remote, RemoteTable, State};
 use crate::engine::demux::Destination;
 use crate::engine::oob::connection::EndpointName;
 use crate::engine::oob::{OobTable, Parts};
@@ -25,10 +25,8 @@ use crate::engine::oob::{OobTable, Parts};
 const RETRY_NS: u64 = 250_000_000;
 /// How often a message is sent: for 8 s in all.
 const MOST_TRIES: u32 = 5;
-/// How often the end of a connection is told: for 2 s.
+/// How often the server sends the end of a connection: for 4 s in all.
 const MOST_GOODBYES: u32 = 4;
-/// How long a request of another host waits for an application, in nanoseconds.
-pub(super) const ASKED_NS: u64 = 60_000_000_000;
 /// How long a peer may leave packets without an answer, and when it is asked for a sign of life.
 pub(super) const TIMING: Timing =
     Timing { quiet: 2_500_000_000, dead: 7_000_000_000, not_ready: 1_000_000_000 };
