@@ -254,6 +254,11 @@ impl OobQueue {
         self.recorded.publish(0, connection.to_word());
     }
 
+    /// `true` unless the application was told that its endpoint's connection has ended.
+    pub(crate) fn may_go_on(&mut self) -> bool {
+        [PeerState::None, PeerState::Requested, PeerState::Connected].contains(&self.state())
+    }
+
     /// `true` if the application was told that its endpoint is connected.
     pub(crate) fn is_told_connected(&mut self) -> bool {
         self.state() == PeerState::Connected

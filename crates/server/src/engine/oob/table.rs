@@ -108,6 +108,7 @@ impl Parts<'_> {
         if is_connected {
             self.disconnect(at, state, PeerState::Closed);
         }
+        self.remote.remove_owner(own);
         requests.len()
     }
 

@@ -95,10 +95,14 @@ impl Parts<'_> {
         if self.apertures.is_ending([sender.name(), EndpointName::of_other_host(qpn)]) {
             return Err(Refused::State);
         }
+        let uid = self.sessions.get(sender.from.session).map_or(u32::MAX, |one| one.oob.uid);
+        if !self.remote.has_user_room(uid) {
+            return Err(Refused::Full);
+        }
         let Some(mut one) = self.remote.take(qpn) else { return Err(Refused::State) };
         let State::Asked { request, .. } = &one.state else { return Err(Refused::State) };
         let request = request.clone();
-        one.owner = Some(sender.name());
+        (one.owner, one.uid) = (Some(sender.name()), Some(uid));
         one.expected_psn = self.remote.random() & 0xff_ffff;
         let reads = request.responder_resources;
         let first = (request.starting_psn, Some(request.path_mtu));
@@ -134,12 +138,8 @@ impl Parts<'_> {
         let Some(mut one) = self.remote.take(qpn) else { return };
         one.has_left = true;
         match one.state {
-            State::Open | State::Answered(_)
-                if one.wire.as_ref().is_some_and(|wire| !wire.requester().is_empty()) =>
-            {
-                one.state = State::Leaving(now + LINGER_NS);
-            }
-            State::Open | State::Answered(_) | State::Leaving(_) => one.leave(now),
+            // The answer goes out, and what was sent before.
+            State::Open | State::Answered(_) => one.leaves_at = Some(now + LINGER_NS),
             State::Asking(_) | State::Asked { .. } => {
                 self.remote.take_back(&one);
                 return self.remote.drop_taken(qpn, &one);

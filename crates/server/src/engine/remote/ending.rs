@@ -5,7 +5,7 @@ use towpath_protocol::requests::RequestFault;
 use towpath_rdma::Ended;
 use towpath_rdma::requester::Fault;
 
-use super::host::ConnectionHost;
+use super::host::{ConnectionHost, records};
 use super::table::Remote;
 use crate::engine::demux::Destination;
 use crate::engine::oob::Parts;
@@ -43,8 +43,22 @@ impl Remote {
         let (Some(wire), Some(owner)) = (&mut self.wire, self.owner) else { return };
         let (peer, place, pending, done) =
             (self.peer, self.place, &mut self.pending, &mut self.done);
-        let (probed, has_left) = (wire.probe(), self.has_left);
-        work(wire, &mut ConnectionHost { owner, qpn, peer, pending, done, place, has_left, parts });
+        let probed = wire.probe();
+        let (has_left, is_removed) = (self.has_left, self.is_removed);
+        work(
+            wire,
+            &mut ConnectionHost {
+                owner,
+                qpn,
+                peer,
+                pending,
+                done,
+                place,
+                has_left,
+                is_removed,
+                parts,
+            },
+        );
         // Before a packet leaves that depends on it.
         let (progress, probe) = (wire.progress(), wire.probe());
         if self.recorded != Some(progress) {
@@ -67,7 +81,7 @@ impl Remote {
     pub(super) fn fail_pending(&mut self, fault: RequestFault, parts: &mut Parts<'_>) {
         let Some(owner) = self.owner else { return };
         for one in self.pending.drain(..) {
-            if self.has_left {
+            if !records(owner, self.has_left, self.is_removed, parts) {
                 one.forget(owner, parts);
             } else {
                 one.fail(fault, owner, parts);

@@ -14,7 +14,7 @@ use super::table::RemoteTable;
 use crate::engine::apertures::requests::{Allowed, Asked, allowed, touch_tripwires};
 use crate::engine::demux::Destination;
 use crate::engine::oob::Parts;
-use crate::engine::oob::connection::EndpointName;
+use crate::engine::oob::connection::{Connection, EndpointName};
 
 /// The user of an endpoint of another host, as messages name it: not known.
 const NO_USER: u32 = u32::MAX;
@@ -38,6 +38,22 @@ pub(super) fn message(
     Some(message.from_sender(from, NO_USER, session_number(qpn)))
 }
 
+/// `true` if the endpoint of a connection learns what becomes of its requests: until it is removed, or
+/// has left and has another connection.
+pub(super) fn records(
+    owner: EndpointName,
+    has_left: bool,
+    is_removed: bool,
+    parts: &mut Parts<'_>,
+) -> bool {
+    if is_removed || !has_left {
+        return !is_removed;
+    }
+    let Some(key) = parts.sessions.key(owner.session) else { return false };
+    let at = Destination { session: key, endpoint: owner.endpoint };
+    parts.open_queue(at).is_some_and(|queue| queue.connection() == Connection::None)
+}
+
 /// The memory of a connection.
 pub(super) struct ConnectionHost<'a, 'b> {
     pub(super) owner: EndpointName,
@@ -48,8 +64,9 @@ pub(super) struct ConnectionHost<'a, 'b> {
     pub(super) done: &'a mut Option<u32>,
     /// Its place in the ledger.
     pub(super) place: Option<u32>,
-    /// `true` once the endpoint has left.
+    /// `true` once the endpoint has left, and once it is removed.
     pub(super) has_left: bool,
+    pub(super) is_removed: bool,
     pub(super) parts: &'a mut Parts<'b>,
 }
 
@@ -150,6 +167,10 @@ impl Host for ConnectionHost<'_, '_> {
     }
 
     fn store(&mut self, id: u64, offset: u64, bytes: &[u8]) -> bool {
+        if self.has_left {
+            // The application may use the memory for something else.
+            return true;
+        }
         self.each_part(id, offset, bytes.len(), |memory, at, part| memory.write(at, &bytes[part]))
     }
 
@@ -169,7 +190,7 @@ impl Host for ConnectionHost<'_, '_> {
         while self.pending.front().is_some_and(|one| one.id <= id)
             && let Some(one) = self.pending.pop_front()
         {
-            if self.has_left {
+            if !records(self.owner, self.has_left, self.is_removed, self.parts) {
                 one.forget(self.owner, self.parts);
             } else {
                 one.complete(self.owner, self.parts);

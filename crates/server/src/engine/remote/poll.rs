@@ -56,11 +56,6 @@ pub(crate) fn poll(
     parts.remote.touched = 0;
     for frame in inbox.frames() {
         work += 1;
-        if parts.remote.touched >= MOST_TOUCHED {
-            // The other hosts send it again.
-            counters.add(Count::RdmaOverBudget, 1);
-            continue;
-        }
         receive(frame, oob, parts, counters);
     }
     inbox.clear();
@@ -77,6 +72,7 @@ pub(crate) fn poll(
     frame.resize(FRAME_BYTES, 0);
     while packets < PACKETS
         && bytes < BYTES
+        && parts.remote.touched < MOST_TOUCHED
         && way.has_room()
         && let Some(qpn) = parts.remote.next_ready()
     {
@@ -109,7 +105,7 @@ fn receive(frame: &[u8], oob: &OobTable, parts: &mut Parts<'_>, counters: &mut D
         }
         Ok(received) => {
             counters.add(Count::RdmaRxPackets, 1);
-            if !receive_packet(&received, parts) {
+            if !receive_packet(&received, parts, counters) {
                 counters.add(Count::RdmaNoConnection, 1);
             }
         }
@@ -123,7 +119,11 @@ fn receive(frame: &[u8], oob: &OobTable, parts: &mut Parts<'_>, counters: &mut D
 }
 
 /// Handles a packet of a connection. Returns `false` if there is no such connection.
-fn receive_packet(received: &Received<'_>, parts: &mut Parts<'_>) -> bool {
+fn receive_packet(
+    received: &Received<'_>,
+    parts: &mut Parts<'_>,
+    counters: &mut DeviceCounters,
+) -> bool {
     let qpn = received.segment.bth.destination;
     let Some(one) = parts.remote.connections.get(&qpn) else { return false };
     let (own, theirs) = (one.path, received.path);
@@ -133,13 +133,20 @@ fn receive_packet(received: &Received<'_>, parts: &mut Parts<'_>) -> bool {
     if !is_theirs || one.wire.is_none() {
         return false;
     }
-    if matches!(one.state, State::Leaving(_)) && !is_answer(received.segment.bth.opcode) {
-        return true;
-    }
     let Some(mut one) = parts.remote.take(qpn) else { return false };
     if matches!(one.state, State::Answered(_)) {
         // The other host has the answer, or it would send nothing.
         one.state = State::Open;
+        one.wire.iter_mut().for_each(|wire| wire.set_ready());
+    }
+    let is_answer = is_answer(received.segment.bth.opcode);
+    let is_costly = parts.remote.touched >= MOST_TOUCHED;
+    if !is_answer && (one.leaves_at.is_some() || is_costly) {
+        // Its endpoint has left; or the other host sends it again.
+        counters.add(Count::RdmaOverBudget, u64::from(one.leaves_at.is_none()));
+        parts.remote.put(qpn, one);
+        parts.remote.make_ready(qpn);
+        return true;
     }
     let now = parts.remote.now;
     one.with_wire(qpn, parts, |wire, host| {
@@ -190,7 +197,11 @@ fn serve(
     }
     let (mut packets, mut bytes) = (0, 0);
     let mut sends = one.wire.is_some();
-    while sends && packets < PACKETS_PER_TURN && way.has_room() {
+    while sends
+        && packets < PACKETS_PER_TURN
+        && parts.remote.touched < MOST_TOUCHED
+        && way.has_room()
+    {
         let mut len = None;
         one.with_wire(qpn, parts, |wire, host| len = wire.transmit(host, now, frame));
         let Some(len) = len else {
@@ -205,11 +216,16 @@ fn serve(
         end_by(qpn, one, ended, parts);
         return Ok((false, (packets, bytes)));
     }
-    let is_over = one.wire.as_ref().is_none_or(|wire| wire.requester().is_empty());
-    if matches!(one.state, State::Leaving(until) if is_over || now >= until) {
-        one.fail_pending(RequestFault::Closed, parts);
-        one.leave(now);
-        sends = true;
+    if let Some(until) = one.leaves_at
+        && matches!(one.state, State::Open | State::Answered(_))
+    {
+        let is_open = matches!(one.state, State::Open);
+        let is_over = one.wire.as_ref().is_none_or(|wire| wire.requester().is_empty());
+        if is_open && is_over || now >= until {
+            one.fail_pending(RequestFault::Closed, parts);
+            one.leave(now);
+            sends = true;
+        }
     }
     if let Some(waiting) = one.waiting
         && requests::has_room(&one)

@@ -95,7 +95,7 @@ fn admit_to(
     now: u64,
 ) -> Result<(Outcome, u64), RequestFault> {
     let Requesting { sender, request, checked } = one;
-    if !matches!(remote.state, State::Open | State::Answered(_)) {
+    if !matches!(remote.state, State::Open | State::Answered(_)) || remote.leaves_at.is_some() {
         return Err(RequestFault::Closed);
     }
     if remote.is_done(sender.slot, capacity(sender, parts)) {
@@ -105,10 +105,14 @@ fn admit_to(
         }
         return Ok((Outcome::Ended, 0));
     }
-    check_local(request, checked, sender.from.session, parts.sessions)?;
-    let wire = remote.wire.as_mut().ok_or(RequestFault::Closed)?;
     let is_begun =
         remote.pending.back().is_some_and(|last| last.is_of((sender.queue_pair, sender.slot)));
+    if let Err(fault) = check_local(request, checked, sender.from.session, parts.sessions) {
+        // It ends the connection: those before it are done first.
+        let others = remote.pending.len() - usize::from(is_begun);
+        return if others > 0 { Ok((Outcome::NotReady(now + WAIT_NS), 0)) } else { Err(fault) };
+    }
+    let wire = remote.wire.as_mut().ok_or(RequestFault::Closed)?;
     let is_full = !is_begun && remote.pending.len() >= MOST_PENDING;
     if is_full || wire.requester().unacknowledged() >= MOST_BYTES {
         return Ok((Outcome::NotReady(now + WAIT_NS), 0));
@@ -171,7 +175,8 @@ pub(crate) fn send_message(
         return Message::Done;
     }
     let Some(wire) = remote.wire.as_mut() else { return Message::Dropped };
-    let is_open = matches!(remote.state, State::Open | State::Answered(_));
+    let is_open =
+        matches!(remote.state, State::Open | State::Answered(_)) && remote.leaves_at.is_none();
     if !is_open || remote.pending.len() >= MOST_PENDING {
         return Message::Dropped;
     }

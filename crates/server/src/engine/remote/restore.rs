@@ -69,13 +69,15 @@ impl Parts<'_> {
             let at = Destination { session: key, endpoint: one.owner.endpoint };
             let name = Connection::Connected(EndpointName::of_other_host(qpn));
             let queue = self.open_queue(at);
-            let index =
-                queue.and_then(|queue| (queue.connection() == name).then(|| queue.next_index()));
+            let index = queue.and_then(|queue| {
+                (queue.connection() == name && queue.may_go_on()).then(|| queue.next_index())
+            });
             let is_allowed =
                 self.sessions.get(key).is_some_and(|one| one.is_reachable(at.endpoint));
             let index = index.filter(|_| is_allowed);
             let progress = advanced(&one, index);
             let mut remote = Box::new(Remote::of_record(&one, place, progress, self.remote.now));
+            remote.uid = self.sessions.get(key).map(|one| one.oob.uid);
             let goes_on = index.is_some();
             if !goes_on {
                 remote.has_left = true;
@@ -96,7 +98,7 @@ impl Parts<'_> {
     pub(crate) fn is_restored(&self, connection: Connection) -> bool {
         let Connection::Connected(peer) = connection else { return false };
         let one = peer.qpn().and_then(|number| self.remote.connections.get(&number));
-        one.is_some_and(|one| matches!(one.state, State::Open))
+        one.is_some_and(|one| matches!(one.state, State::Open) && one.leaves_at.is_none())
     }
 }
 

@@ -481,10 +481,10 @@ fn rejected(path: &Path, reject: &cm::Reject, parts: &mut Parts<'_>) {
         if let Some(qpn) = parts.remote.by_remote_id.get(&theirs).copied()
             && let Some(one) = parts.remote.take(qpn)
         {
-            if matches!(one.state, State::Asked { .. }) {
-                parts.remote.drop_taken(qpn, &one);
-            } else {
-                parts.remote.put(qpn, one);
+            match one.state {
+                State::Asked { .. } => parts.remote.drop_taken(qpn, &one),
+                State::Answered(_) => end(qpn, one, PeerState::Closed, parts),
+                _ => parts.remote.put(qpn, one),
             }
         }
         return;

@@ -23,8 +23,8 @@ const MOST_HALF_OPEN: usize = 64;
 const MOST_HALF_OPEN_PER_SOURCE: usize = 4;
 /// And for one listening endpoint.
 const MOST_HALF_OPEN_PER_LISTENER: usize = 16;
-/// Connections that endpoints of one user have asked for, and how many there may be before none is
-/// asked for any more: the rest is for requests of other hosts.
+/// Connections of one user, and how many there may be before none is asked for any more: the rest is
+/// for requests of other hosts.
 const MOST_PER_USER: usize = MOST_CONNECTIONS / 4;
 const MOST_ASKED: usize = MOST_CONNECTIONS / 4 * 3;
 /// The most frames that wait for the device, which are no packets of connections.
@@ -47,8 +47,6 @@ pub(super) enum State {
     /// An endpoint here accepted it, and the other host has yet to confirm.
     Answered(Attempt),
     Open,
-    /// It ends once what was sent before is acknowledged, or at this time, in nanoseconds.
-    Leaving(u64),
     /// It has ended here, and the other host has yet to confirm.
     Left(Attempt),
 }
@@ -85,9 +83,14 @@ pub(super) struct Remote {
     /// Its place in the ledger, while it is open, and how far the peer's requests are recorded there.
     pub(super) place: Option<u32>,
     pub(super) recorded: Option<Progress>,
-    /// `true` once the endpoint here has left: what becomes of its requests concerns it no more.
+    /// `true` once the endpoint here has left, and once it is removed: what becomes of its requests
+    /// then concerns it no more.
     pub(super) has_left: bool,
-    /// The user of the endpoint here, if that asked for the connection.
+    pub(super) is_removed: bool,
+    /// When the connection ends at the latest, in nanoseconds, if its endpoint has left: before that,
+    /// once the requests sent before are acknowledged.
+    pub(super) leaves_at: Option<u64>,
+    /// The user of the endpoint here.
     pub(super) uid: Option<u32>,
     /// The slot of the transmit queue behind the last one that is acknowledged.
     pub(super) done: Option<u32>,
@@ -144,6 +147,8 @@ impl Remote {
             place: None,
             recorded: None,
             has_left: false,
+            is_removed: false,
+            leaves_at: None,
             uid: None,
             done: None,
             pending: VecDeque::new(),
@@ -160,9 +165,14 @@ impl Remote {
         match &self.state {
             State::Asking(one) | State::Left(one) => Some(one.at),
             State::Asked { since, .. } => Some(since + ASKED_NS),
-            State::Answered(one) => Some(wire().map_or(one.at, |due| due.min(one.at))),
-            State::Open => wire(),
-            State::Leaving(until) => Some(wire().map_or(*until, |due| due.min(*until))),
+            State::Answered(one) => {
+                let due = self.leaves_at.map_or(one.at, |until| until.min(one.at));
+                Some(wire().map_or(due, |wire| wire.min(due)))
+            }
+            State::Open => {
+                let until = self.leaves_at;
+                wire().map_or(until, |due| Some(until.map_or(due, |until| due.min(until))))
+            }
         }
     }
 }
@@ -277,10 +287,14 @@ impl RemoteTable {
             && listeners < MOST_HALF_OPEN_PER_LISTENER
     }
 
+    /// `true` if a user may have one more connection.
+    pub(super) fn has_user_room(&self, uid: u32) -> bool {
+        self.connections.values().filter(|one| one.uid == Some(uid)).count() < MOST_PER_USER
+    }
+
     /// `true` if a user may have one more connection that an endpoint of it asks for.
     pub(super) fn has_room_for(&self, uid: u32) -> bool {
-        let theirs = self.connections.values().filter(|one| one.uid == Some(uid)).count();
-        theirs < MOST_PER_USER && self.connections.len() < MOST_ASKED
+        self.has_user_room(uid) && self.connections.len() < MOST_ASKED
     }
 
     /// Returns the requests of other hosts that wait for an answer, and that `which` selects by their
@@ -327,6 +341,13 @@ impl RemoteTable {
         let theirs = (one.peer.ip, one.remote_id);
         if self.by_remote_id.get(&theirs) == Some(&qpn) {
             self.by_remote_id.remove(&theirs);
+        }
+    }
+
+    /// Notes that an endpoint is removed: another one may get its number.
+    pub(crate) fn remove_owner(&mut self, owner: EndpointName) {
+        for one in self.connections.values_mut().filter(|one| one.owner == Some(owner)) {
+            one.is_removed = true;
         }
     }
 
