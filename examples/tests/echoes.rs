@@ -235,7 +235,7 @@ fn out_of_band_messages_come_back() {
         }
         let (status, _, error) = ask(program, &served, &[&format!("{ip}:8")], "");
         assert_eq!(status, Some(1));
-        assert!(error.contains("refused: no endpoint of this server"), "{error}");
+        assert!(error.contains("refused: no endpoint takes messages"), "{error}");
         echo.assert_alive();
         served.server.stop().unwrap();
     });
