@@ -126,6 +126,7 @@ fn engine(world: &World) -> (Engine, EngineEnds) {
         relays: Relays::none().unwrap(),
         has_successor: true,
         position: Position::default(),
+        rdma: None,
     };
     let mut values = Values::default();
     values.set(Setting::Wait, world.plan.wait).unwrap();
