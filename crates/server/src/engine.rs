@@ -336,6 +336,10 @@ impl Engine {
     pub fn poll_once(&mut self) -> Result<usize, DeviceError> {
         self.iteration += 1;
         self.sessions.position.iterate(self.iteration);
+        if self.remote.is_on() {
+            // The one reading for all that commands, requests and packets do in this iteration.
+            self.remote.set_time(clock_ns());
+        }
         self.sessions.position.begin(Phase::Commands);
         let ticks = self.wait.ticks();
         self.tx.count_ticks(ticks);
@@ -394,9 +398,6 @@ impl Engine {
         if self.sessions.must_ask() {
             self.ask()?;
         }
-        if self.remote.has_connections() {
-            self.remote.set_time(clock_ns());
-        }
         self.tx.discover(&mut self.port, &mut self.sessions)?;
         while let Some((session, number)) = self.sessions.take_tripped() {
             let (sessions, notifier) = (&mut self.sessions, &mut self.notifier);
@@ -430,7 +431,6 @@ impl Engine {
         if !self.remote.is_on() || self.inbox.is_empty() && self.remote.is_idle() {
             return Ok(0);
         }
-        self.remote.set_time(clock_ns());
         let (sessions, notifier) = (&mut self.sessions, &mut self.notifier);
         let (apertures, remote) = (&mut self.apertures, &mut self.remote);
         let parts = &mut Parts { sessions, notifier, apertures, remote };

@@ -126,7 +126,8 @@ impl Engine {
 
     fn set_mtu(&mut self, bytes: usize) {
         self.port.set_mtu(bytes);
-        self.remote.set_mtu(bytes);
+        // The bounce buffers limit it.
+        self.remote.set_mtu(self.port.mtu());
     }
 
     /// Serves a hardware queue again.

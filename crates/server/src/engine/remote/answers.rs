@@ -122,9 +122,8 @@ impl Parts<'_> {
             private,
         };
         let message = CmMessage::Reply(Box::new(reply));
-        let message = Box::new(Mad { transaction: one.transaction, message });
-        let now = self.remote.now;
-        one.state = State::Answered(Attempt { message, tries: 0, at: now, since: now });
+        let mad = Mad { transaction: one.transaction, message };
+        one.state = State::Answered(Attempt::new(mad, self.remote.now));
         self.remote.put(qpn, one);
         self.remote.make_ready(qpn);
         self.set_connected(sender.from, EndpointName::of_other_host(qpn));

@@ -74,7 +74,9 @@ impl Parts<'_> {
             });
             let is_allowed =
                 self.sessions.get(key).is_some_and(|one| one.is_reachable(at.endpoint));
-            let index = index.filter(|_| is_allowed);
+            // Its packets may be too long for the device by now.
+            let fits = self.remote.path_mtu().is_some_and(|most| one.mtu as usize <= most.bytes());
+            let index = index.filter(|_| is_allowed && fits);
             let progress = advanced(&one, index);
             let mut remote = Box::new(Remote::of_record(&one, place, progress, self.remote.now));
             remote.uid = self.sessions.get(key).map(|one| one.oob.uid);

@@ -105,8 +105,7 @@ impl RemoteTable {
             private: header.write(private)?,
         };
         let mad = Mad { transaction, message: CmMessage::Request(Box::new(request)) };
-        let (at, since) = (self.now, self.now);
-        let attempt = Attempt { message: Box::new(mad), tries: 0, at, since };
+        let attempt = Attempt::new(mad, self.now);
         let mut one = Box::new(Remote::new(peer, State::Asking(attempt), path));
         (one.owner, one.uid) = (Some(owner), Some(uid));
         (one.local_id, one.transaction, one.expected_psn) = (local_id, transaction, expected_psn);
@@ -160,7 +159,8 @@ impl RemoteTable {
         if attempt.at > now {
             return true;
         }
-        if attempt.tries >= most || asks && now >= attempt.since + ASKED_NS {
+        let since = *attempt.since.get_or_insert(now);
+        if attempt.tries >= most || asks && now >= since + ASKED_NS {
             return false;
         }
         attempt.at = now + (RETRY_NS << attempt.tries.min(8));
@@ -208,7 +208,8 @@ pub(super) fn receive(received: &Received<'_>, oob: &OobTable, parts: &mut Parts
                 if let State::Asking(attempt) = &mut one.state {
                     let exponent = u32::from(receipt.service_timeout.min(23));
                     let until = parts.remote.now + (4_096 << exponent);
-                    (attempt.tries, attempt.at) = (1, until.min(attempt.since + ASKED_NS));
+                    let most = attempt.since.unwrap_or(parts.remote.now) + ASKED_NS;
+                    (attempt.tries, attempt.at) = (1, until.min(most));
                 }
             });
         }
@@ -467,8 +468,8 @@ impl Remote {
             remote_qpn: self.destination,
         };
         let message = CmMessage::Disconnect(disconnect);
-        let message = Box::new(Mad { transaction: self.transaction, message });
-        self.state = State::Left(Attempt { message, tries: 0, at: now, since: now });
+        let mad = Mad { transaction: self.transaction, message };
+        self.state = State::Left(Attempt::new(mad, now));
         self.wire = None;
     }
 }
@@ -561,6 +562,7 @@ pub(super) fn is_peer(ip: IpAddr) -> bool {
 mod tests {
     use std::net::Ipv4Addr;
 
+    use super::super::own_address::OwnAddress;
     use super::*;
 
     /// As soft-RoCE has it: what a side sends begins with the number in the other side's message.
@@ -584,5 +586,34 @@ mod tests {
         let wire = one.wire.unwrap();
         assert_eq!(wire.requester().first(), Psn::new(9));
         assert_eq!(wire.progress().expected, Psn::new(5));
+    }
+
+    /// However long the engine was idle before: the time of a request begins when it is sent.
+    #[test]
+    fn the_first_request_after_a_long_time_is_sent() {
+        let ip = |last| IpAddr::V4(Ipv4Addr::new(192, 0, 2, last));
+        let address = |last| OobAddress { ip: ip(last), protocol: 6, port: 7 };
+        let mut table = RemoteTable::new(true, None, 1_500);
+        table.add_addresses(&[(ip(1), OwnAddress { mac: [2; 6], bits: 24, gateway: None })]);
+        let owner = EndpointName { session: 1, endpoint: 0 };
+        let qpn = table.request((owner, 0), (address(1), address(2)), b"").unwrap();
+        table.now += 10 * ASKED_NS;
+        let mut one = table.take(qpn).unwrap();
+        assert!(table.attempt(&mut one), "it asks for the link address");
+        one.path.destination_mac = [4; 6];
+        table.now += RETRY_NS;
+        table.outgoing.clear();
+        assert!(table.attempt(&mut one));
+        assert_eq!(table.outgoing.len(), 1);
+        // And it ends, whatever the other host says meanwhile.
+        for _ in 0..3 {
+            table.now += ASKED_NS / 2;
+            let State::Asking(attempt) = &mut one.state else { panic!("it asks") };
+            (attempt.tries, attempt.at) = (1, table.now);
+            if !table.attempt(&mut one) {
+                return;
+            }
+        }
+        panic!("it asks for ever");
     }
 }

@@ -57,9 +57,17 @@ pub(super) struct Attempt {
     pub(super) message: Box<cm::Mad>,
     /// How often it was sent.
     pub(super) tries: u32,
-    /// When it is sent again, in nanoseconds, and since when it is sent.
+    /// When it is sent again, in nanoseconds.
     pub(super) at: u64,
-    pub(super) since: u64,
+    /// When it was sent first.
+    pub(super) since: Option<u64>,
+}
+
+impl Attempt {
+    /// Makes an attempt that is due at once.
+    pub(super) fn new(message: cm::Mad, now: u64) -> Attempt {
+        Attempt { message: Box::new(message), tries: 0, at: now, since: None }
+    }
 }
 
 /// A connection.
@@ -399,12 +407,6 @@ impl RemoteTable {
     /// Sets the time, in nanoseconds.
     pub(crate) fn set_time(&mut self, now: u64) {
         self.now = now;
-    }
-
-    /// `true` if there is a connection.
-    #[inline]
-    pub(crate) fn has_connections(&self) -> bool {
-        !self.connections.is_empty()
     }
 
     /// `true` if there is nothing to do before a frame arrives.
