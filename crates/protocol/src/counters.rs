@@ -266,10 +266,10 @@ pub enum Device {
     /// Dropped packets to UDP port 4791 that are malformed, or whose check value is wrong.
     RdmaMalformed,
     /// Dropped packets of connections with other hosts that do not exist here, or not with their
-    /// sender.
+    /// sender or partition key, or whose endpoint has left.
     RdmaNoConnection,
     /// Dropped packets for connections with other hosts, and of ARP and neighbour discovery, because too
-    /// many came in one poll iteration, or because tripwires had used its budget.
+    /// many came or went in one poll iteration, or because tripwires had used its budget.
     RdmaOverBudget,
 }
 

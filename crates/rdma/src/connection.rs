@@ -1,7 +1,7 @@
 //! A connection: both of its sides, and the packets of both.
 
 use towpath_packet::roce::{
-    self, Bth, DEFAULT_PKEY, Extension, Opcode, Path, Segment, frame_bytes, write_headers,
+    self, Bth, Extension, Opcode, Path, Segment, frame_bytes, write_headers,
 };
 
 use crate::rate::Rate;
@@ -147,11 +147,11 @@ impl Connection {
         self.requester.release(bytes);
     }
 
-    /// Handles a packet of the peer, whose check value is right. `marked`: the network marked it as
+    /// Handles a packet of the peer, whose check value and partition key are right. `marked`: the network marked it as
     /// congested.
     pub fn receive(&mut self, segment: &Segment<'_>, marked: bool, host: &mut impl Host, now: u64) {
         use Opcode as O;
-        if self.ended.is_some() || segment.bth.pkey & 0x7fff != DEFAULT_PKEY & 0x7fff {
+        if self.ended.is_some() {
             return;
         }
         self.heard = now;
@@ -307,16 +307,7 @@ impl Connection {
     }
 
     fn bth(&self, opcode: Opcode, psn: Psn, ack_request: bool) -> Bth {
-        Bth {
-            opcode,
-            solicited: false,
-            pkey: DEFAULT_PKEY,
-            destination: self.destination,
-            ack_request,
-            psn: psn.number(),
-            fecn: false,
-            becn: false,
-        }
+        Bth { ack_request, ..Bth::new(opcode, self.destination, psn.number()) }
     }
 
     fn seal(

@@ -208,7 +208,7 @@ impl Engine {
             oob: OobTable::default(),
             apertures: ApertureTable::default(),
             inbox: Inbox::new(link.rdma.is_some()),
-            remote: RemoteTable::new(link.rdma.is_some(), link.rdma, port.mtu()),
+            remote: RemoteTable::new(link.rdma, port.mtu()),
             rx: RxPath::new(&port, batch, values),
             own_rx: OwnRx::new(batch, values),
             tx: TxPath::new(memory, transmit_budget, iteration_budget, values),

@@ -458,7 +458,7 @@ mod tests {
                 flows: &mut self.flows,
                 oob: &OobTable::default(),
                 apertures: &mut ApertureTable::default(),
-                remote: &mut RemoteTable::new(false, None, 0),
+                remote: &mut RemoteTable::new(None, 0),
                 delivery,
                 counters: &mut self.counters,
             };

@@ -235,16 +235,10 @@ fn copy(
 ) -> Result<(), RequestFault> {
     let local = sessions.get(one.sender.from.session).ok_or(RequestFault::Closed)?;
     let remote = range.memory(sessions).ok_or(RequestFault::Key)?;
-    let (mut skip, mut left, mut at) = (done, range.len, range.offset());
-    for LocalRange { offset, len, memory } in &one.request.local[..one.checked.local] {
-        let len = u64::from(*len);
-        if skip >= len {
-            skip -= len;
-            continue;
-        }
-        let bytes = (len - skip).min(left);
-        let own = local.apertures.memory(*memory).ok_or(RequestFault::Local)?;
-        let from = offset + skip;
+    let mut at = range.offset();
+    for part in local_parts(&one.request.local[..one.checked.local], done, range.len) {
+        let (from, bytes) = (part.offset, u64::from(part.len));
+        let own = local.apertures.memory(part.memory).ok_or(RequestFault::Local)?;
         let is_copied = match access {
             Access::Read => transfer(own, from, remote, at, bytes),
             _ => transfer(remote, at, own, from, bytes),
@@ -252,12 +246,25 @@ fn copy(
         if !is_copied {
             return Err(RequestFault::Range);
         }
-        (skip, left, at) = (0, left - bytes, at + bytes);
-        if left == 0 {
-            break;
-        }
+        at += bytes;
     }
     Ok(())
+}
+
+/// Returns the parts of a request's local ranges that have its bytes from `skip` on, `bytes` of them.
+pub(crate) fn local_parts(
+    ranges: &[LocalRange],
+    mut skip: u64,
+    mut bytes: u64,
+) -> impl Iterator<Item = LocalRange> {
+    ranges.iter().filter_map(move |range| {
+        let before = skip.min(u64::from(range.len));
+        skip -= before;
+        let len = (u64::from(range.len) - before).min(bytes);
+        bytes -= len;
+        let part = LocalRange { offset: range.offset + before, len: len as u32, ..*range };
+        (len > 0).then_some(part)
+    })
 }
 
 fn transfer(to: &CommonMemory, at: u64, from: &CommonMemory, start: u64, bytes: u64) -> bool {

@@ -107,7 +107,7 @@ impl World {
             notifier: Notifier::new(&Values::default(), Relays::none().unwrap(), 64),
             table: OobTable::default(),
             apertures: ApertureTable::default(),
-            remote: RemoteTable::new(false, None, 0),
+            remote: RemoteTable::new(None, 0),
             slot: 0,
         };
         world.serve((1..=sessions).collect());

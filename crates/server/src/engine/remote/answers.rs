@@ -114,11 +114,11 @@ impl Parts<'_> {
             remote_id: one.remote_id,
             local_qpn: qpn,
             starting_psn: one.expected_psn,
-            responder_resources: request.initiator_depth.min(16),
-            initiator_depth: request.responder_resources.min(16),
+            responder_resources: request.initiator_depth.min(setup::READS),
+            initiator_depth: request.responder_resources.min(setup::READS),
             target_ack_delay: 15,
             rnr_retry_count: 7,
-            local_guid: 1,
+            local_guid: setup::guid(one.path.source_mac),
             private,
         };
         let message = CmMessage::Reply(Box::new(reply));
@@ -135,7 +135,6 @@ impl Parts<'_> {
     pub(crate) fn close_remote(&mut self, qpn: u32) {
         let now = self.remote.now;
         let Some(mut one) = self.remote.take(qpn) else { return };
-        one.has_left = true;
         match one.state {
             // The answer goes out, and what was sent before.
             State::Open | State::Answered(_) => one.leaves_at = Some(now + LINGER_NS),

@@ -1,11 +1,11 @@
-//! The ends of connections with other hosts, and what a connection's two sides work on.
+//! The ends of connections with other hosts, and the record of how far each has come.
 
 use towpath_protocol::oob::PeerState;
 use towpath_protocol::requests::RequestFault;
 use towpath_rdma::Ended;
 use towpath_rdma::requester::Fault;
 
-use super::host::{ConnectionHost, records};
+use super::host::{Attendance, ConnectionHost};
 use super::table::Remote;
 use crate::engine::demux::Destination;
 use crate::engine::oob::Parts;
@@ -33,6 +33,14 @@ pub(super) fn disconnect_owner(qpn: u32, one: &Remote, state: PeerState, parts: 
 }
 
 impl Remote {
+    fn attendance(&self) -> Attendance {
+        match (self.is_removed, self.leaves_at) {
+            (true, _) => Attendance::Removed,
+            (false, Some(_)) => Attendance::Left,
+            (false, None) => Attendance::Present,
+        }
+    }
+
     /// Lets both sides of the connection work on the memory of its endpoint.
     pub(super) fn with_wire(
         &mut self,
@@ -40,25 +48,14 @@ impl Remote {
         parts: &mut Parts<'_>,
         work: impl FnOnce(&mut towpath_rdma::Connection, &mut ConnectionHost<'_, '_>),
     ) {
+        let attendance = self.attendance();
         let (Some(wire), Some(owner)) = (&mut self.wire, self.owner) else { return };
         let (peer, place, pending, done) =
             (self.peer, self.place, &mut self.pending, &mut self.done);
         let probed = wire.probe();
-        let (has_left, is_removed) = (self.has_left, self.is_removed);
-        work(
-            wire,
-            &mut ConnectionHost {
-                owner,
-                qpn,
-                peer,
-                pending,
-                done,
-                place,
-                has_left,
-                is_removed,
-                parts,
-            },
-        );
+        let host =
+            &mut ConnectionHost { owner, qpn, peer, pending, done, place, attendance, parts };
+        work(wire, host);
         // Before a packet leaves that depends on it.
         let (progress, probe) = (wire.progress(), wire.probe());
         if self.recorded != Some(progress) {
@@ -70,8 +67,8 @@ impl Remote {
         }
     }
 
-    /// Returns why the oldest request fails if the connection ends now. The peer's refusal of it may have come
-    /// together with the message that ends the connection.
+    /// Returns why the oldest request fails if the connection ends now. The peer's refusal of it may
+    /// have come together with the message that ends the connection.
     fn fault(&self) -> RequestFault {
         let ended = self.wire.as_ref().and_then(|wire| wire.why_ended());
         ended.map_or(RequestFault::Closed, |ended| told(ended).0)
@@ -80,11 +77,12 @@ impl Remote {
     /// Fails the requests that are not acknowledged: the first for this reason.
     pub(super) fn fail_pending(&mut self, fault: RequestFault, parts: &mut Parts<'_>) {
         let Some(owner) = self.owner else { return };
+        let attendance = self.attendance();
         for one in self.pending.drain(..) {
-            if !records(owner, self.has_left, self.is_removed, parts) {
-                one.forget(owner, parts);
-            } else {
+            if attendance.records(owner, parts) {
                 one.fail(fault, owner, parts);
+            } else {
+                one.forget(owner, parts);
             }
         }
     }
@@ -103,10 +101,7 @@ pub(super) fn told(ended: Ended) -> (RequestFault, PeerState) {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{IpAddr, Ipv4Addr};
-
-    use towpath_packet::roce::{Aeth, Bth, Extension, NakCode, Opcode, Path, Segment, Syndrome};
-    use towpath_protocol::oob::OobAddress;
+    use towpath_packet::roce::{Aeth, Bth, Extension, NakCode, Opcode, Segment, Syndrome};
     use towpath_rdma::requester::{Work, WorkKind};
     use towpath_rdma::responder::Progress;
     use towpath_rdma::{
@@ -114,7 +109,6 @@ mod tests {
     };
 
     use super::super::inbox::FRAME_BYTES;
-    use super::super::table::State;
     use super::*;
 
     /// A host without memory, whose requests have bytes.
@@ -151,22 +145,11 @@ mod tests {
     /// The other host refuses a request, and ends the connection at once.
     #[test]
     fn a_request_that_was_refused_before_the_end_fails_for_that_reason() {
-        let ip = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        let (source_mac, destination_mac, source_port) = ([2; 6], [4; 6], 0xc000);
-        let path = Path {
-            source_mac,
-            destination_mac,
-            source: ip,
-            destination: ip,
-            source_port,
-            ecn: false,
-        };
-        let peer = OobAddress { ip, protocol: 6, port: 7 };
-        let mut one = Remote::new(peer, State::Open, path);
+        let mut one = Remote::for_tests();
         assert_eq!(one.fault(), RequestFault::Closed);
         let timing = Timing { quiet: 1 << 40, dead: 1 << 40, not_ready: 1 << 40 };
         let progress = Progress { expected: Psn::new(0), messages: 0, writing: None };
-        let mut wire = Connection::new((path, 9), 256, (Psn::new(5), 1), progress, timing, 0);
+        let mut wire = Connection::new((one.path, 9), 256, (Psn::new(5), 1), progress, timing, 0);
         wire.set_ready();
         let (id, kind, bytes, key, address) = (0, WorkKind::Write, 8, 1, 0);
         wire.push(Work { id, kind, bytes, key, address }, bytes, 0);

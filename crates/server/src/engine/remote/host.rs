@@ -5,13 +5,12 @@ use std::collections::VecDeque;
 
 use towpath_protocol::apertures::Access as Right;
 use towpath_protocol::oob::{Kind, OobAddress, OobMessage};
-use towpath_protocol::requests::LocalRange;
 use towpath_rdma::{Access, Delivery, Host, NotReady, PROBE, Psn, Refused, Remote as Range};
 
 use super::ledger::{Acknowledged, Ledger};
 use super::pending::{Pending, Work};
 use super::table::RemoteTable;
-use crate::engine::apertures::requests::{Allowed, Asked, allowed, touch_tripwires};
+use crate::engine::apertures::requests::{Allowed, Asked, allowed, local_parts, touch_tripwires};
 use crate::engine::demux::Destination;
 use crate::engine::oob::Parts;
 use crate::engine::oob::connection::{Connection, EndpointName};
@@ -38,20 +37,30 @@ pub(super) fn message(
     Some(message.from_sender(from, NO_USER, session_number(qpn)))
 }
 
-/// `true` if the endpoint of a connection learns what becomes of its requests: until it is removed, or
-/// has left and has another connection.
-pub(super) fn records(
-    owner: EndpointName,
-    has_left: bool,
-    is_removed: bool,
-    parts: &mut Parts<'_>,
-) -> bool {
-    if is_removed || !has_left {
-        return !is_removed;
+/// Whether the endpoint of a connection is still there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Attendance {
+    /// It has the connection.
+    Present,
+    /// It has left, and may have another connection.
+    Left,
+    /// It is removed, and another endpoint may have its number.
+    Removed,
+}
+
+impl Attendance {
+    /// `true` if the endpoint learns what becomes of its requests.
+    pub(super) fn records(self, owner: EndpointName, parts: &mut Parts<'_>) -> bool {
+        match self {
+            Attendance::Present => true,
+            Attendance::Removed => false,
+            Attendance::Left => {
+                let Some(key) = parts.sessions.key(owner.session) else { return false };
+                let at = Destination { session: key, endpoint: owner.endpoint };
+                parts.open_queue(at).is_some_and(|queue| queue.connection() == Connection::None)
+            }
+        }
     }
-    let Some(key) = parts.sessions.key(owner.session) else { return false };
-    let at = Destination { session: key, endpoint: owner.endpoint };
-    parts.open_queue(at).is_some_and(|queue| queue.connection() == Connection::None)
 }
 
 /// The memory of a connection.
@@ -64,9 +73,7 @@ pub(super) struct ConnectionHost<'a, 'b> {
     pub(super) done: &'a mut Option<u32>,
     /// Its place in the ledger.
     pub(super) place: Option<u32>,
-    /// `true` once the endpoint has left, and once it is removed.
-    pub(super) has_left: bool,
-    pub(super) is_removed: bool,
+    pub(super) attendance: Attendance,
     pub(super) parts: &'a mut Parts<'b>,
 }
 
@@ -92,22 +99,14 @@ impl ConnectionHost<'_, '_> {
         let Some(session) = session.and_then(|key| self.parts.sessions.get(key)) else {
             return false;
         };
-        let (mut skip, mut done) = (offset, 0);
-        for LocalRange { offset, len, memory } in &request.local[..checked.local] {
-            let len = u64::from(*len);
-            if skip >= len {
-                skip -= len;
-                continue;
-            }
-            let now = ((len - skip) as usize).min(bytes - done);
-            let Some(memory) = session.apertures.memory(*memory) else { return false };
-            if !copy(memory, (offset + skip) as usize, done..done + now) {
+        let mut done = 0;
+        for part in local_parts(&request.local[..checked.local], offset, bytes as u64) {
+            let range = done..done + part.len as usize;
+            let memory = session.apertures.memory(part.memory);
+            if !memory.is_some_and(|memory| copy(memory, part.offset as usize, range.clone())) {
                 return false;
             }
-            (skip, done) = (0, done + now);
-            if done == bytes {
-                break;
-            }
+            done = range.end;
         }
         done == bytes
     }
@@ -167,7 +166,7 @@ impl Host for ConnectionHost<'_, '_> {
     }
 
     fn store(&mut self, id: u64, offset: u64, bytes: &[u8]) -> bool {
-        if self.has_left {
+        if self.attendance != Attendance::Present {
             // The application may use the memory for something else.
             return true;
         }
@@ -190,10 +189,10 @@ impl Host for ConnectionHost<'_, '_> {
         while self.pending.front().is_some_and(|one| one.id <= id)
             && let Some(one) = self.pending.pop_front()
         {
-            if !records(self.owner, self.has_left, self.is_removed, self.parts) {
-                one.forget(self.owner, self.parts);
-            } else {
+            if self.attendance.records(self.owner, self.parts) {
                 one.complete(self.owner, self.parts);
+            } else {
+                one.forget(self.owner, self.parts);
             }
         }
     }

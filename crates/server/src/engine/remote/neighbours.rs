@@ -36,10 +36,10 @@ impl RemoteTable {
         None
     }
 
-    /// Handles a frame that asks for a link address, or tells one. Returns `true` if it does.
-    pub(super) fn neighbour_frame(&mut self, headers: &Headers) -> bool {
+    /// Handles a frame of ARP or neighbour discovery; ignores any other, and one within a VLAN.
+    pub(super) fn neighbour_frame(&mut self, headers: &Headers) {
         if headers.is_tagged() {
-            return true;
+            return;
         }
         let (asked, asker, mac) = match &headers.network {
             Network::Arp(arp) => {
@@ -55,9 +55,9 @@ impl RemoteTable {
                 Transport::Neighbour { kind: NEIGHBOUR_ADVERTISEMENT, target } => {
                     (None, IpAddr::V6(target.into()), headers.source)
                 }
-                _ => return false,
+                _ => return,
             },
-            Network::Ipv4(_) | Network::Other => return false,
+            Network::Ipv4(_) | Network::Other => return,
         };
         // No router forwards a packet with this limit (RFC 4861, section 7.1).
         let is_near = match &headers.network {
@@ -65,20 +65,19 @@ impl RemoteTable {
             _ => true,
         };
         if !is_near || asker.is_unspecified() || mac[0] & 1 != 0 || self.own.contains_key(&asker) {
-            return true;
+            return;
         }
         match asked {
             Some(asked) => {
-                let Some((own, _)) = self.own.get(&asked) else { return true };
+                let Some((own, _)) = self.own.get(&asked) else { return };
                 let flow = Flow::v4().macs(own.mac, mac).addresses(asked, asker);
                 self.send_frame(flow.i_have());
             }
-            None if !self.awaits(asker) => return true,
+            None if !self.awaits(asker) => return,
             None => {}
         }
         self.neighbours.put(asker, mac, self.now);
         self.learnt();
-        true
     }
 
     /// `true` if a connection waits for the link address of a host.

@@ -4,7 +4,9 @@
 use towpath_device::DeviceError;
 use towpath_packet::headers::Headers;
 use towpath_packet::roce::cm::reason;
-use towpath_packet::roce::{GENERAL_SERVICES_QP, Opcode, Received, RoceError, read_frame};
+use towpath_packet::roce::{
+    DEFAULT_PKEY, GENERAL_SERVICES_QP, Opcode, Received, RoceError, read_frame,
+};
 use towpath_protocol::counters::Device as Count;
 use towpath_protocol::oob::{PeerState, Refused};
 use towpath_protocol::requests::RequestFault;
@@ -25,6 +27,9 @@ const PACKETS: usize = 128;
 const BYTES: usize = 512 << 10;
 /// What tripwires that other hosts touch may cost per poll iteration, as a number of bytes moved.
 const MOST_TOUCHED: u64 = 1 << 20;
+
+/// A partition key without the bit that tells full members from limited ones.
+const PKEY_MASK: u16 = 0x7fff;
 
 /// The way out for packets of connections.
 pub(crate) trait Way {
@@ -59,7 +64,8 @@ pub(crate) fn poll(
         receive(frame, oob, parts, counters);
     }
     inbox.clear();
-    counters.add(Count::RdmaOverBudget, inbox.take_dropped());
+    let dropped = inbox.take_dropped() + std::mem::take(&mut parts.remote.dropped);
+    counters.add(Count::RdmaOverBudget, dropped);
     parts.remote.wake_due();
     let (mut packets, mut bytes) = (0, 0);
     while way.has_room()
@@ -76,13 +82,11 @@ pub(crate) fn poll(
         && way.has_room()
         && let Some(qpn) = parts.remote.next_ready()
     {
-        let again = retransmitted(qpn, parts);
-        let (more, sent) = serve(qpn, &mut frame, parts, way)?;
-        let again = retransmitted(qpn, parts).saturating_sub(again);
-        counters.add(Count::RdmaRetransmitted, again);
-        packets += sent.0;
-        bytes += sent.1;
-        if more {
+        let turn = serve(qpn, &mut frame, parts, way)?;
+        counters.add(Count::RdmaRetransmitted, turn.again);
+        packets += turn.packets;
+        bytes += turn.bytes;
+        if turn.more {
             parts.remote.make_ready(qpn);
         }
     }
@@ -91,17 +95,24 @@ pub(crate) fn poll(
     Ok(work + packets)
 }
 
-/// Returns the packets that a connection has sent again.
-fn retransmitted(qpn: u32, parts: &Parts<'_>) -> u64 {
-    let one = parts.remote.connections.get(&qpn).and_then(|one| one.wire.as_ref());
-    one.map_or(0, |wire| wire.requester().retransmitted())
+/// What a connection did in its turn.
+#[derive(Clone, Copy, Debug, Default)]
+struct Turn {
+    packets: usize,
+    bytes: usize,
+    /// Packets that it sent again.
+    again: u64,
+    /// `true` if it has more to send.
+    more: bool,
 }
 
 /// Handles a frame.
 fn receive(frame: &[u8], oob: &OobTable, parts: &mut Parts<'_>, counters: &mut DeviceCounters) {
     match read_frame(frame) {
         Ok(received) if received.segment.bth.destination == GENERAL_SERVICES_QP => {
-            setup::receive(&received, oob, parts);
+            if let Err(count) = setup::receive(&received, oob, parts) {
+                counters.add(count, 1);
+            }
         }
         Ok(received) => {
             counters.add(Count::RdmaRxPackets, 1);
@@ -112,7 +123,9 @@ fn receive(frame: &[u8], oob: &OobTable, parts: &mut Parts<'_>, counters: &mut D
         Err(RoceError::Protocol(_) | RoceError::Ethertype(_)) => {
             let headers = Headers::parse(frame, frame.len());
             let headers = headers.ok().filter(|headers| headers.malformed.is_none());
-            headers.map(|headers| parts.remote.neighbour_frame(&headers));
+            if let Some(headers) = headers {
+                parts.remote.neighbour_frame(&headers);
+            }
         }
         Err(_) => counters.add(Count::RdmaMalformed, 1),
     }
@@ -130,7 +143,8 @@ fn receive_packet(
     let is_theirs = own.source == theirs.destination
         && own.destination == theirs.source
         && own.source_mac == theirs.destination_mac;
-    if !is_theirs || one.wire.is_none() {
+    let has_key = received.segment.bth.pkey & PKEY_MASK == DEFAULT_PKEY & PKEY_MASK;
+    if !is_theirs || !has_key || one.wire.is_none() {
         return false;
     }
     let Some(mut one) = parts.remote.take(qpn) else { return false };
@@ -142,8 +156,9 @@ fn receive_packet(
     let is_answer = is_answer(received.segment.bth.opcode);
     let is_costly = parts.remote.touched >= MOST_TOUCHED;
     if !is_answer && (one.leaves_at.is_some() || is_costly) {
-        // Its endpoint has left; or the other host sends it again.
-        counters.add(Count::RdmaOverBudget, u64::from(one.leaves_at.is_none()));
+        // The other host sends it again; or its endpoint has left.
+        let count = if is_costly { Count::RdmaOverBudget } else { Count::RdmaNoConnection };
+        counters.add(count, 1);
         parts.remote.put(qpn, one);
         parts.remote.make_ready(qpn);
         return true;
@@ -176,45 +191,48 @@ fn is_answer(opcode: Opcode) -> bool {
     )
 }
 
-/// Gives a connection its turn. Returns whether it has more to send, and the packets and bytes that
-/// it sent.
+/// Gives a connection its turn.
 fn serve(
     qpn: u32,
     frame: &mut [u8],
     parts: &mut Parts<'_>,
     way: &mut impl Way,
-) -> Result<(bool, (usize, usize)), DeviceError> {
-    let nothing = Ok((false, (0, 0)));
-    let Some(mut one) = parts.remote.take(qpn) else { return nothing };
+) -> Result<Turn, DeviceError> {
+    let mut turn = Turn::default();
+    let Some(mut one) = parts.remote.take(qpn) else { return Ok(turn) };
     let now = parts.remote.now;
     if !parts.remote.attempt(&mut one) {
         give_up(qpn, one, parts);
-        return nothing;
+        return Ok(turn);
     }
     if matches!(one.state, State::Asked { since, .. } if now >= since + ASKED_NS) {
         setup::reject_taken(qpn, &one, reason::TIMEOUT, &[], parts);
-        return nothing;
+        return Ok(turn);
     }
-    let (mut packets, mut bytes) = (0, 0);
-    let mut sends = one.wire.is_some();
-    while sends
-        && packets < PACKETS_PER_TURN
+    turn.more = one.wire.is_some();
+    let sent_again =
+        |one: &Remote| one.wire.as_ref().map_or(0, |wire| wire.requester().retransmitted());
+    let before = sent_again(&one);
+    while turn.more
+        && turn.packets < PACKETS_PER_TURN
         && parts.remote.touched < MOST_TOUCHED
         && way.has_room()
     {
         let mut len = None;
         one.with_wire(qpn, parts, |wire, host| len = wire.transmit(host, now, frame));
         let Some(len) = len else {
-            sends = false;
+            turn.more = false;
             break;
         };
         way.send(&frame[..len])?;
-        packets += 1;
-        bytes += len;
+        turn.packets += 1;
+        turn.bytes += len;
     }
+    turn.again = sent_again(&one) - before;
     if let Some(ended) = one.wire.as_ref().and_then(|wire| wire.ended()) {
         end_by(qpn, one, ended, parts);
-        return Ok((false, (packets, bytes)));
+        turn.more = false;
+        return Ok(turn);
     }
     if let Some(until) = one.leaves_at
         && matches!(one.state, State::Open | State::Answered(_))
@@ -224,7 +242,7 @@ fn serve(
         if is_open && is_over || now >= until {
             one.fail_pending(RequestFault::Closed, parts);
             one.leave(now);
-            sends = true;
+            turn.more = true;
         }
     }
     if let Some(waiting) = one.waiting
@@ -237,7 +255,7 @@ fn serve(
         }
     }
     parts.remote.put(qpn, one);
-    Ok((sends, (packets, bytes)))
+    Ok(turn)
 }
 
 /// Ends a connection whose other host does not answer.

@@ -82,7 +82,6 @@ impl Parts<'_> {
             remote.uid = self.sessions.get(key).map(|one| one.oob.uid);
             let goes_on = index.is_some();
             if !goes_on {
-                remote.has_left = true;
                 remote.leave(self.remote.now);
             }
             self.remote.by_local_id.insert(one.local_id, qpn);

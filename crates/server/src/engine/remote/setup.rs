@@ -10,7 +10,10 @@ use towpath_packet::roce::{
     Bth, Deth, Extension, GENERAL_SERVICES_QKEY, GENERAL_SERVICES_QP, Opcode, Path, Received, seal,
     write_headers,
 };
-use towpath_protocol::oob::{Kind, OobAddress, PAYLOAD_BYTES, PeerState, REQUEST_BYTES, Refused};
+use towpath_protocol::counters::{Device as Count, OutOfBand};
+use towpath_protocol::oob::{
+    Kind, OobAddress, OobMessage, PAYLOAD_BYTES, PeerState, REQUEST_BYTES, Refused,
+};
 use towpath_rdma::responder::Progress;
 use towpath_rdma::{Connection as Wire, Psn, Timing};
 
@@ -31,7 +34,7 @@ const MOST_GOODBYES: u32 = 4;
 pub(super) const TIMING: Timing =
     Timing { quiet: 2_500_000_000, dead: 7_000_000_000, not_ready: 1_000_000_000 };
 /// The read requests that either side answers at once.
-const READS: u8 = 16;
+pub(super) const READS: u8 = 16;
 /// Bytes of headers that an IP packet needs beside its payload, as Linux counts them for soft-RoCE
 /// (`RXE_MAX_HDR_LENGTH`, `drivers/infiniband/sw/rxe/rxe_hdr.h`).
 const HEADER_BYTES: usize = 80;
@@ -172,23 +175,33 @@ impl RemoteTable {
 }
 
 /// Returns an identifier of this side (EUI-64) from its link address.
-fn guid(mac: [u8; 6]) -> u64 {
+pub(super) fn guid(mac: [u8; 6]) -> u64 {
     let [a, b, c, d, e, f] = mac;
     u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f])
 }
 
 /// Handles a message of the connection manager.
-pub(super) fn receive(received: &Received<'_>, oob: &OobTable, parts: &mut Parts<'_>) {
+///
+/// # Errors
+/// The counter of the reason why the engine drops it.
+pub(super) fn receive(
+    received: &Received<'_>,
+    oob: &OobTable,
+    parts: &mut Parts<'_>,
+) -> Result<(), Count> {
     let deth = received.segment.extension.deth;
     let is_for_manager = received.segment.bth.opcode == Opcode::DatagramSendOnly
         && deth.is_some_and(|deth| deth.qkey == GENERAL_SERVICES_QKEY);
     let Path { destination: ip, destination_mac: mac, .. } = received.path;
     let (source, source_mac) = (received.path.source, received.path.source_mac);
     let is_host = is_peer(source) && source_mac[0] & 1 == 0 && source != ip;
-    if !is_for_manager || !is_host || !parts.remote.is_own(ip, mac) {
-        return;
+    if !is_for_manager {
+        return Err(Count::RdmaMalformed);
     }
-    let Ok(mad) = Mad::read(received.segment.payload) else { return };
+    if !is_host || !parts.remote.is_own(ip, mac) {
+        return Err(Count::RdmaNoConnection);
+    }
+    let mad = Mad::read(received.segment.payload).map_err(|_| Count::RdmaMalformed)?;
     let path = reversed(&received.path);
     match mad.message {
         CmMessage::Request(request) => asked(&path, mad.transaction, request, oob, parts),
@@ -216,15 +229,15 @@ pub(super) fn receive(received: &Received<'_>, oob: &OobTable, parts: &mut Parts
         CmMessage::Disconnect(request) => disconnected(&path, mad.transaction, &request, parts),
         CmMessage::Disconnected(answer) => {
             let qpn = find(&path, answer.remote_id, answer.local_id, parts);
-            let Some(qpn) = qpn else { return };
-            let Some(one) = parts.remote.take(qpn) else { return };
-            if matches!(one.state, State::Left(_)) {
+            if let Some(qpn) = qpn
+                && matches!(parts.remote.connections.get(&qpn), Some(one) if one.is_left())
+                && let Some(one) = parts.remote.take(qpn)
+            {
                 parts.remote.drop_taken(qpn, &one);
-            } else {
-                parts.remote.put(qpn, one);
             }
         }
     }
+    Ok(())
 }
 
 fn reversed(path: &Path) -> Path {
@@ -276,8 +289,9 @@ fn asked(
         let qpn = *qpn;
         return asked_again(path, transaction, qpn, request.local_id, parts);
     }
-    if let Err(why) = ask(path, transaction, request.clone(), oob, parts) {
-        reject(path, transaction, request.local_id, why, &[], parts);
+    let remote_id = request.local_id;
+    if let Err(why) = ask(path, transaction, request, oob, parts) {
+        reject(path, transaction, remote_id, why, &[], parts);
     }
 }
 
@@ -286,10 +300,8 @@ fn asked_again(path: &Path, transaction: u64, qpn: u32, remote_id: u32, parts: &
     let Some(one) = parts.remote.connections.get_mut(&qpn) else { return };
     match &mut one.state {
         State::Answered(attempt) => {
+            // Its turn notes when it is due again.
             attempt.at = now;
-            if let Some(one) = parts.remote.take(qpn) {
-                parts.remote.put(qpn, one);
-            }
             parts.remote.make_ready(qpn);
         }
         State::Asked { .. } => {
@@ -431,8 +443,9 @@ fn replied(path: &Path, transaction: u64, reply: &cm::Reply, parts: &mut Parts<'
 }
 
 impl Remote {
-    /// Makes both sides of a connection. `psn`: the number that the other host's message has
-    /// for the first packet to it; `path_mtu`: that of its request, or else that of the own one; `reads`: how many reads it answers at once.
+    /// Makes both sides of a connection. `psn`: the number that the other host named for this side's
+    /// first packet; `path_mtu`: that of the other host's request, `None` for that of the own one;
+    /// `reads`: the reads that the other host answers at once.
     pub(super) fn open(
         &mut self,
         qpn: u32,
@@ -515,7 +528,7 @@ fn rejected(path: &Path, reject: &cm::Reject, parts: &mut Parts<'_>) {
     {
         let at = Destination { session: key, endpoint: owner.endpoint };
         // The state says all that matters; the payload comes along if there is room.
-        let _ = parts.push_answer(at, &text);
+        parts.deliver_answer(at, &text);
     }
     end(qpn, one, state, parts);
 }
@@ -535,6 +548,13 @@ fn disconnected(path: &Path, transaction: u64, request: &cm::Disconnect, parts: 
 }
 
 impl Parts<'_> {
+    /// Puts the payload of an answer into the queue of an endpoint, or drops and counts it.
+    fn deliver_answer(&mut self, at: Destination, text: &OobMessage) {
+        if self.push_answer(at, text).is_err() {
+            self.count(at, OutOfBand::DroppedFull);
+        }
+    }
+
     /// Connects an endpoint whose request another host accepted.
     fn remote_accepted(
         &mut self,
@@ -546,7 +566,7 @@ impl Parts<'_> {
         let at = Destination { session: key, endpoint: owner.endpoint };
         self.set_connected(at, EndpointName::of_other_host(qpn));
         if let Some(text) = message(Kind::Accept, qpn, peer, payload) {
-            let _ = self.push_answer(at, &text);
+            self.deliver_answer(at, &text);
         }
         self.set_state(at, PeerState::Connected);
     }
@@ -562,26 +582,16 @@ pub(super) fn is_peer(ip: IpAddr) -> bool {
 mod tests {
     use std::net::Ipv4Addr;
 
+    use super::super::ledger::LEDGER_BYTES;
     use super::super::own_address::OwnAddress;
     use super::*;
 
     /// As soft-RoCE has it: what a side sends begins with the number in the other side's message.
     #[test]
     fn each_side_begins_with_the_number_that_the_other_one_named() {
-        let ip = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        let (source_mac, destination_mac, source_port) = ([2; 6], [4; 6], 0xc000);
-        let path = Path {
-            source_mac,
-            destination_mac,
-            source: ip,
-            destination: ip,
-            source_port,
-            ecn: false,
-        };
-        let peer = OobAddress { ip, protocol: 6, port: 7 };
-        let mut one = Remote::new(peer, State::Open, path);
+        let mut one = Remote::for_tests();
         one.expected_psn = 5;
-        let table = &mut RemoteTable::new(true, None, 1_500);
+        let table = &mut RemoteTable::new(None, 1_500);
         one.open(7, (9, PathMtu::of_bytes(1024)), 1, table);
         let wire = one.wire.unwrap();
         assert_eq!(wire.requester().first(), Psn::new(9));
@@ -593,7 +603,8 @@ mod tests {
     fn the_first_request_after_a_long_time_is_sent() {
         let ip = |last| IpAddr::V4(Ipv4Addr::new(192, 0, 2, last));
         let address = |last| OobAddress { ip: ip(last), protocol: 6, port: 7 };
-        let mut table = RemoteTable::new(true, None, 1_500);
+        let ledger = towpath_memory::Region::private(LEDGER_BYTES).unwrap();
+        let mut table = RemoteTable::new(Some(ledger), 1_500);
         table.add_addresses(&[(ip(1), OwnAddress { mac: [2; 6], bits: 24, gateway: None })]);
         let owner = EndpointName { session: 1, endpoint: 0 };
         let qpn = table.request((owner, 0), (address(1), address(2)), b"").unwrap();

@@ -91,13 +91,11 @@ pub(super) struct Remote {
     /// Its place in the ledger, while it is open, and how far the peer's requests are recorded there.
     pub(super) place: Option<u32>,
     pub(super) recorded: Option<Progress>,
-    /// `true` once the endpoint here has left, and once it is removed: what becomes of its requests
-    /// then concerns it no more.
-    pub(super) has_left: bool,
-    pub(super) is_removed: bool,
     /// When the connection ends at the latest, in nanoseconds, if its endpoint has left: before that,
     /// once the requests sent before are acknowledged.
     pub(super) leaves_at: Option<u64>,
+    /// `true` once the endpoint here is removed: another one may have its number.
+    pub(super) is_removed: bool,
     /// The user of the endpoint here.
     pub(super) uid: Option<u32>,
     /// The slot of the transmit queue behind the last one that is acknowledged.
@@ -115,7 +113,6 @@ pub(super) struct Remote {
 /// The connections with other hosts.
 #[derive(Debug)]
 pub(crate) struct RemoteTable {
-    is_on: bool,
     ledger: Option<Ledger>,
     /// The connections that an earlier server recorded, until they are restored.
     pub(super) left: Vec<(u32, Recorded)>,
@@ -131,6 +128,8 @@ pub(crate) struct RemoteTable {
     pub(super) neighbours: Neighbours,
     random: Random,
     pub(super) outgoing: VecDeque<Vec<u8>>,
+    /// Frames that had no room there.
+    pub(super) dropped: u64,
     /// The time, in nanoseconds.
     pub(super) now: u64,
     pub(super) scratch: Vec<u8>,
@@ -154,7 +153,6 @@ impl Remote {
             wire: None,
             place: None,
             recorded: None,
-            has_left: false,
             is_removed: false,
             leaves_at: None,
             uid: None,
@@ -165,6 +163,11 @@ impl Remote {
             is_ready: false,
             due: None,
         }
+    }
+
+    /// `true` once it has ended here.
+    pub(super) fn is_left(&self) -> bool {
+        matches!(self.state, State::Left(_))
     }
 
     /// Returns when there is something to do without a packet of the other host.
@@ -186,12 +189,11 @@ impl Remote {
 }
 
 impl RemoteTable {
-    /// Creates a table without connections, for a device that sends IP packets of up to `mtu` bytes;
-    /// or one that takes none.
-    pub(crate) fn new(is_on: bool, ledger: Option<Region>, mtu: usize) -> RemoteTable {
+    /// Creates a table with the memory of its ledger, for a device that sends IP packets of up to `mtu`
+    /// bytes. Without a ledger it takes no connections.
+    pub(crate) fn new(ledger: Option<Region>, mtu: usize) -> RemoteTable {
         let (ledger, left) = ledger.map(Ledger::open).unzip();
         RemoteTable {
-            is_on,
             ledger,
             left: left.unwrap_or_default(),
             device_mtu: mtu,
@@ -204,6 +206,7 @@ impl RemoteTable {
             neighbours: Neighbours::default(),
             random: Random::default(),
             outgoing: VecDeque::new(),
+            dropped: 0,
             now: 0,
             scratch: Vec::new(),
             touched: 0,
@@ -213,7 +216,7 @@ impl RemoteTable {
     /// `true` if there may be connections with other hosts.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
-        self.is_on
+        self.ledger.is_some()
     }
 
     /// Changes the most bytes of an IP packet; for connections that are made from now on.
@@ -223,14 +226,14 @@ impl RemoteTable {
 
     /// Lets other hosts reach the addresses of an endpoint.
     pub(crate) fn add_addresses(&mut self, reachable: &[(IpAddr, OwnAddress)]) {
-        for (ip, address) in reachable.iter().filter(|_| self.is_on) {
+        for (ip, address) in reachable.iter().filter(|_| self.ledger.is_some()) {
             self.own.entry(*ip).or_insert((*address, 0)).1 += 1;
         }
     }
 
     /// Ends that for an endpoint that is closed.
     pub(crate) fn remove_addresses(&mut self, reachable: &[(IpAddr, OwnAddress)]) {
-        for (ip, _) in reachable.iter().filter(|_| self.is_on) {
+        for (ip, _) in reachable.iter().filter(|_| self.ledger.is_some()) {
             if let Some((_, uses)) = self.own.get_mut(ip) {
                 *uses -= 1;
                 if *uses == 0 {
@@ -240,8 +243,8 @@ impl RemoteTable {
         }
     }
 
-    /// `true` if the addresses are those of an endpoint here, or of a connection whose endpoint is closed already: the
-    /// other host has yet to confirm its end, or to learn of it.
+    /// `true` if the addresses are those of an endpoint here, or of a connection whose endpoint is
+    /// closed already: the other host has yet to confirm its end, or to learn of it.
     pub(super) fn is_own(&self, ip: IpAddr, mac: [u8; 6]) -> bool {
         self.own.get(&ip).is_some_and(|(own, _)| own.mac == mac)
             || self
@@ -424,10 +427,12 @@ impl RemoteTable {
         self.timers.first().map(|(due, _)| *due)
     }
 
-    /// Queues a frame that is no packet of a connection. Drops it if too many wait.
+    /// Queues a frame that is no packet of a connection. Drops and counts it if too many wait.
     pub(super) fn send_frame(&mut self, frame: Vec<u8>) {
         if self.outgoing.len() < MOST_OUTGOING {
             self.outgoing.push_back(frame);
+        } else {
+            self.dropped += 1;
         }
     }
 }
@@ -458,6 +463,24 @@ impl Random {
 }
 
 #[cfg(test)]
+impl Remote {
+    /// Returns an open connection of 192.0.2.1 with port 7 of 192.0.2.2, which has neither side yet.
+    pub(super) fn for_tests() -> Remote {
+        let ip = |last| IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, last));
+        let path = Path {
+            source_mac: [2; 6],
+            destination_mac: [4; 6],
+            source: ip(1),
+            destination: ip(2),
+            source_port: 0xc000,
+            ecn: true,
+        };
+        let peer = OobAddress { ip: ip(2), protocol: 6, port: 7 };
+        Remote::new(peer, State::Open, path)
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
 
@@ -467,18 +490,9 @@ mod tests {
     #[test]
     fn the_addresses_of_a_connection_stay_until_it_has_ended() {
         let ip = |last| IpAddr::V4(Ipv4Addr::new(192, 0, 2, last));
-        let peer = OobAddress { ip: ip(2), protocol: 6, port: 7 };
-        let path = Path {
-            source_mac: [2; 6],
-            destination_mac: [4; 6],
-            source: ip(1),
-            destination: ip(2),
-            source_port: 0xc000,
-            ecn: true,
-        };
-        let mut table = RemoteTable::new(true, None, 1500);
+        let mut table = RemoteTable::new(None, 1500);
         assert!(!table.is_own(ip(1), [2; 6]));
-        let mut one = Box::new(Remote::new(peer, State::Open, path));
+        let mut one = Box::new(Remote::for_tests());
         one.leave(0);
         table.put(9, one);
         assert!(table.is_own(ip(1), [2; 6]));
