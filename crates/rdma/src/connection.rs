@@ -238,7 +238,7 @@ impl Connection {
             self.paced = !self.requester.is_empty();
             return None;
         }
-        let packet = self.requester.next_packet(now)?;
+        let packet = self.requester.next_packet(self.rate.limit().is_some(), now)?;
         self.silent_since.get_or_insert(now);
         let Outgoing { psn, opcode, reth, immediate, asks, id, offset, len } = packet;
         let bth = self.bth(opcode, psn, asks);

@@ -14,8 +14,11 @@ use crate::Psn;
 pub const READ_BYTES: u64 = 64 << 10;
 /// The most read requests without a complete answer.
 pub const MOST_READS: u32 = 16;
-/// The most bytes under way.
-const WINDOW_BYTES: u32 = 256 << 10;
+/// The most bytes under way. Two engines that each wait 0.5 ms for more packets, as those with `wait=auto`
+/// do, take a millisecond for a round trip: so much then allows 8 Gbit/s.
+const WINDOW_BYTES: u32 = 1 << 20;
+/// The same while losses or marks limit the rate: all behind a lost packet is sent again.
+const LIMITED_WINDOW_BYTES: u32 = 256 << 10;
 /// The limits of the packets under way.
 const WINDOW_PACKETS: std::ops::RangeInclusive<u32> = 64..=256;
 /// The shortest time until packets are sent again without an answer, and the first and the longest
@@ -119,7 +122,9 @@ pub struct Answered {
 pub struct Requester {
     queue: VecDeque<Entry>,
     mtu: u32,
+    /// The most packets under way, and the same while the rate is limited.
     window: u32,
+    limited_window: u32,
     most_reads: u32,
     /// The first packet that is not acknowledged.
     oldest: Psn,
@@ -153,11 +158,13 @@ impl Requester {
     /// first one has the number `first`, and whose peer answers up to `reads` read requests at once.
     #[must_use]
     pub fn new(first: Psn, mtu: u32, reads: u32) -> Requester {
-        let window = (WINDOW_BYTES / mtu).clamp(*WINDOW_PACKETS.start(), *WINDOW_PACKETS.end());
+        let window =
+            |bytes: u32| (bytes / mtu).clamp(*WINDOW_PACKETS.start(), *WINDOW_PACKETS.end());
         Requester {
             queue: VecDeque::new(),
             mtu,
-            window,
+            window: window(WINDOW_BYTES),
+            limited_window: window(LIMITED_WINDOW_BYTES),
             most_reads: reads.clamp(1, MOST_READS),
             oldest: first,
             next: first,
@@ -264,8 +271,8 @@ impl Requester {
         self.queue.iter().map(one).sum()
     }
 
-    /// Returns the next packet, if one may be sent now.
-    pub fn next_packet(&mut self, now: u64) -> Option<Outgoing> {
+    /// Returns the next packet, if one may be sent now. `is_limited`: losses or marks limit the rate.
+    pub fn next_packet(&mut self, is_limited: bool, now: u64) -> Option<Outgoing> {
         if !self.ready || self.next == self.end {
             return None;
         }
@@ -274,7 +281,8 @@ impl Requester {
             _ => self.not_ready_until = None,
         }
         let under_way = self.oldest.to(self.next);
-        if under_way >= self.window as i32 {
+        let window = if is_limited { self.limited_window } else { self.window };
+        if under_way >= window as i32 {
             return None;
         }
         let index = self.index_of(self.next)?;
@@ -284,7 +292,7 @@ impl Requester {
         } else if self.queue.iter().take(index).any(Entry::is_read) {
             return None;
         } else {
-            (self.plain_packet(&entry, under_way)?, 1)
+            (self.plain_packet(&entry, under_way, window)?, 1)
         };
         if under_way == 0 {
             self.since = now;
@@ -346,7 +354,7 @@ impl Requester {
     }
 
     /// Returns the next packet, of a write or a message.
-    fn plain_packet(&self, entry: &Entry, under_way: i32) -> Option<Outgoing> {
+    fn plain_packet(&self, entry: &Entry, under_way: i32, window: u32) -> Option<Outgoing> {
         let Entry { work, first, packets, released } = *entry;
         let (mtu, index) = (u64::from(self.mtu), first.to(self.next).unsigned_abs());
         let offset = u64::from(index) * mtu;
@@ -370,8 +378,8 @@ impl Requester {
         };
         let reth = Reth { address: work.address, key: work.key, len: work.bytes as u32 };
         // The last packet of what may be sent asks, and some within a window.
-        let is_edge = offset + len == released || under_way + 1 >= self.window as i32;
-        let asks = is_last || is_edge || index.is_multiple_of(self.window / 4);
+        let is_edge = offset + len == released || under_way + 1 >= window as i32;
+        let asks = is_last || is_edge || index.is_multiple_of(window / 4);
         Some(Outgoing {
             psn: self.next,
             opcode,

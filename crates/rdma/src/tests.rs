@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use proptest::prelude::*;
 use towpath_packet::roce::{Bth, Extension, Opcode, Path, Reth, Segment, read_frame};
 
-use crate::requester::{MOST_READS, Work, WorkKind};
+use crate::requester::{MOST_READS, Requester, Work, WorkKind};
 use crate::responder::{Progress, Responder, Served};
 use crate::{
     Access, Connection, Delivery, Ended, Host, NotReady, PROBE, Psn, Refused, Remote, Timing,
@@ -331,6 +331,24 @@ fn marked_packets_slow_the_peer_down() {
     }
     assert!((1..=40).contains(&notifications), "{notifications}: one in 50 us");
     assert!(world.sides[0].connection.rate().limit().is_some());
+}
+
+/// A round trip of a millisecond then leaves 8 Gbit/s; where packets are lost, fewer are sent again.
+#[test]
+fn a_mebibyte_is_under_way_and_a_quarter_of_it_while_the_rate_is_limited() {
+    for (is_limited, packets) in [(false, 256), (true, 64)] {
+        let mut requester = Requester::new(Psn::new(0), 4096, MOST_READS);
+        requester.set_ready();
+        let bytes = 2 << 20;
+        requester.push(
+            Work { id: 0, kind: WorkKind::Write, bytes, key: KEY, address: 0 },
+            bytes,
+            0,
+        );
+        let sent: Vec<_> = std::iter::from_fn(|| requester.next_packet(is_limited, 0)).collect();
+        assert_eq!(sent.len(), packets);
+        assert!(sent[packets - 1].asks, "else no answer lets more go");
+    }
 }
 
 /// Returns a read request of two packets.

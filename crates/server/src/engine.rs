@@ -207,7 +207,7 @@ impl Engine {
             flows: FlowTable::new(seed, FlowCache::of(values.get(Setting::FlowCache))),
             oob: OobTable::default(),
             apertures: ApertureTable::default(),
-            inbox: Inbox::new(link.rdma.is_some()),
+            inbox: Inbox::new(if link.rdma.is_some() { batch } else { 0 }),
             remote: RemoteTable::new(link.rdma, port.mtu()),
             rx: RxPath::new(&port, batch, values),
             own_rx: OwnRx::new(batch, values),

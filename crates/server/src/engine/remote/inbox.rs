@@ -3,10 +3,6 @@
 
 /// The longest frame: headers, and 4096 bytes of payload.
 pub(super) const FRAME_BYTES: usize = 4352;
-/// Frames per poll iteration.
-const FRAMES: usize = 128;
-/// Their bytes: so many of the longest. A peer's window alone may have 256 KiB of payload.
-const BYTES: usize = FRAMES * FRAME_BYTES;
 
 /// The frames.
 #[derive(Debug, Default)]
@@ -15,15 +11,21 @@ pub(crate) struct Inbox {
     bytes: Vec<u8>,
     /// Where each ends.
     ends: Vec<usize>,
+    /// The most frames.
+    most: usize,
     /// Frames without room, or not in the device's memory.
     dropped: u64,
 }
 
 impl Inbox {
-    /// Returns an inbox that takes frames; or one that takes none.
-    pub(crate) fn new(is_on: bool) -> Inbox {
-        let (bytes, ends) = if is_on { (BYTES, FRAMES) } else { (0, 0) };
-        Inbox { bytes: vec![0; bytes], ends: Vec::with_capacity(ends), dropped: 0 }
+    /// Returns an inbox for `most` frames of the longest; if that is 0, it takes none.
+    pub(crate) fn new(most: usize) -> Inbox {
+        Inbox {
+            bytes: vec![0; most * FRAME_BYTES],
+            ends: Vec::with_capacity(most),
+            most,
+            dropped: 0,
+        }
     }
 
     /// `true` if it takes frames.
@@ -45,7 +47,7 @@ impl Inbox {
             return;
         }
         let begin = self.ends.last().copied().unwrap_or(0);
-        let room = self.bytes.get_mut(begin..begin + len).filter(|_| self.ends.len() < FRAMES);
+        let room = self.bytes.get_mut(begin..begin + len).filter(|_| self.ends.len() < self.most);
         if room.is_some_and(copy) {
             self.ends.push(begin + len);
         } else {
@@ -75,16 +77,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_is_room_for_a_window_of_the_longest_packets() {
-        let mut inbox = Inbox::new(true);
-        // 64 packets of 4096 bytes, within a VLAN, by IPv6: 256 KiB and the headers.
+    fn there_is_room_for_so_many_of_the_longest_frames() {
+        let mut inbox = Inbox::new(64);
+        // 4096 bytes of payload, within a VLAN, by IPv6.
         (0..64).for_each(|_| inbox.push(4096 + 18 + 40 + 8 + 12 + 16 + 4 + 4, |_| true));
         assert_eq!((inbox.frames().count(), inbox.dropped), (64, 0));
     }
 
     #[test]
     fn frames_come_out_as_they_went_in_until_there_is_no_room() {
-        let mut inbox = Inbox::new(true);
+        let mut inbox = Inbox::new(4);
         let fill = |byte| {
             move |to: &mut [u8]| {
                 to.fill(byte);
@@ -97,13 +99,13 @@ mod tests {
         inbox.push(2, fill(2));
         let frames: Vec<&[u8]> = inbox.frames().collect();
         assert_eq!(frames, [&[1, 1, 1][..], &[], &[2, 2]]);
-        inbox.push(BYTES, fill(3));
+        inbox.push(4 * FRAME_BYTES, fill(3));
         assert_eq!(inbox.dropped, 2, "and the one that was not copied");
-        (0..FRAMES).for_each(|_| inbox.push(1, fill(4)));
-        assert_eq!((inbox.frames().count(), inbox.dropped), (FRAMES, 5));
+        (0..4).for_each(|_| inbox.push(1, fill(4)));
+        assert_eq!((inbox.frames().count(), inbox.dropped), (4, 5));
         inbox.clear();
         assert!(inbox.is_empty());
-        let mut off = Inbox::new(false);
+        let mut off = Inbox::new(0);
         off.push(1, fill(1));
         assert_eq!((off.is_empty(), off.dropped), (true, 0));
     }
