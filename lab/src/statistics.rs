@@ -59,14 +59,17 @@ pub fn mean(values: &[f64]) -> (f64, f64) {
 }
 
 /// One measurement: a value, or the reason for its absence.
-pub type Measured<'a> = &'a mut dyn FnMut() -> anyhow::Result<f64>;
+pub type Measured<'a, T = f64> = &'a mut dyn FnMut() -> anyhow::Result<T>;
 
 /// Measures several things in turn, as [`Pairs::measure`] does two: every other round in reverse
 /// order. An additional first round is dropped. Returns the values of each.
 ///
 /// # Errors
 /// The first error of any.
-pub fn in_turn(count: usize, things: &mut [Measured<'_>]) -> anyhow::Result<Vec<Vec<f64>>> {
+pub fn in_turn<T: Clone>(
+    count: usize,
+    things: &mut [Measured<'_, T>],
+) -> anyhow::Result<Vec<Vec<T>>> {
     for thing in &mut *things {
         thing()?;
     }

@@ -9,6 +9,7 @@ use towpath_client::{
     Access, ApertureKey, Endpoint, Memory, Options, Request, RequestError, RequestId, RequestState,
     Session, Sharing,
 };
+use towpath_protocol::settings::Setting;
 
 use super::wire::Wire;
 use crate::channels::connect;
@@ -57,6 +58,13 @@ pub(super) struct Packets {
     pub(super) again: u64,
 }
 
+impl Packets {
+    /// Returns those since an earlier moment.
+    pub(super) fn since(self, before: Packets) -> Packets {
+        Packets { sent: self.sent - before.sent, again: self.again - before.again }
+    }
+}
+
 impl Hosts {
     /// Starts a server at each end of a pair, and connects an application of each.
     pub(super) fn start(wire: &Wire, mode: XdpMode) -> anyhow::Result<Hosts> {
@@ -80,6 +88,17 @@ impl Hosts {
         let there = far.create_memory(bytes, Sharing::Requests)?;
         let key = far.export(to, &there, 0..bytes, Access::ReadWrite)?.key();
         Ok(Hosts { near, endpoint, memory, key, _far: (far, there), servers })
+    }
+
+    /// Returns the servers' process IDs.
+    pub(super) fn pids(&self) -> [u32; 2] {
+        self.servers.each_ref().map(Process::pid)
+    }
+
+    /// Sets the engines' wait strategy.
+    pub(super) fn set_wait(&self, strategy: &str) -> anyhow::Result<()> {
+        let value = Setting::Wait.parse(strategy)?;
+        self.servers.iter().try_for_each(|server| server.set(Setting::Wait, value))
     }
 
     /// Returns the packets so far.

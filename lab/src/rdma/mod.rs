@@ -1,9 +1,11 @@
 //! RDMA between two hosts, each a Towpath server on one end of a veth pair, by RoCEv2: beside one flow
 //! of the kernel's TCP over the same kind of pair, with TSO, GSO and GRO off.
 
+mod cost;
 mod hosts;
 mod wire;
 
+use std::cell::RefCell;
 use std::time::Duration;
 
 use towpath_testkit::Namespace;
@@ -13,7 +15,8 @@ use crate::figure::{Axis, Figure, Series};
 use crate::process::XdpMode;
 use crate::report::{Outcome, Row};
 use crate::statistics::{Summary, in_turn, ratios};
-use hosts::{Direction, Hosts, MOST_BYTES, TRIP_BYTES};
+use cost::Moved;
+use hosts::{Direction, Hosts, MOST_BYTES, Packets, TRIP_BYTES};
 use wire::Wire;
 
 /// The bytes of a request, and of a write into a TCP socket.
@@ -63,7 +66,9 @@ const HOW: &str = "\
     requests; TCP: the kernel's, one flow in writes of 64 KiB, on a pair of its own, or where the row says \
     so on the servers' pair, with their filters attached; TSO, GSO and GRO off on both pairs; up to 16 \
     requests under way, of 64 KiB where the row has no number; an MTU of 4176, because a path MTU of 4096 \
-    needs 80 bytes of headers; engines and applications sleep when idle; nothing pinned";
+    needs 80 bytes of headers; engines have wait=block, unless the row says wait=auto, which is the \
+    server's default; applications sleep when idle; nothing pinned; processor time: that of both servers, \
+    or of both ends of TCP, and all time in soft interrupts, per path MTU of payload";
 
 /// What all comparisons share.
 struct Bench {
@@ -89,6 +94,7 @@ impl Bench {
         let mut hosts = Hosts::start(&served, mode)?;
         served.without_large_packets()?;
         self.beside_tcp(mtu, mode, &mut hosts, [&served, &untouched])?;
+        hosts.set_wait("block")?;
         self.trips(mtu, mode, &mut hosts)?;
         self.sizes(mtu, mode, &mut hosts)
     }
@@ -101,46 +107,89 @@ impl Bench {
         hosts: &mut Hosts,
         [served, untouched]: [&Wire; 2],
     ) -> anyhow::Result<()> {
-        let (window, parameters, mode) = (self.window, mtu.parameters(), mode.name());
+        let (window, path) = (self.window, mtu.path);
         let is_short = self.settings.quick || mtu.path != LARGE.path;
         let count = self.settings.pairs() * if is_short { 1 } else { 3 };
+        let (servers, own) = (hosts.pids(), [std::process::id()]);
         for (direction, word) in Direction::ALL {
-            let (mut again, mut sent) = (Vec::new(), Vec::new());
+            let (mut packets, hosts) = (Vec::new(), RefCell::new(&mut *hosts));
+            let run = |wait| {
+                let mut hosts = hosts.borrow_mut();
+                hosts.set_wait(wait)?;
+                Moved::by(&servers, path, || hosts.run(direction, BLOCK_BYTES, window))
+            };
+            let tcp = |wire: &Wire| Moved::by(&own, path, || wire.tcp(BLOCK_BYTES, window));
             let values = in_turn(
                 count,
                 &mut [
                     &mut || {
-                        let before = hosts.packets()?;
-                        let rate = hosts.run(direction, BLOCK_BYTES, window)?;
-                        let after = hosts.packets()?;
-                        again.push((after.again - before.again) as f64);
-                        sent.push((after.sent - before.sent) as f64);
-                        Ok(rate)
+                        let before = hosts.borrow().packets()?;
+                        let moved = run("block")?;
+                        packets.push(hosts.borrow().packets()?.since(before));
+                        Ok(moved)
                     },
-                    &mut || untouched.tcp(BLOCK_BYTES, window),
-                    &mut || served.tcp(BLOCK_BYTES, window),
+                    &mut || run("auto"),
+                    &mut || tcp(untouched),
+                    &mut || tcp(served),
                 ],
             )?;
-            let name = |what: &str| format!("{mode}: {word}{what}");
-            let row = |what: &str, unit: &str, values: &[f64]| {
-                Row::new(&name(what), &parameters, unit, values)
-            };
-            let ratio = row(" to TCP", "ratio", &ratios(&values[0], &values[1]));
-            let is_limited = direction == Direction::Write && mtu.path == LARGE.path;
-            let at_least = is_limited.then_some(WRITE_AT_LEAST);
-            self.outcome.rows.push(Row { at_least, ..ratio });
-            let same = ratios(&values[0], &values[2]);
-            self.outcome.rows.push(row(" to TCP on the same pair", "ratio", &same));
-            self.outcome.context.extend([
-                row("", "Gbit/s", &values[0]),
-                row(", beside it TCP", "Gbit/s", &values[1]),
-                row(", beside it TCP on the same pair", "Gbit/s", &values[2]),
-                // The first round warms up.
-                row(": packets sent", "packets", &sent[1..]),
-                row(": packets sent again", "packets", &again[1..]),
-            ]);
+            // The first round warms up.
+            self.report(
+                mtu,
+                &format!("{}: {word}", mode.name()),
+                direction,
+                &values,
+                &packets[1..],
+            );
         }
         Ok(())
+    }
+
+    /// Adds the rows of one direction: RDMA with both wait strategies, and TCP over both pairs.
+    fn report(
+        &mut self,
+        mtu: Mtu,
+        name: &str,
+        direction: Direction,
+        values: &[Vec<Moved>],
+        packets: &[Packets],
+    ) {
+        let parameters = mtu.parameters();
+        let row = |what: &str, unit: &str, values: &[f64]| {
+            Row::new(&format!("{name}{what}"), &parameters, unit, values)
+        };
+        let of = |index: usize, what: fn(&Moved) -> f64| -> Vec<f64> {
+            values[index].iter().map(what).collect()
+        };
+        let rates: [Vec<f64>; 4] = std::array::from_fn(|index| of(index, |moved| moved.gbps));
+        let is_limited = direction == Direction::Write && mtu.path == LARGE.path;
+        let at_least = is_limited.then_some(WRITE_AT_LEAST);
+        for (what, ours, theirs, at_least) in [
+            (" to TCP", 0, 2, at_least),
+            (" to TCP on the same pair", 0, 3, at_least),
+            (", wait=auto, to TCP", 1, 2, None),
+        ] {
+            let row = row(what, "ratio", &ratios(&rates[ours], &rates[theirs]));
+            self.outcome.rows.push(Row { at_least, ..row });
+        }
+        const WHAT: [&str; 4] =
+            ["", ", wait=auto", ", beside it TCP", ", beside it TCP on the same pair"];
+        for (index, what) in WHAT.iter().enumerate() {
+            let cost = of(index, |moved| moved.us_per_packet);
+            let interrupts = of(index, |moved| moved.softirq_us_per_packet);
+            self.outcome.context.extend([
+                row(what, "Gbit/s", &rates[index]),
+                row(&format!("{what}: processor time"), "us", &cost),
+                row(&format!("{what}: of that in soft interrupts"), "us", &interrupts),
+            ]);
+        }
+        let count = |what: fn(&Packets) -> u64| -> Vec<f64> {
+            packets.iter().map(|packets| what(packets) as f64).collect()
+        };
+        self.outcome.context.extend([
+            row(": packets sent", "packets", &count(|packets| packets.sent)),
+            row(": packets sent again", "packets", &count(|packets| packets.again)),
+        ]);
     }
 
     /// Measures the round trip of a small write, until it is complete.
