@@ -274,6 +274,12 @@ pub enum OpenChannelError {
          ChannelOffer"
     )]
     Offer,
+    /// The peer is on another host.
+    #[error(
+        "the peer is on another host, whose memory cannot be mapped; use requests and out-of-band \
+         messages"
+    )]
+    OtherHost,
     /// The endpoint's transmit queue has no room for the offer.
     #[error(
         "the endpoint's transmit queue has no room for the offer; flush, wait for room, and open the \

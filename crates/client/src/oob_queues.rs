@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use towpath_protocol::counters::OutOfBand as Count;
 use towpath_protocol::layout::{REQUEST_WORDS, SessionShape};
-use towpath_protocol::oob::{Kind, OobAddress, OobMessage, PeerState};
+use towpath_protocol::oob::{Kind, OTHER_HOST_UID, OobAddress, OobMessage, PeerState};
 use towpath_queue::oob::OobConsumer;
 use towpath_queue::{OwnWords, PeerWords, Violation};
 
@@ -60,10 +60,17 @@ impl ReceivedOob {
         self.from
     }
 
-    /// Returns the user of the sender, as the server knows it from the kernel.
+    /// Returns the user of the sender, as the server knows it from the kernel; `u32::MAX` if the sender
+    /// is on another host.
     #[must_use]
     pub fn uid(&self) -> u32 {
         self.message.uid
+    }
+
+    /// Returns `true` if the sender is on another host, whose memory cannot be mapped here.
+    #[must_use]
+    pub fn is_from_other_host(&self) -> bool {
+        self.message.uid == OTHER_HOST_UID
     }
 
     /// Returns the number of the sender's session.

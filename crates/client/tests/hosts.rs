@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use connections::{PATIENCE, PORT, becomes, next, open, options};
 use towpath_client::{
-    Access, Endpoint, Memory, OobAddress, OobKind, Options, PeerState, Refused, Request,
-    RequestFault, RequestId, RequestState, Session, Sharing, report_over,
+    Access, Channel, Endpoint, Memory, OobAddress, OobKind, OpenChannelError, Options, PeerState,
+    Refused, Request, RequestFault, RequestId, RequestState, Session, Sharing, report_over,
 };
 use towpath_device::Device;
 use towpath_device::fault::{FaultDevice, Spec};
@@ -258,6 +258,24 @@ fn a_revoked_aperture_is_refused() {
     pair.other.revoke(export).unwrap();
     let late = pair.one.request(pair.from, &write).unwrap();
     assert_eq!(outcome(&mut pair.one, late), RequestState::Failed(RequestFault::Peer));
+}
+
+/// Memory of another host cannot be mapped, and both sides are told so at once.
+#[test]
+fn channels_and_imports_are_refused_between_hosts() {
+    let Pair { hosts: _hosts, mut one, from, mut other, to, .. } = pair();
+    let memory = one.create_memory(4096, Sharing::MapWrite).unwrap();
+    let key = one.export(from, &memory, 0..4096, Access::ReadWrite).unwrap().key();
+    let error = other.import(to, key).unwrap_err().to_string();
+    assert!(error.contains("one of another host is used by requests"), "{error}");
+    std::thread::scope(|scope| {
+        for (session, endpoint) in [(&mut one, from), (&mut other, to)] {
+            scope.spawn(move || {
+                let opened = Channel::open(session, endpoint, 4096, Some(PATIENCE));
+                assert!(matches!(opened, Err(OpenChannelError::OtherHost)), "{opened:?}");
+            });
+        }
+    });
 }
 
 #[test]

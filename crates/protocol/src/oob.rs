@@ -17,6 +17,8 @@ pub const PAYLOAD_BYTES: usize = 64;
 /// request of the RDMA IP CM service of InfiniBand leaves to its user (Linux, `struct cma_hdr` of
 /// `drivers/infiniband/core/cma.c`: 92 bytes without its 36).
 pub const REQUEST_BYTES: usize = 56;
+/// The user of a sender on another host, which is not known here. The kernel gives no user this number.
+pub const OTHER_HOST_UID: u32 = u32::MAX;
 
 /// An out-of-band message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -119,6 +119,9 @@ impl ChannelOffer {
         if message.kind() != OobKind::Message || self.own.is_none() {
             return Ok(None);
         }
+        if message.is_from_other_host() {
+            return Err(OpenChannelError::OtherHost);
+        }
         let far = match session.import(self.endpoint, ApertureKey(u32::from_le_bytes(*key))) {
             Ok(far) => far,
             // Any application that may reach the endpoint can send a message that looks like an

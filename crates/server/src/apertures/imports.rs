@@ -29,7 +29,7 @@ impl Control {
         let session = apertures.objects.session;
         let unknown = || {
             let text = "import: no aperture has this key and is for this endpoint's connection; the \
-                        peer exports one, and sends its key";
+                        peer exports one, and sends its key; one of another host is used by requests";
             refused(Refusal::NotFound, text)
         };
         let key = *self.exported_apertures.get(&import.key).ok_or_else(unknown)?;

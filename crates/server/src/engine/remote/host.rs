@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use towpath_protocol::apertures::Access as Right;
-use towpath_protocol::oob::{Kind, OobAddress, OobMessage};
+use towpath_protocol::oob::{Kind, OTHER_HOST_UID, OobAddress, OobMessage};
 use towpath_rdma::{Access, Delivery, Host, NotReady, PROBE, Psn, Refused, Remote as Range};
 
 use super::ledger::{Acknowledged, Ledger};
@@ -15,8 +15,6 @@ use crate::engine::demux::Destination;
 use crate::engine::oob::Parts;
 use crate::engine::oob::connection::{Connection, EndpointName};
 
-/// The user of an endpoint of another host, as messages name it: not known.
-const NO_USER: u32 = u32::MAX;
 /// The session of such an endpoint, as messages name it: this, and the QPN. No
 /// session of this server has so high a number.
 const SESSION: u32 = 0xff00_0000;
@@ -34,7 +32,7 @@ pub(super) fn message(
     payload: &[u8],
 ) -> Option<OobMessage> {
     let message = OobMessage::new(kind, from, payload)?;
-    Some(message.from_sender(from, NO_USER, session_number(qpn)))
+    Some(message.from_sender(from, OTHER_HOST_UID, session_number(qpn)))
 }
 
 /// Whether the endpoint of a connection is still there.
