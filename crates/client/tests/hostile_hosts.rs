@@ -1,5 +1,6 @@
-//! A hostile host: it connects as an RDMA program does, and then sends whatever a host can send. No
-//! byte outside of its aperture changes, no other connection ends, and nothing hangs.
+//! A hostile host: it connects as an RDMA program does, and then sends whatever a host can send, while
+//! its aperture is revoked and the application dies. No byte outside of its aperture changes, nor one of
+//! a revoked aperture, and nothing hangs.
 //!
 //! `TOWPATH_HOSTILE_SECONDS` makes it go on for longer than a test should take.
 
@@ -7,9 +8,9 @@
 mod connections;
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use connections::{PATIENCE, PORT, becomes, next, open, options};
+use connections::{HostileTime, PATIENCE, PORT, Random, becomes, next, open, options};
 use towpath_client::{Access, Endpoint, Memory, OobKind, Options, PeerState, Session, Sharing};
 use towpath_device::Meta;
 use towpath_device::conformance::{DeviceFarEnd, FarEnd};
@@ -30,19 +31,17 @@ const BYTES: usize = 64 << 10;
 /// The aperture of the hostile host.
 const GRANTED: std::ops::Range<usize> = 16_384..32_768;
 const CANARY: u8 = 0xa5;
-/// Connections that it makes, one after the other, unless a time is given.
-const ROUNDS: usize = 60;
-/// Rounds with one server. The host answers no goodbye, so two thirds of the connections stay for a
-/// while, and a user may have 256.
-const MOST_ROUNDS: usize = 300;
-const PACKETS: usize = 200;
+/// Connections that it makes with one server, one after the other. It answers no goodbye, so many of
+/// them stay for a while, and a user may have 256.
+const ROUNDS: u32 = 60;
+const PACKETS: u32 = 200;
 
 /// A host of the test's own.
 struct Host {
     far: DeviceFarEnd,
     to: IpAddr,
     to_mac: [u8; 6],
-    random: u64,
+    random: Random,
     next_id: u32,
 }
 
@@ -57,14 +56,11 @@ struct Connected {
 
 impl Host {
     fn random(&mut self) -> u32 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        (self.random >> 16) as u32
+        self.random.next()
     }
 
     fn below(&mut self, limit: u32) -> u32 {
-        self.random() % limit
+        self.random.below(limit)
     }
 
     fn path(&self) -> Path {
@@ -173,7 +169,7 @@ impl Host {
 
 /// The server, an application of it, and the hostile host.
 struct World {
-    _server: Server,
+    server: Server,
     session: Session,
     listener: Endpoint,
     memory: Memory,
@@ -187,17 +183,33 @@ fn world(seed: u64) -> World {
     let settings = WaitStrategy::Block.into();
     let config = Config { settings, subnets, rdma: true, ..Config::default() };
     let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap();
+    let (session, listener, to, memory) = application(&server);
+    let far = DeviceFarEnd::new(Box::new(far));
+    let random = Random::new(seed);
+    let mut host = Host { far, to, to_mac: [0; 6], random, next_id: 0 };
+    host.resolve();
+    World { server, session, listener, memory, host }
+}
+
+/// Attaches an application, which has memory and listens at the address.
+fn application(server: &Server) -> (Session, Endpoint, IpAddr, Memory) {
     let wanted = Options { apertures: 16, ..options("exporter") };
     let mut session = Session::attach_over(server.connect().unwrap(), &wanted).unwrap();
     let (listener, address) = open(&mut session, PORT);
     let memory = session.create_memory(BYTES, Sharing::Requests).unwrap();
     memory.write(0, &[CANARY; BYTES]).unwrap();
-    let far = DeviceFarEnd::new(Box::new(far));
-    let host = Host { far, to: address.ip, to_mac: [0; 6], random: seed, next_id: 0 };
-    World { _server: server, session, listener, memory, host }
+    (session, listener, address.ip, memory)
 }
 
 impl World {
+    /// The application dies, and another one is there.
+    fn replace_application(&mut self) {
+        let (session, listener, to, memory) = application(&self.server);
+        (self.session, self.listener, self.memory) = (session, listener, memory);
+        self.host.to = to;
+        self.host.resolve();
+    }
+
     /// Lets the hostile host connect with a new endpoint.
     fn connect(&mut self) -> (Endpoint, Connected) {
         let local_id = self.host.request(b"let me in");
@@ -225,6 +237,19 @@ impl World {
         self.host.send_mad(CmMessage::ReadyToUse(cm::Ready { local_id, remote_id }));
         becomes(&mut self.session, endpoint, PeerState::Connected);
         (endpoint, Connected { qpn, psn, local_id, remote_id })
+    }
+
+    /// Sends a right write, after which a wrong packet meets a connection that goes on.
+    fn write(&mut self, one: &mut Connected, key: u32) {
+        let host = &mut self.host;
+        let len = [1, 8, 64, 1_024][host.below(4) as usize];
+        let address = u64::from(host.below(GRANTED.len() as u32 - len + 1));
+        let bth = Bth { ack_request: true, ..Bth::new(Opcode::WriteOnly, one.qpn, one.psn) };
+        let extension =
+            Extension { reth: Some(Reth { address, key, len }), ..Extension::default() };
+        let payload = vec![host.random() as u8; len as usize];
+        host.send_packet(&host.path(), &bth, &extension, &payload);
+        one.psn = (one.psn + 1) & 0xff_ffff;
     }
 
     /// Sends one packet that no correct host sends, or that is none of this connection's.
@@ -287,83 +312,88 @@ impl World {
         host.send(&frame);
     }
 
-    /// Checks that nothing outside of the aperture has changed.
-    fn check(&self, seed: u64) {
+    /// Checks that nothing outside of the aperture has changed. Returns what is inside.
+    fn check(&self, seed: u64) -> Vec<u8> {
         let mut bytes = vec![0; BYTES];
         self.memory.read(0, &mut bytes).unwrap();
         for (at, byte) in bytes.iter().enumerate().filter(|(at, _)| !GRANTED.contains(at)) {
             assert_eq!(*byte, CANARY, "byte {at}, seed {seed}");
         }
+        bytes[GRANTED].to_vec()
     }
 }
 
 /// Connects again and again, each time with an aperture of its own for the whole range, and attacks.
-fn attack_for(rounds: impl Fn(usize) -> bool, seed: u64) {
+fn attack(seed: u64, time: &HostileTime) {
     let mut world = world(seed);
-    world.host.resolve();
-    let mut round = 0;
-    while rounds(round) {
-        round += 1;
+    let mut has_written = false;
+    for _ in 0..ROUNDS {
         let (endpoint, mut one) = world.connect();
-        let access = if round.is_multiple_of(2) { Access::ReadWrite } else { Access::Read };
+        let access = [Access::Read, Access::ReadWrite][world.host.below(2) as usize];
         let export = world.session.export(endpoint, &world.memory, GRANTED, access).unwrap();
         let key = export.key().0;
-        for _ in 0..PACKETS {
-            world.attack(&mut one, key);
+        let before = (access == Access::Read).then(|| world.check(seed));
+        let (revoked_at, mut fixed) = (world.host.below(2 * PACKETS), None);
+        for step in 0..PACKETS {
+            match world.host.below(2) {
+                0 => world.write(&mut one, key),
+                _ => world.attack(&mut one, key),
+            }
             let acknowledged = world.host.receive(|segment| {
                 (segment.bth.opcode == Opcode::Acknowledge).then_some(segment.bth.psn)
             });
             if let Some(psn) = acknowledged {
-                one.psn = psn + 1;
+                one.psn = (psn + 1) & 0xff_ffff;
+            }
+            if step == revoked_at {
+                world.session.revoke(export).unwrap();
+                fixed = Some(world.check(seed));
             }
         }
-        world.check(seed);
         // The server is there, and the application goes on.
         while world.session.receive_oob(endpoint).unwrap().is_some() {}
-        if round.is_multiple_of(3) {
+        let end = world.host.below(4);
+        if end == 0 {
             let Connected { qpn: remote_qpn, local_id, remote_id, .. } = one;
             let end = cm::Disconnect { local_id, remote_id, remote_qpn };
             world.host.send_mad(CmMessage::Disconnect(end));
             becomes(&mut world.session, endpoint, PeerState::Closed);
         }
-        world.session.revoke(export).unwrap();
-        world.session.close(endpoint).unwrap();
+        let granted = world.check(seed);
+        if let Some(fixed) = fixed {
+            assert_eq!(fixed, granted, "a write after the aperture was revoked, seed {seed}");
+        }
+        if let Some(before) = before {
+            assert_eq!(before, granted, "a write without the right to it, seed {seed}");
+        }
+        has_written |= granted.iter().any(|byte| *byte != CANARY);
+        if end == 1 {
+            world.replace_application();
+        } else {
+            if revoked_at >= PACKETS {
+                world.session.revoke(export).unwrap();
+            }
+            world.session.close(endpoint).unwrap();
+        }
         world.host.receive(|_| None::<()>);
+        if time.is_over() {
+            return;
+        }
     }
     // The test means something: what the host may write, it wrote.
-    let mut granted = vec![0; GRANTED.len()];
-    world.memory.read(GRANTED.start, &mut granted).unwrap();
-    assert!(
-        granted.iter().any(|byte| *byte != CANARY),
-        "not one write of {round} rounds was right"
-    );
+    assert!(has_written, "not one write of {ROUNDS} connections was right");
 }
 
 #[test]
 fn a_hostile_host_reaches_nothing_but_its_aperture() {
-    let seconds = std::env::var("TOWPATH_HOSTILE_SECONDS").ok();
-    match seconds.map(|text| text.parse().expect("a number of seconds")) {
-        None => attack_for(|round| round < ROUNDS, 0x1234_5678_9abc_def1),
-        Some(seconds) => {
-            let until = Instant::now() + Duration::from_secs(seconds);
-            for seed in 1.. {
-                attack_for(
-                    |round| round < MOST_ROUNDS && Instant::now() < until,
-                    seed * 0x9e37_79b9,
-                );
-                if Instant::now() >= until {
-                    return;
-                }
-            }
-        }
-    }
+    let time = HostileTime::start();
+    time.seeds(2).for_each(|seed| attack(seed, &time));
 }
 
 /// A host that only asks for connections has a few at a time, and the others are rejected.
 #[test]
 fn half_open_requests_of_a_host_are_bounded_and_end() {
     let mut world = world(7);
-    world.host.resolve();
     let asked: Vec<u32> = (0..20).map(|_| world.host.request(b"")).collect();
     let until = Instant::now() + PATIENCE;
     let mut rejected = 0;

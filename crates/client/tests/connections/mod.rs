@@ -137,3 +137,46 @@ pub(crate) fn connect(
     assert_eq!((answer.kind(), answer.payload()), (OobKind::Accept, &b"welcome"[..]));
     accepting
 }
+
+/// Random numbers, the same for the same seed (xorshift).
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub(crate) fn next(&mut self) -> u32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 16) as u32
+    }
+
+    /// Returns a number below a limit.
+    pub(crate) fn below(&mut self, limit: u32) -> u32 {
+        self.next() % limit
+    }
+}
+
+/// How long hostile parties go on: for a number of rounds, or for the time that the environment gives.
+pub(crate) struct HostileTime(Option<Instant>);
+
+impl HostileTime {
+    pub(crate) fn start() -> HostileTime {
+        let seconds = std::env::var("TOWPATH_HOSTILE_SECONDS").ok();
+        let seconds = seconds.map(|text| text.parse().expect("a number of seconds"));
+        HostileTime(seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds)))
+    }
+
+    /// Returns a seed for each server that they attack: `count`, or as many as the time allows.
+    pub(crate) fn seeds(&self, count: u64) -> impl Iterator<Item = u64> {
+        let most = if self.0.is_some() { u64::MAX } else { count };
+        (1..=most).take_while(|_| !self.is_over())
+    }
+
+    /// `true` once a given time is over.
+    pub(crate) fn is_over(&self) -> bool {
+        self.0.is_some_and(|until| Instant::now() >= until)
+    }
+}
