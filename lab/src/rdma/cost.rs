@@ -8,8 +8,9 @@ use towpath_testkit::{process_cpu_time, softirq_time};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Moved {
     pub(super) gbps: f64,
-    /// Of the processes, and of soft interrupts. The kernel accounts these to no process.
+    /// Of the processes. The kernel accounts soft interrupts within their system calls to them.
     pub(super) us_per_packet: f64,
+    /// Of all soft interrupts, most of which are such.
     pub(super) softirq_us_per_packet: f64,
 }
 
@@ -33,7 +34,7 @@ impl Moved {
         let [own, softirq] = [0, 1].map(|of| after[of].saturating_sub(before[of]));
         Ok(Moved {
             gbps,
-            us_per_packet: per_packet(own + softirq),
+            us_per_packet: per_packet(own),
             softirq_us_per_packet: per_packet(softirq),
         })
     }

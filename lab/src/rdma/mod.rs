@@ -68,7 +68,7 @@ const HOW: &str = "\
     requests under way, of 64 KiB where the row has no number; an MTU of 4176, because a path MTU of 4096 \
     needs 80 bytes of headers; engines have wait=block, unless the row says wait=auto, which is the \
     server's default; applications sleep when idle; nothing pinned; processor time: that of both servers, \
-    or of both ends of TCP, and all time in soft interrupts, per path MTU of payload";
+    or of both ends of TCP, per path MTU of payload";
 
 /// What all comparisons share.
 struct Bench {
@@ -180,7 +180,7 @@ impl Bench {
             self.outcome.context.extend([
                 row(what, "Gbit/s", &rates[index]),
                 row(&format!("{what}: processor time"), "us", &cost),
-                row(&format!("{what}: of that in soft interrupts"), "us", &interrupts),
+                row(&format!("{what}: soft interrupts, most of it within that"), "us", &interrupts),
             ]);
         }
         let count = |what: fn(&Packets) -> u64| -> Vec<f64> {
