@@ -14,11 +14,13 @@
 //! Messages use the first lane; other lanes have no queues.
 
 pub(crate) mod connection;
+mod parts;
 pub(crate) mod queue;
 mod restore;
 mod table;
 
-pub(crate) use table::{NotReady, OobTable, Parts, Sender};
+pub(crate) use parts::Parts;
+pub(crate) use table::{NotReady, OobTable, Sender};
 
 #[cfg(test)]
 pub(crate) mod tests;

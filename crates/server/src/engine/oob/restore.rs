@@ -4,8 +4,8 @@
 use towpath_protocol::oob::{PeerState, Refused};
 
 use super::connection::{Connection, EndpointName};
+use super::parts::Parts;
 use super::queue::OobQueue;
-use super::table::Parts;
 use crate::engine::demux::Destination;
 
 impl Parts<'_> {

@@ -1,18 +1,15 @@
-//! The addresses of endpoints, and what a message does: delivery, and the changes of connections.
+//! The addresses of endpoints, and the delivery of messages by their kinds.
 
 use std::collections::HashMap;
 
-use towpath_protocol::apertures::ApertureState;
 use towpath_protocol::counters::OutOfBand as Count;
 use towpath_protocol::oob::{Kind, OobAddress, OobMessage, PeerState, Refused};
 use towpath_queue::Violation;
 
 use super::connection::{Connection, EndpointName};
+use super::parts::Parts;
 use super::queue::{ANSWER_SLOTS, Intent, NoRoom, OobQueue};
-use crate::engine::apertures::ApertureTable;
 use crate::engine::demux::Destination;
-use crate::engine::notifier::Notifier;
-use crate::engine::remote::table::RemoteTable;
 use crate::engine::session::Session;
 use crate::engine::sessions::SessionTable;
 
@@ -45,98 +42,7 @@ pub(crate) enum NotReady {
     Closed,
 }
 
-/// A queue has no room for a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Full;
-
-/// The parts of the engine that a message changes, borrowed for it.
-pub(crate) struct Parts<'a> {
-    pub(crate) sessions: &'a mut SessionTable,
-    pub(crate) notifier: &'a mut Notifier,
-    /// What ends with a connection.
-    pub(crate) apertures: &'a mut ApertureTable,
-    /// Connections with other hosts.
-    pub(crate) remote: &'a mut RemoteTable,
-}
-
 impl Parts<'_> {
-    /// Returns an endpoint's queue, if the endpoint is open and takes messages.
-    pub(crate) fn open_queue(&mut self, at: Destination) -> Option<&mut OobQueue> {
-        let session = self.sessions.get_mut(at.session)?;
-        if session.violation.is_some() || !session.takes_oob(at.endpoint) {
-            return None;
-        }
-        session.oob.queue(at.endpoint)
-    }
-
-    /// Returns where an endpoint is, and its queue, if the endpoint is open.
-    pub(super) fn peer_queue(
-        &mut self,
-        peer: EndpointName,
-    ) -> Option<(Destination, &mut OobQueue)> {
-        let session = self.sessions.key(peer.session)?;
-        let at = Destination { session, endpoint: peer.endpoint };
-        Some((at, self.open_queue(at)?))
-    }
-
-    /// Changes what an endpoint knows of its peer, and tells its application.
-    pub(crate) fn set_state(&mut self, at: Destination, state: PeerState) {
-        let Some(session) = self.sessions.get_mut(at.session) else { return };
-        if let Some(queue) = session.oob.queue(at.endpoint) {
-            queue.set_state(state);
-            self.notifier.touch_oob(session, at.session, at.endpoint);
-        }
-    }
-
-    /// Forgets an endpoint that is removed: ends its connection, and refuses the requests that it
-    /// has, with `NoEndpoint`. `state`: that of its peer from now on. Returns the number of
-    /// requests.
-    pub(crate) fn forget(&mut self, at: Destination, state: PeerState) -> usize {
-        let Some(session) = self.sessions.get_mut(at.session) else { return 0 };
-        let own = EndpointName { session: session.number, endpoint: at.endpoint };
-        let Some(queue) = session.oob.queue(at.endpoint) else { return 0 };
-        let requests = std::mem::take(&mut queue.requests);
-        let is_connected = queue.connection != Connection::None;
-        self.reject_waiting(own);
-        for one in &requests {
-            if let Some((at, queue)) = self.peer_queue(*one)
-                && queue.connection == Connection::Requested(own)
-            {
-                self.end(at, PeerState::Refused(Refused::NoEndpoint));
-            }
-        }
-        if is_connected {
-            self.disconnect(at, state, PeerState::Closed);
-        }
-        self.remote.remove_owner(own);
-        requests.len()
-    }
-
-    /// Begins with a request of an endpoint. Returns its peer, if the endpoint is open and has one.
-    pub(crate) fn begin_request(&mut self, at: Destination) -> Option<EndpointName> {
-        let queue = self.open_queue(at)?;
-        // No later message is the one that a predecessor was handling.
-        queue.may_repeat_once();
-        match queue.connection {
-            Connection::Connected(peer) => Some(peer),
-            _ => None,
-        }
-    }
-
-    /// `true` if an endpoint is open and has a peer.
-    fn is_connected(&mut self, at: Destination) -> bool {
-        let queue = self.open_queue(at);
-        queue.is_some_and(|queue| matches!(queue.connection, Connection::Connected(_)))
-    }
-
-    /// Ends the connection of an endpoint of which a request failed. Both sides learn that it is
-    /// closed.
-    pub(crate) fn close_failed(&mut self, at: Destination) {
-        if self.is_connected(at) {
-            self.disconnect(at, PeerState::Closed, PeerState::Closed);
-        }
-    }
-
     /// Puts the value or message of a request into the queue of the peer of an endpoint, unless a
     /// predecessor did.
     pub(crate) fn send_to_peer(
@@ -173,158 +79,6 @@ impl Parts<'_> {
             session.oob.handled(sender.queue_pair, sender.slot);
         }
         Ok(())
-    }
-
-    /// Puts a message of an endpoint of another host into a queue. `sender`: the number that stands
-    /// for the connection where a session's is expected; `record`: records the message's index
-    /// before it is there.
-    pub(crate) fn push_remote(
-        &mut self,
-        to: Destination,
-        sender: u32,
-        message: &OobMessage,
-        record: impl FnOnce(&mut RemoteTable, u32),
-    ) -> Result<(), Full> {
-        self.push_with_room(to, |queue| queue.check_room(sender, ANSWER_SLOTS), message, record)
-    }
-
-    /// Puts the answer of an endpoint of another host into a queue, which keeps a slot for it.
-    pub(crate) fn push_answer(
-        &mut self,
-        to: Destination,
-        message: &OobMessage,
-    ) -> Result<(), Full> {
-        self.push_with_room(to, |queue| queue.check_room(message.session, 0), message, |_, _| {})
-    }
-
-    fn push_with_room(
-        &mut self,
-        to: Destination,
-        check: impl FnOnce(&mut OobQueue) -> Result<(), NoRoom>,
-        message: &OobMessage,
-        record: impl FnOnce(&mut RemoteTable, u32),
-    ) -> Result<(), Full> {
-        let queue = self.open_queue(to).ok_or(Full)?;
-        let index = queue.producer.next_index();
-        let violation = match check(queue) {
-            Ok(()) => None,
-            Err(NoRoom::Full | NoRoom::Share) => return Err(Full),
-            Err(NoRoom::Violates(violation)) => Some(violation),
-        };
-        if let Some(violation) = violation {
-            self.sessions.condemn(to.session, violation);
-            return Err(Full);
-        }
-        record(self.remote, index);
-        if let Some(queue) = self.open_queue(to) {
-            queue.push(message);
-        }
-        if let Some(session) = self.sessions.get_mut(to.session) {
-            self.notifier.touch_oob(session, to.session, to.endpoint);
-        }
-        Ok(())
-    }
-
-    /// Connects an endpoint with one of another host.
-    pub(crate) fn set_connected(&mut self, at: Destination, peer: EndpointName) {
-        if let Some(queue) = self.open_queue(at) {
-            queue.set_connection(Connection::Connected(peer));
-        }
-        if let Some(session) = self.sessions.get_mut(at.session) {
-            session.apertures.connect(at.endpoint);
-        }
-    }
-
-    /// Ends the connection of an endpoint, or takes its request back. `state`: that of its peer
-    /// from now on; `own_state`: its own.
-    pub(super) fn disconnect(&mut self, at: Destination, state: PeerState, own_state: PeerState) {
-        let Some(session) = self.sessions.get_mut(at.session) else { return };
-        let own = EndpointName { session: session.number, endpoint: at.endpoint };
-        let Some(queue) = session.oob.queue(at.endpoint) else { return };
-        match queue.connection {
-            Connection::None => {}
-            Connection::Requested(peer) | Connection::Connected(peer)
-                if let Some(qpn) = peer.qpn() =>
-            {
-                self.close_remote(qpn);
-            }
-            Connection::Requested(peer) => self.forget_request(peer, own),
-            Connection::Connected(peer) => {
-                if let Some((at, queue)) = self.peer_queue(peer)
-                    && queue.connection == Connection::Connected(own)
-                {
-                    self.end(at, state);
-                }
-            }
-        }
-        // Last: if the server is killed before this, its successor repeats all of the above.
-        self.end(at, own_state);
-    }
-
-    /// Ends the connections and requests of a session's endpoints, and with them, that the policy
-    /// does not allow any more.
-    pub(crate) fn enforce(&mut self, key: u32) {
-        let Some(session) = self.sessions.get_mut(key) else { return };
-        let endpoints = session.oob.len();
-        for endpoint in 0..endpoints {
-            let at = Destination { session: key, endpoint };
-            let Some(queue) = self.open_queue(at) else { continue };
-            let own = match queue.connection {
-                Connection::None => None,
-                Connection::Requested(peer) | Connection::Connected(peer) => Some(peer),
-            };
-            let mut requests = queue.requests.clone();
-            requests.retain(|one| !self.allows(key, *one));
-            let refused = PeerState::Refused(Refused::Policy);
-            if own.is_some_and(|peer| !self.allows(key, peer)) {
-                self.disconnect(at, refused, refused);
-            }
-            for one in requests {
-                if let Some((requester, _)) = self.peer_queue(one) {
-                    self.disconnect(requester, refused, refused);
-                }
-            }
-        }
-    }
-
-    /// Returns `true` if a session and the one of another endpoint may exchange messages.
-    fn allows(&self, key: u32, other: EndpointName) -> bool {
-        let other = self.sessions.key(other.session).and_then(|key| self.sessions.get(key));
-        let (Some(one), Some(other)) = (self.sessions.get(key), other) else { return true };
-        one.oob.reaches((other.oob.uid, other.oob.reach))
-    }
-
-    /// Tells an endpoint that it has no connection any more. The state comes first: if the server
-    /// is killed in between, its successor finds the connection, and ends it again.
-    pub(crate) fn end(&mut self, at: Destination, state: PeerState) {
-        if let Some(session) = self.sessions.get(at.session) {
-            let name = EndpointName { session: session.number, endpoint: at.endpoint };
-            let ends =
-                if state == PeerState::Gone { ApertureState::Gone } else { ApertureState::Closed };
-            self.apertures.end_connection(name, ends, self.sessions);
-        }
-        self.set_state(at, state);
-        self.clear_connection(at);
-    }
-
-    fn clear_connection(&mut self, at: Destination) {
-        let queue = self.sessions.get_mut(at.session).and_then(|one| one.oob.queue(at.endpoint));
-        if let Some(queue) = queue {
-            queue.set_connection(Connection::None);
-        }
-    }
-
-    fn forget_request(&mut self, listener: EndpointName, requester: EndpointName) {
-        if let Some((_, queue)) = self.peer_queue(listener) {
-            queue.requests.retain(|one| *one != requester);
-        }
-    }
-
-    pub(crate) fn count(&mut self, at: Destination, count: Count) {
-        let queue = self.sessions.get_mut(at.session).and_then(|one| one.oob.queue(at.endpoint));
-        if let Some(queue) = queue {
-            queue.count(count);
-        }
     }
 }
 
