@@ -117,6 +117,9 @@ impl PolicyError {
     }
 }
 
+/// The least MTU with connections to other hosts: 256 bytes of payload, and 80 of headers.
+pub(crate) const LEAST_RDMA_MTU: usize = 336;
+
 /// The reasons for which a server cannot start. A failed start leaves nothing behind.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -199,12 +202,23 @@ pub enum StartError {
          host's; leave out either"
     )]
     RdmaHost,
-    /// Connections with other hosts, without addresses for applications, or with too low an MTU.
+    /// Connections with other hosts, without addresses for applications.
     #[error(
-        "connections with other hosts (rdma) need addresses for applications, and an MTU of at least 336; \
-         give a network, and a higher MTU"
+        "connections with other hosts (rdma) need addresses for applications; give a network (subnets), \
+         or leave out rdma"
     )]
-    RdmaDevice,
+    RdmaAddresses,
+    /// Connections with other hosts, and a device whose packets are too short.
+    #[error(
+        "connections with other hosts (rdma) need an MTU of at least {LEAST_RDMA_MTU}, and {name} has \
+         {mtu}; raise it, or leave out rdma"
+    )]
+    RdmaMtu {
+        /// The device.
+        name: String,
+        /// Its MTU, in bytes.
+        mtu: usize,
+    },
     /// The number of processors is not that of the engine threads.
     #[error("{given} processors for {lanes} engine threads; name one for each, or none")]
     Processors {

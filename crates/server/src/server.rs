@@ -19,7 +19,7 @@ use towpath_waiting::Costs;
 use tracing::info;
 
 use crate::addresses::{Pool, Subnets};
-use crate::config::{Config, PolicyError, StartError, bind_to_processor};
+use crate::config::{Config, LEAST_RDMA_MTU, PolicyError, StartError, bind_to_processor};
 use crate::control::{Control, Parts, Request};
 use crate::engine::relays::Relays;
 use crate::engine::remote::LEDGER_BYTES;
@@ -296,12 +296,9 @@ fn resources<E: Into<io::Error>>(what: &'static str) -> impl Fn(E) -> StartError
     move |cause| StartError::Resources { what, cause: cause.into() }
 }
 
-/// The least MTU with connections to other hosts: 256 bytes of payload, and 80 of headers.
-const LEAST_RDMA_MTU: usize = 336;
-
 /// Checks that the device has a queue for each engine thread, and that the processors fit them.
 fn check_lanes(config: &Config, device: &dyn Device) -> Result<(), StartError> {
-    let Info { name, queues, .. } = device.info();
+    let Info { name, queues, mtu, .. } = device.info();
     let (name, queues, lanes) = (name.clone(), *queues, config.lanes);
     if config.rdma && lanes > 1 {
         return Err(StartError::RdmaLanes { lanes });
@@ -309,9 +306,11 @@ fn check_lanes(config: &Config, device: &dyn Device) -> Result<(), StartError> {
     if config.rdma && config.host.is_some() {
         return Err(StartError::RdmaHost);
     }
-    let has_addresses = config.subnets != Subnets::default();
-    if config.rdma && (!has_addresses || device.info().mtu < LEAST_RDMA_MTU) {
-        return Err(StartError::RdmaDevice);
+    if config.rdma && config.subnets == Subnets::default() {
+        return Err(StartError::RdmaAddresses);
+    }
+    if config.rdma && *mtu < LEAST_RDMA_MTU {
+        return Err(StartError::RdmaMtu { name, mtu: *mtu });
     }
     if lanes > queues {
         return Err(StartError::Lanes { name, queues, lanes });
