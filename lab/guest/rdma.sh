@@ -4,7 +4,12 @@
 #
 # Then Towpath drives the first card, and its peer (towpath-rdma-peer) connects with the same programs, both ways.
 # /out/towpath.pcap takes what the second card sends and receives in the first of these checks.
+#
+# With the argument `measure` the guest has a third card, so that soft-RoCE connects with itself over the second and
+# the third one, and with Towpath over the first two, in turn. /out/measured has a line for each round: MB/s of
+# soft-RoCE to itself, to Towpath, and of Towpath to it.
 set -eu
+mode=${1:-check}
 . /guest/cards.sh
 . /guest/rxe.sh
 
@@ -23,13 +28,18 @@ makes_devices() {
     rdma link
 }
 
-joins_the_sides() {
-    by_wire eth0 192.0.2.1 192.0.2.2 101
-    by_wire eth1 192.0.2.2 192.0.2.1 102
+# Joins two interfaces, each given with its address.
+joins() {
+    by_wire "$1" "$2" "$4" 101
+    by_wire "$3" "$4" "$2" 102
     ip rule add priority 30 lookup local
     ip rule delete priority 0
-    ping -q -c 1 -W 5 -s $((mtu - 28)) -M do -I 192.0.2.1 192.0.2.2
-    ping -q -c 1 -W 5 -s $((mtu - 28)) -M do -I 192.0.2.2 192.0.2.1
+    ping -q -c 1 -W 5 -s $((mtu - 28)) -M do -I "$2" "$4"
+    ping -q -c 1 -W 5 -s $((mtu - 28)) -M do -I "$4" "$2"
+}
+
+joins_the_sides() {
+    joins eth0 192.0.2.1 eth1 192.0.2.2
 }
 
 # Starts a program that serves, and one that connects, with the same words; the latter gets an address more.
@@ -125,7 +135,7 @@ ends_towpath() {
 
 gives_the_first_card_to_towpath() {
     card=$(basename "$(readlink /sys/class/net/eth0/device)")
-    rdma link delete rxe0
+    if [ $mode = check ]; then rdma link delete rxe0; fi
     ip address flush dev eth0
     towpath device claim "$card" --user root
     mkdir -p /run/towpath
@@ -242,12 +252,50 @@ ends() {
     towpath device release "$card"
 }
 
-list='makes_devices joins_the_sides captures_the_first_card rping_both_ways peers_both_ways
-    refuses_a_wrong_key reports_a_refused_connection ends_the_capture peers_measure perftest_measures
-    shows_statistics gives_the_first_card_to_towpath captures_towpath towpath_both_ways rping_with_towpath
-    refuses_wrong_keys_of_both towpath_refuses_atomics reports_refused_connections ends_the_capture towpath_measures
-    loses_nothing_by_itself goes_on_with_losses
-    has_short_packets ends'
+# All three cards are on one wire: each gets the packets for it alone.
+makes_measured_devices() {
+    makes_rxe rxe1 eth1 192.0.2.2
+    makes_rxe rxe2 eth2 192.0.2.3
+    ip link set eth1 promisc off
+    ip link set eth2 promisc off
+    joins eth1 192.0.2.2 eth2 192.0.2.3
+}
+
+# Runs a command that measures, and prints its MB/s.
+bandwidth_of() {
+    "$@" --bandwidth 400 >/tmp/said
+    sed -n 's/^bandwidth: .*: \(.*\) MB\/s$/\1/p' /tmp/said
+}
+
+soft_roce_to_itself() {
+    peers_between 192.0.2.3 192.0.2.2 '' "$*"
+}
+
+# In each round, the next of the three begins.
+measures() {
+    local round
+    for round in 1 2 3 4 5 6 7 8 9; do
+        local itself= to= from= turn
+        for turn in 0 1 2; do
+            case $(((round + turn) % 3)) in
+                0) itself=$(bandwidth_of soft_roce_to_itself) ;;
+                1) to=$(bandwidth_of connects_to_towpath) ;;
+                2) from=$(bandwidth_of connects_from_towpath) ;;
+            esac
+        done
+        echo "$itself $to $from"
+        echo "$itself $to $from" >>/out/measured
+    done
+}
+
+case $mode in
+    check) list='makes_devices joins_the_sides captures_the_first_card rping_both_ways peers_both_ways
+        refuses_a_wrong_key reports_a_refused_connection ends_the_capture peers_measure perftest_measures
+        shows_statistics gives_the_first_card_to_towpath captures_towpath towpath_both_ways rping_with_towpath
+        refuses_wrong_keys_of_both towpath_refuses_atomics reports_refused_connections ends_the_capture
+        towpath_measures loses_nothing_by_itself goes_on_with_losses has_short_packets ends' ;;
+    measure) list='makes_measured_devices gives_the_first_card_to_towpath measures loses_nothing_by_itself ends' ;;
+esac
 for one in $list; do
     check $one
 done
