@@ -237,7 +237,8 @@ pub enum Refused {
     /// reached only by a server that was started with the setting rdma.
     NoEndpoint,
     /// The policy lets the two exchange no messages: on one host, the grants of both need
-    /// `out-of-band = "all"`; for another host, that of the requester needs `rdma = true`.
+    /// `out-of-band = "all"`; for another host, that of the requester needs `rdma = true`, and its session
+    /// an address of its own.
     Policy,
     /// The peer's queue is full, or has as many requests or messages of the sender as it may; or this
     /// server has as many connections with other hosts as it may.
@@ -256,7 +257,7 @@ impl std::fmt::Display for Refused {
         f.write_str(match self {
             Refused::Rejected => "the peer rejected the request",
             Refused::NoEndpoint => "no endpoint takes messages at the address, or it was closed; for another host, this server needs the setting rdma",
-            Refused::Policy => "the policy lets the two exchange no messages; on one host both grants need out-of-band = \"all\", and for another host yours needs rdma = true",
+            Refused::Policy => "the policy lets the two exchange no messages; on one host both grants need out-of-band = \"all\", and for another host yours needs rdma = true, and the session an address of its own",
             Refused::Full => "the peer has no room for the request or the answer, or this server for further connections of your user with other hosts; close some, or try again",
             Refused::State => "the endpoint has a peer or names itself, or the requester does not wait any more",
             Refused::Unreachable => "the other host does not answer; check the address, and that it takes RoCEv2 connections (UDP port 4791)",

@@ -196,16 +196,10 @@ pub enum StartError {
         /// The given `lanes`.
         lanes: usize,
     },
-    /// Connections with other hosts, and the host's own addresses.
+    /// Connections with other hosts, without addresses of applications' own.
     #[error(
-        "connections with other hosts (rdma) need addresses for applications, and these share the \
-         host's; leave out either"
-    )]
-    RdmaHost,
-    /// Connections with other hosts, without addresses for applications.
-    #[error(
-        "connections with other hosts (rdma) need addresses for applications; give a network (subnets), \
-         or leave out rdma"
+        "connections with other hosts (rdma) need addresses of applications' own, not the host's; give \
+         some (subnets), or leave out rdma"
     )]
     RdmaAddresses,
     /// Connections with other hosts, and a device whose packets are too short.

@@ -162,10 +162,10 @@ impl Opened {
         self.rule.port == Some(UDP_PORT) && self.rule.protocol.is_none_or(|one| one == PROTOCOL_UDP)
     }
 
-    /// Lets endpoints of other hosts connect with this one, if it takes out-of-band messages and its
-    /// user has the right to it.
+    /// Lets endpoints of other hosts connect with this one, if it takes out-of-band messages, its user has
+    /// the right to it, and its address is not the host's, whose UDP port 4791 is the kernel's.
     pub(crate) fn allow_other_hosts(&mut self, lease: &Lease, terms: &Terms) {
-        if !self.out_of_band || !terms.rdma {
+        if !self.out_of_band || !terms.rdma || lease.shared {
             return;
         }
         let ipv4 =

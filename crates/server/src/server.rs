@@ -303,9 +303,6 @@ fn check_lanes(config: &Config, device: &dyn Device) -> Result<(), StartError> {
     if config.rdma && lanes > 1 {
         return Err(StartError::RdmaLanes { lanes });
     }
-    if config.rdma && config.host.is_some() {
-        return Err(StartError::RdmaHost);
-    }
     if config.rdma && config.subnets == Subnets::default() {
         return Err(StartError::RdmaAddresses);
     }

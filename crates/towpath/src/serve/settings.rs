@@ -82,7 +82,8 @@ pub(crate) struct Settings {
     pub(crate) share_host: bool,
     /// Let endpoints connect with those of other hosts, by RoCEv2, without cryptography: see docs/hosts.md.
     /// The server takes UDP port 4791 of the applications' addresses. All hosts need the option. With a
-    /// policy file, a user's grant needs rdma = true. Not with --share-host, and with one engine thread
+    /// policy file, a user's grant needs rdma = true. Sessions that share the host's addresses do not connect with
+    /// other hosts. One engine thread
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) rdma: bool,
@@ -392,10 +393,10 @@ impl Settings {
             Some(Driver::Pci(options)) => Some(options),
             _ => None,
         };
-        if self.rdma && self.share_host {
+        if self.rdma && self.share_host && self.lease.is_empty() {
             return Err(Failure::usage(
-                "--rdma needs addresses for applications, and with --share-host they use the host's; \
-                 leave out one of the two",
+                "--rdma needs addresses of applications' own, and with --share-host they use the host's: \
+                 UDP port 4791 there is the kernel's; give --lease as well, or leave out one of the two",
             ));
         }
         match wrapper.iter().find(|(_, given)| *given) {

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use towpath_client::{
-    Access, ApertureKey, Endpoint, Memory, OobAddress, OobKind, Options, PeerState, ReceivedOob,
-    Request, RequestId, RequestState, Rule, Session, Sharing,
+    Access, Addresses, ApertureKey, Endpoint, Memory, OobAddress, OobKind, Options, PeerState,
+    ReceivedOob, Refused, Request, RequestId, RequestState, Rule, Session, Sharing,
 };
 
-use crate::networks::sh;
+use crate::beside_the_kernel::{FAR, NEAR, device, may_attach, sockets, user};
+use crate::networks::{sh, wire};
 use crate::running::*;
 
 const KILLS: usize = 8;
@@ -254,5 +255,46 @@ fn connections_with_other_hosts_outlive_the_servers() {
             assert!(!log.contains("not resumed"), "{log}");
             assert!(server.stop(Signal::TERM).success());
         }
+    });
+}
+
+/// A session with an address of its own connects with another host. One with the host's address does not:
+/// UDP port 4791 there is the kernel's.
+#[test]
+fn beside_shared_addresses_leased_ones_reach_other_hosts() {
+    towpath_testkit::isolated!(|| {
+        if !may_attach("hosts::beside_shared_addresses_leased_ones_reach_other_hosts") {
+            return;
+        }
+        let (far, directory, user) = (wire(&FAR, &NEAR), sockets(), user());
+        let uplink = device("generic");
+        let common = ["--user", &user, "--rdma", "--lease"];
+        let near = [&["--device", &uplink, "--share-host"], &common[..]].concat();
+        let near = serve(&directory, "near.sock", &[&near[..], &["192.0.2.64/28"]].concat());
+        let other = [&["--device", "packet:far"], &common[..], &["192.0.2.32/28"]].concat();
+        let other = far.run(|| serve(&directory, "far.sock", &other)).unwrap();
+        let [(mut one, from), (mut two, to)] = connected([&near, &other]);
+        let memory = two.create_memory(64, Sharing::Requests).unwrap();
+        let key = two.export(to, &memory, 0..64, Access::ReadWrite).unwrap().key();
+        let local = one.create_memory(64, Sharing::Requests).unwrap();
+        local.write(0, b"written").unwrap();
+        let id = one.request(from, &Request::write(key, 0).local(&local, 0..64)).unwrap();
+        one.flush().unwrap();
+        completes(&mut one, id);
+        let mut seen = [0; 7];
+        memory.read(0, &mut seen).unwrap();
+        assert_eq!(&seen, b"written");
+
+        let (_third, _, address) = attach(&other);
+        let addresses = Addresses::Shared;
+        let options = Options { oob_slots: 16, addresses, ..Options::default() };
+        let mut shared = Session::attach(&near.socket, &options).unwrap();
+        assert!(shared.info().shared);
+        let ip = IpAddr::V4(shared.info().ipv4.unwrap().0);
+        let endpoint = shared.open(&Rule::new().udp(7000).ip(ip).out_of_band()).unwrap();
+        shared.request_connection(endpoint, address, b"").unwrap();
+        shared.flush().unwrap();
+        until("an answer", || shared.peer_state(endpoint) != PeerState::Requested);
+        assert_eq!(shared.peer_state(endpoint), PeerState::Refused(Refused::Policy));
     });
 }
