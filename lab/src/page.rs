@@ -50,7 +50,7 @@ const TCP: &str = "\
     application with a stack of its own, behind a server and a TAP device?";
 const RDMA: &str = "\
     How much of the kernel's TCP throughput do two Towpath hosts reach by RDMA over the same kind of wire, \
-    with one packet per buffer, and how long does a small write take until it is complete?";
+    without TSO, GSO and GRO, and how long does a small write take until it is complete?";
 const WIRE: &str = "\
     How do Towpath's TCP and the kernel's compare over the same wire, with delay, a bottleneck and its \
     queue, loss and late packets, and how do they share a bottleneck? Each sends and receives, to \

@@ -7,10 +7,12 @@ use towpath_testkit::{process_cpu_time, softirq_time};
 /// A rate, and the processor time for each packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Moved {
+    /// Payload, in Gbit/s.
     pub(super) gbps: f64,
-    /// Of the processes. The kernel accounts soft interrupts within their system calls to them.
+    /// Processor time of the processes, in microseconds per packet, with the soft interrupts that the
+    /// kernel accounts to them: those within their system calls, without `CONFIG_IRQ_TIME_ACCOUNTING`.
     pub(super) us_per_packet: f64,
-    /// Of all soft interrupts, most of which are such.
+    /// That of all soft interrupts of the machine; most of it is also in `us_per_packet`.
     pub(super) softirq_us_per_packet: f64,
 }
 

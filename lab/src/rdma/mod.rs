@@ -118,7 +118,10 @@ impl Bench {
                 hosts.set_wait(wait)?;
                 Moved::by(&servers, path, || hosts.run(direction, BLOCK_BYTES, window))
             };
-            let tcp = |wire: &Wire| Moved::by(&own, path, || wire.tcp(BLOCK_BYTES, window));
+            let tcp = |wire: &Wire| {
+                hosts.borrow().set_wait("block")?;
+                Moved::by(&own, path, || wire.tcp(BLOCK_BYTES, window))
+            };
             let values = in_turn(
                 count,
                 &mut [
