@@ -274,7 +274,8 @@ pub enum OpenChannelError {
          ChannelOffer"
     )]
     Offer,
-    /// The peer is on another host.
+    /// The peer's offer came from another host, whose memory cannot be mapped. Until its offer comes,
+    /// opening a channel waits as with any peer.
     #[error(
         "the peer is on another host, whose memory cannot be mapped; use requests and out-of-band \
          messages"

@@ -60,7 +60,7 @@ impl ReceivedOob {
         self.from
     }
 
-    /// Returns the user of the sender, as the server knows it from the kernel; `u32::MAX` if the sender
+    /// Returns the user ID of the sender, as the server knows it from the kernel; `u32::MAX` if the sender
     /// is on another host.
     #[must_use]
     pub fn uid(&self) -> u32 {
@@ -73,7 +73,8 @@ impl ReceivedOob {
         self.message.uid == OTHER_HOST_UID
     }
 
-    /// Returns the number of the sender's session.
+    /// Returns the number of the sender's session; if the sender is on another host, a number that stands
+    /// for the connection and is of no session of this server.
     #[must_use]
     pub fn session(&self) -> u32 {
         self.message.session

@@ -96,7 +96,7 @@ struct Hostile {
 }
 
 impl Hostile {
-    /// Does one thing at random. `keys`: those that the honest application ever gave to anybody.
+    /// Does one thing at random. `keys`: the latest ones that the honest application gave to any peer.
     fn attack(&mut self, keys: &[ApertureKey], random: &mut Random) -> Option<RequestId> {
         let key = match random.below(32) {
             0 => ApertureKey(random.next()),
@@ -201,18 +201,19 @@ fn import(
             settle(&mut hostile.session, &ids, || honest.drain(accepted));
         }
     }
-    if let Some(fixed) = fixed {
-        assert_eq!(fixed, honest.bytes(GRANTED), "a request after the aperture was revoked");
-    }
-    let after = honest.bytes(GRANTED);
-    if access == Access::Read {
-        assert_eq!(before, after, "a write without the right to it");
-    }
     honest.drain(accepted);
     if let Some(export) = export {
         honest.session.revoke(export).unwrap();
     }
+    // The engine has answered, so it carries out no request of this connection any more.
     honest.session.close(accepted).unwrap();
+    let after = honest.bytes(GRANTED);
+    if let Some(fixed) = fixed {
+        assert_eq!(fixed, after, "a request after the aperture was revoked");
+    }
+    if access == Access::Read {
+        assert_eq!(before, after, "a write without the right to it");
+    }
     after != before
 }
 

@@ -8,7 +8,7 @@
 mod connections;
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use connections::{HostileTime, PATIENCE, PORT, Random, becomes, next, open, options};
 use towpath_client::{Access, Endpoint, Memory, OobKind, Options, PeerState, Session, Sharing};
@@ -31,8 +31,8 @@ const BYTES: usize = 64 << 10;
 /// The aperture of the hostile host.
 const GRANTED: std::ops::Range<usize> = 16_384..32_768;
 const CANARY: u8 = 0xa5;
-/// Connections that it makes with one server, one after the other. It answers no goodbye, so many of
-/// them stay for a while, and a user may have 256.
+/// Connections that it makes with one server, one after the other. The host answers no request to disconnect, so
+/// many of them stay for a while, and a user may have 256.
 const ROUNDS: u32 = 60;
 const PACKETS: u32 = 200;
 
@@ -202,7 +202,7 @@ fn application(server: &Server) -> (Session, Endpoint, IpAddr, Memory) {
 }
 
 impl World {
-    /// The application dies, and another one is there.
+    /// Ends the application's session, and attaches another application.
     fn replace_application(&mut self) {
         let (session, listener, to, memory) = application(&self.server);
         (self.session, self.listener, self.memory) = (session, listener, memory);
@@ -312,7 +312,7 @@ impl World {
         host.send(&frame);
     }
 
-    /// Checks that nothing outside of the aperture has changed. Returns what is inside.
+    /// Checks that nothing outside of the aperture has changed. Returns the bytes of the aperture.
     fn check(&self, seed: u64) -> Vec<u8> {
         let mut bytes = vec![0; BYTES];
         self.memory.read(0, &mut bytes).unwrap();
@@ -357,7 +357,20 @@ fn attack(seed: u64, time: &HostileTime) {
             let Connected { qpn: remote_qpn, local_id, remote_id, .. } = one;
             let end = cm::Disconnect { local_id, remote_id, remote_qpn };
             world.host.send_mad(CmMessage::Disconnect(end));
-            becomes(&mut world.session, endpoint, PeerState::Closed);
+            // A machine that stands still for seconds makes it `Gone`.
+            let until = Instant::now() + PATIENCE;
+            while world.session.peer_state(endpoint) == PeerState::Connected {
+                assert!(Instant::now() < until, "a request to disconnect has no effect");
+                world.session.wait(Some(Duration::from_millis(1))).unwrap();
+                let _ = world.session.ready_oob().unwrap();
+            }
+        }
+        if end != 1 {
+            if revoked_at >= PACKETS {
+                world.session.revoke(export).unwrap();
+            }
+            // The engine carries out nothing of this connection any more.
+            world.session.close(endpoint).unwrap();
         }
         let granted = world.check(seed);
         if let Some(fixed) = fixed {
@@ -369,11 +382,6 @@ fn attack(seed: u64, time: &HostileTime) {
         has_written |= granted.iter().any(|byte| *byte != CANARY);
         if end == 1 {
             world.replace_application();
-        } else {
-            if revoked_at >= PACKETS {
-                world.session.revoke(export).unwrap();
-            }
-            world.session.close(endpoint).unwrap();
         }
         world.host.receive(|_| None::<()>);
         if time.is_over() {

@@ -180,6 +180,10 @@ impl Connection {
                 let store = |id, offset, bytes: &[u8]| host.store(id, offset, bytes);
                 let complete_one = |id, next| done.push((id, next));
                 let bytes = segment.payload;
+                if marked {
+                    // The requests for more bytes come later, and are for fewer at once.
+                    self.rate.marked(self.requester.round_trip(), now);
+                }
                 let answered = self.requester.read_answered(psn, bytes, now, store, complete_one);
                 done.into_iter().for_each(|(id, next)| host.complete(id, next));
                 if before != self.requester.oldest() {

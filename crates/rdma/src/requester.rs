@@ -17,7 +17,7 @@ pub const READ_BYTES: u64 = 64 << 10;
 /// The most read requests without a complete answer.
 pub const MOST_READS: u32 = 16;
 /// The most bytes under way. Two engines that each wait 0.5 ms for more packets, as those with `wait=auto`
-/// do, take a millisecond for a round trip: so much then allows 8 Gbit/s.
+/// do, take a millisecond for a round trip. The host may release fewer bytes.
 const WINDOW_BYTES: u32 = 1 << 20;
 /// The same while losses or marks limit the rate: all behind a lost packet is sent again.
 const LIMITED_WINDOW_BYTES: u32 = 256 << 10;
@@ -124,8 +124,9 @@ pub struct Answered {
 pub struct Requester {
     queue: VecDeque<Entry>,
     mtu: u32,
-    /// The most packets under way, and the same while the rate is limited.
+    /// The most packets under way while the rate is not limited.
     window: u32,
+    /// The same while losses or marks limit it.
     limited_window: u32,
     most_reads: u32,
     /// The first packet that is not acknowledged.
@@ -379,9 +380,9 @@ impl Requester {
             (false, false) => Opcode::WriteMiddle,
         };
         let reth = Reth { address: work.address, key: work.key, len: work.bytes as u32 };
-        // The last packet of what may be sent asks, and some within a window.
+        // The last packet of what may be sent asks, and some within the smaller window.
         let is_edge = offset + len == released || under_way + 1 >= window as i32;
-        let asks = is_last || is_edge || index.is_multiple_of(window / 4);
+        let asks = is_last || is_edge || index.is_multiple_of(self.limited_window / 4);
         Some(Outgoing {
             psn: self.next,
             opcode,

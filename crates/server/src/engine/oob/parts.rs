@@ -1,4 +1,5 @@
-//! What a message changes: the queues of endpoints, their connections, and what they know of their peers.
+//! The parts of the engine that a message changes: the queues of endpoints, their connections, and the states
+//! of their peers.
 
 use towpath_protocol::apertures::ApertureState;
 use towpath_protocol::counters::OutOfBand as Count;

@@ -40,14 +40,15 @@ impl Inbox {
         self.ends.is_empty()
     }
 
-    /// Takes a frame of `len` bytes, which `copy` copies. Drops and counts it if there is no room, or
-    /// if `copy` fails. An inbox that is off does nothing.
+    /// Takes a frame of `len` bytes, which `copy` copies. Drops and counts it if there is no room, if it is
+    /// longer than any of a connection, or if `copy` fails. An inbox that is off does nothing.
     pub(crate) fn push(&mut self, len: usize, copy: impl FnOnce(&mut [u8]) -> bool) {
         if !self.is_on() {
             return;
         }
         let begin = self.ends.last().copied().unwrap_or(0);
-        let room = self.bytes.get_mut(begin..begin + len).filter(|_| self.ends.len() < self.most);
+        let is_good = len <= FRAME_BYTES && self.ends.len() < self.most;
+        let room = self.bytes.get_mut(begin..begin + len).filter(|_| is_good);
         if room.is_some_and(copy) {
             self.ends.push(begin + len);
         } else {
@@ -99,7 +100,7 @@ mod tests {
         inbox.push(2, fill(2));
         let frames: Vec<&[u8]> = inbox.frames().collect();
         assert_eq!(frames, [&[1, 1, 1][..], &[], &[2, 2]]);
-        inbox.push(4 * FRAME_BYTES, fill(3));
+        inbox.push(FRAME_BYTES + 1, fill(3));
         assert_eq!(inbox.dropped, 2, "and the one that was not copied");
         (0..4).for_each(|_| inbox.push(1, fill(4)));
         assert_eq!((inbox.frames().count(), inbox.dropped), (4, 5));
