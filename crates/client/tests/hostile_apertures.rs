@@ -10,22 +10,21 @@ mod connections;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use connections::{
-    HostileTime, PATIENCE, PORT, Random, World, connect, next, open, options, world,
-};
+use connections::{HostileTime, PATIENCE, PORT, World, connect, next, open, options, world};
 use towpath_client::{
     Access, Aperture, ApertureKey, Endpoint, Export, Memory, OobAddress, Options, PeerState,
     Request, RequestError, RequestId, RequestState, Session, Sharing,
 };
+use towpath_device::random::Random;
 
 const BYTES: usize = 64 << 10;
 /// The aperture, and the part of an honest importer's memory that requests name.
 const GRANTED: Range<usize> = 16_384..32_768;
 const CANARY: u8 = 0xa5;
-/// Applications that attack, one after the other, unless a time is given.
+/// Applications that attack one server, one after the other.
 const ROUNDS: usize = 150;
 /// What an application does before it ends.
-const STEPS: u32 = 60;
+const STEPS: u64 = 60;
 
 fn wanted(name: &str) -> Options {
     Options { apertures: 32, tripwires: 8, ..options(name) }
@@ -99,14 +98,14 @@ impl Hostile {
     /// Does one thing at random. `keys`: the latest ones that the honest application gave to any peer.
     fn attack(&mut self, keys: &[ApertureKey], random: &mut Random) -> Option<RequestId> {
         let key = match random.below(32) {
-            0 => ApertureKey(random.next()),
-            1 => keys[random.below(keys.len() as u32) as usize],
+            0 => ApertureKey(random.draw() as u32),
+            1 => keys[random.below(keys.len() as u64) as usize],
             _ => *keys.last()?,
         };
         let offset = match random.below(32) {
-            0 => u64::from(random.next()) << 32 | u64::from(random.next()),
-            1 => (GRANTED.len() as u64).wrapping_sub(u64::from(random.below(16))),
-            _ => u64::from(random.below(GRANTED.len() as u32 - 9_000)),
+            0 => random.draw(),
+            1 => (GRANTED.len() as u64).wrapping_sub(random.below(16)),
+            _ => random.below(GRANTED.len() as u64 - 9_000),
         };
         let from = random.below(4_096) as usize;
         let range = from..from + [1, 8, 64, 1_000, 9_000][random.below(5) as usize];
@@ -118,17 +117,17 @@ impl Hostile {
             1 => {
                 // What the mapping is for: any store within it.
                 if let Some(aperture) = &self.mapped {
-                    let at = random.below(2 * BYTES as u32) as usize;
-                    let _ = aperture.write(at, &[random.next() as u8; 64]);
+                    let at = random.below(2 * BYTES as u64) as usize;
+                    let _ = aperture.write(at, &[random.draw() as u8; 64]);
                     let _ = aperture.load(at);
                 }
                 return None;
             }
-            2 => Request::send(&random.next().to_ne_bytes()),
+            2 => Request::send(&random.draw().to_ne_bytes()),
             3..6 => Request::read(key, offset).local(&self.memory, range),
             6..9 => {
                 let write = Request::write(key, offset).local(&self.memory, range);
-                write.with_value(random.next())
+                write.with_value(random.draw() as u32)
             }
             9 => Request::write(key, offset).local(&self.memory, range).together(),
             _ => Request::write(key, offset).local(&self.memory, range),
@@ -166,7 +165,7 @@ fn import(
     let mut session = world.attach_with(&wanted("hostile"));
     let (endpoint, accepted) = honest.connect(&mut session);
     let memory = session.create_memory(BYTES, Sharing::Requests).unwrap();
-    memory.write(0, &[random.next() as u8; BYTES]).unwrap();
+    memory.write(0, &[random.draw() as u8; BYTES]).unwrap();
     let mut hostile = Hostile { session, endpoint, memory, mapped: None };
     let access = [Access::Read, Access::ReadWrite][random.below(2) as usize];
     let export = honest.session.export(accepted, &honest.memory, GRANTED, access).unwrap();
@@ -236,7 +235,7 @@ fn hostile_importers_reach_nothing_but_their_apertures() {
 }
 
 /// What an exporter does at a random moment.
-fn betray(hostile: Session, export: Export, memory: Memory, how: u32) -> Option<(Session, Memory)> {
+fn betray(hostile: Session, export: Export, memory: Memory, how: u64) -> Option<(Session, Memory)> {
     let mut session = hostile;
     match how {
         0 => drop(session.revoke(export)),
@@ -261,9 +260,9 @@ fn use_exported(world: &World, honest: &mut Honest, random: &mut Random) -> (usi
     let (mut ids, betrayed_at) = (Vec::new(), random.below(STEPS));
     let (mut hostile, mut export) = (Some((hostile, memory)), Some(export));
     for step in 0..STEPS {
-        let from = GRANTED.start + random.below(GRANTED.len() as u32 - 9_000) as usize;
+        let from = GRANTED.start + random.below(GRANTED.len() as u64 - 9_000) as usize;
         let range = from..from + [8, 1_000, 9_000][random.below(3) as usize];
-        let at = u64::from(random.below(BYTES as u32 - 9_000));
+        let at = random.below(BYTES as u64 - 9_000);
         let request = match random.below(2) {
             0 => Request::read(key, at).local(&honest.memory, range),
             _ => Request::write(key, at).local(&honest.memory, range),

@@ -10,11 +10,12 @@ mod connections;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
-use connections::{HostileTime, PATIENCE, PORT, Random, becomes, next, open, options};
+use connections::{HostileTime, PATIENCE, PORT, becomes, next, open, options};
 use towpath_client::{Access, Endpoint, Memory, OobKind, Options, PeerState, Session, Sharing};
 use towpath_device::Meta;
 use towpath_device::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device::loopback;
+use towpath_device::random::Random;
 use towpath_packet::build::Flow;
 use towpath_packet::roce::cm::{self, CmMessage, IpHeader, Mad, PathMtu};
 use towpath_packet::roce::{
@@ -56,11 +57,11 @@ struct Connected {
 
 impl Host {
     fn random(&mut self) -> u32 {
-        self.random.next()
+        self.random.draw() as u32
     }
 
     fn below(&mut self, limit: u32) -> u32 {
-        self.random.below(limit)
+        self.random.below(limit.into()) as u32
     }
 
     fn path(&self) -> Path {

@@ -269,7 +269,8 @@ pub enum Device {
     /// sender or partition key, or whose endpoint has left.
     RdmaNoConnection,
     /// Dropped packets for connections with other hosts, and of ARP and neighbour discovery, because too
-    /// many came or went in one poll iteration, or because tripwires had used its budget.
+    /// many came or went in one poll iteration, because one was longer than any of a connection, or because
+    /// tripwires had used the budget.
     RdmaOverBudget,
 }
 

@@ -335,6 +335,24 @@ fn marked_packets_slow_the_peer_down() {
     assert!(world.sides[0].connection.rate().limit().is_some());
 }
 
+/// The answers to reads are not paced, so who reads asks for fewer bytes at once.
+#[test]
+fn marked_answers_to_reads_limit_the_reader() {
+    let mut world = World::new(1, [0; 3]);
+    world.push(0, WorkKind::Read, 0, 100_000);
+    let mut frame = vec![0; 8192];
+    let [one, other] = &mut world.sides;
+    let len = one.connection.transmit(&mut one.application, 1, &mut frame).unwrap();
+    let request = read_frame(&frame[..len]).unwrap();
+    other.connection.receive(&request.segment, false, &mut other.application, 1);
+    let len = other.connection.transmit(&mut other.application, 1, &mut frame).unwrap();
+    for (marked, limited) in [(false, false), (true, true)] {
+        let answer = read_frame(&frame[..len]).unwrap();
+        one.connection.receive(&answer.segment, marked, &mut one.application, 2);
+        assert_eq!(one.connection.rate().limit().is_some(), limited);
+    }
+}
+
 /// All behind a lost packet is sent again, so fewer are under way where some are lost.
 #[test]
 fn a_mebibyte_is_under_way_and_a_quarter_of_it_while_the_rate_is_limited() {

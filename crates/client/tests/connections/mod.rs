@@ -138,28 +138,7 @@ pub(crate) fn connect(
     accepting
 }
 
-/// Random numbers, the same for the same seed (xorshift).
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub(crate) fn new(seed: u64) -> Random {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub(crate) fn next(&mut self) -> u32 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 16) as u32
-    }
-
-    /// Returns a number below a limit.
-    pub(crate) fn below(&mut self, limit: u32) -> u32 {
-        self.next() % limit
-    }
-}
-
-/// How long hostile parties go on: for a number of rounds, or for the time that the environment gives.
+/// How long hostile parties go on: for a number of servers, or for the time that the environment gives.
 pub(crate) struct HostileTime(Option<Instant>);
 
 impl HostileTime {
