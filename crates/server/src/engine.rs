@@ -338,7 +338,7 @@ impl Engine {
         self.sessions.position.iterate(self.iteration);
         if self.remote.is_on() {
             // The one reading for all that commands, requests and packets do in this iteration.
-            self.remote.set_time(clock_ns());
+            self.remote.set_time(self.wait.take_time());
         }
         self.sessions.position.begin(Phase::Commands);
         let ticks = self.wait.ticks();

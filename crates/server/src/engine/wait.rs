@@ -113,6 +113,8 @@ pub(crate) struct EngineWait {
     /// `true` if a notification of commands was taken.
     commands: bool,
     throttle: Option<Throttle>,
+    /// The clock's reading since the last poll iteration, in nanoseconds, if there is one.
+    reading: Option<u64>,
 }
 
 impl EngineWait {
@@ -149,6 +151,7 @@ impl EngineWait {
             device_watched: true,
             commands: false,
             throttle: None,
+            reading: None,
         })
     }
 
@@ -199,13 +202,22 @@ impl EngineWait {
     /// Decides the next step after a poll iteration that found `found`. `drained`: the iteration
     /// left nothing behind.
     pub(crate) fn after(&mut self, found: Found, drained: bool) -> Next {
-        let now = if self.waiter.needs_time() { clock_ns() } else { 0 };
+        self.reading = self.waiter.needs_time().then(clock_ns);
         let by_notification = std::mem::take(&mut self.woken_by_notification);
+        let now = self.reading.unwrap_or(0);
         let next = self.waiter.after(now, found, drained, by_notification);
         if found.work == 0 && matches!(next, Next::Take(Step::Poll)) {
             self.waiter.give_way();
+            // Other threads may have run for milliseconds.
+            self.reading = None;
         }
         next
+    }
+
+    /// Returns the time at which a poll iteration begins. A clock that is not read in user space (HPET, as
+    /// in some virtual machines) takes microseconds, so an engine that goes on reads it once per iteration.
+    pub(crate) fn take_time(&mut self) -> u64 {
+        self.reading.take().unwrap_or_else(clock_ns)
     }
 
     /// Continues, spins or sleeps.
@@ -371,8 +383,9 @@ impl EngineWait {
     }
 
     fn woken(&mut self) {
-        if self.waiter.needs_time() {
-            self.waiter.woke(clock_ns());
+        self.reading = self.waiter.has_clock().then(clock_ns);
+        if let Some(now) = self.reading {
+            self.waiter.woke(now);
         }
     }
 
@@ -566,6 +579,27 @@ mod tests {
         let soon = Leftovers { due: Some(clock_ns() + 3_000_000), ..Leftovers::default() };
         assert!(world.sleep(&soon));
         assert!(!world.wait.take_commands());
+    }
+
+    #[test]
+    fn an_engine_that_goes_on_reads_the_clock_once_per_iteration() {
+        let mut world = World::new();
+        world.wait.set(Setting::Wait, &Values::from(WaitStrategy::SpinThenBlock), &world.port);
+        let before = clock_ns();
+        world.wait.after(Found { work: 1, packets: 1, received: 0 }, true);
+        let after = clock_ns();
+        let begins = world.wait.take_time();
+        assert!((before..=after).contains(&begins), "{begins} is not within {before} to {after}");
+        assert!(world.wait.take_time() >= after, "a reading counts for one iteration");
+        // One that has slept in between reads it again.
+        let next = world.wait.after(Found::default(), true);
+        assert_eq!(next, Next::Take(Step::Block));
+        let before = clock_ns();
+        rustix::io::write(&*world.wake, &1u64.to_ne_bytes()).unwrap();
+        let (port, sessions) = (&mut world.port, &mut world.sessions);
+        let context = &mut WaitContext { port, sessions, counters: &mut world.counters };
+        world.wait.sleep(next, &Leftovers::default(), context).unwrap();
+        assert!(world.wait.take_time() >= before);
     }
 
     #[test]
