@@ -17,8 +17,8 @@ pub const READ_BYTES: u64 = 64 << 10;
 /// The most read requests without a complete answer.
 pub const MOST_READS: u32 = 16;
 /// The most bytes under way. Two engines that each wait 0.5 ms for more packets, as those with `wait=auto`
-/// do, take a millisecond for a round trip. The host may release fewer bytes.
-const WINDOW_BYTES: u32 = 1 << 20;
+/// do, take a millisecond for a round trip.
+pub const WINDOW_BYTES: u32 = 1 << 20;
 /// The same while losses or marks limit the rate: all behind a lost packet is sent again.
 const LIMITED_WINDOW_BYTES: u32 = 256 << 10;
 /// The limits of the packets under way.

@@ -3,7 +3,7 @@
 //! once the other host has acknowledged it.
 
 use towpath_protocol::requests::{RequestFault, RequestKind};
-use towpath_rdma::requester::{Work as Wanted, WorkKind};
+use towpath_rdma::requester::{WINDOW_BYTES, Work as Wanted, WorkKind};
 
 use super::pending::{Pending, Work, length};
 use super::table::{Remote, State};
@@ -14,8 +14,9 @@ use crate::engine::session::Session;
 
 /// The most requests of a connection that are not acknowledged.
 const MOST_PENDING: usize = 64;
-/// Bytes that may be sent and are not acknowledged, from which on a request waits.
-const MOST_BYTES: u64 = 512 << 10;
+/// Bytes that may be sent and are not acknowledged, from which on a request waits: as many as the
+/// connection sends.
+const MOST_BYTES: u64 = WINDOW_BYTES as u64;
 /// The longest time until a request that waits is looked at again, in nanoseconds; the progress of
 /// its connection ends the wait.
 const WAIT_NS: u64 = 100_000_000;
