@@ -58,6 +58,7 @@ static struct {
     enum expected atomic;
     bool wrong_key;
     bool broken;
+    bool polls;
     long bandwidth, latency;
     int limit_ms;
 } options = {.limit_ms = 30000};
@@ -66,8 +67,8 @@ static struct {
     struct rdma_event_channel *events;
     struct rdma_cm_id *id;
     struct ibv_pd *pd;
-    struct ibv_comp_channel *wakes;
     /* Separate, so that a wait for the one takes nothing of the other. */
+    struct ibv_comp_channel *sent_wakes, *received_wakes;
     struct ibv_cq *sent, *received;
     /* The buffer for the peer; the pattern that this side sends; what it has read; the slots of receives. */
     uint8_t *shared, *local, *read, *slots;
@@ -191,10 +192,11 @@ static void prepare(void)
     int all = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE |
               IBV_ACCESS_REMOTE_ATOMIC;
     my.pd = checked(ibv_alloc_pd(my.id->verbs), "ibv_alloc_pd");
-    my.wakes = checked(ibv_create_comp_channel(my.id->verbs), "ibv_create_comp_channel");
-    my.sent = checked(ibv_create_cq(my.id->verbs, 2 * DEPTH, NULL, NULL, 0), "ibv_create_cq");
+    my.sent_wakes = checked(ibv_create_comp_channel(my.id->verbs), "ibv_create_comp_channel");
+    my.received_wakes = checked(ibv_create_comp_channel(my.id->verbs), "ibv_create_comp_channel");
+    my.sent = checked(ibv_create_cq(my.id->verbs, 2 * DEPTH, NULL, my.sent_wakes, 0), "ibv_create_cq");
     my.received =
-        checked(ibv_create_cq(my.id->verbs, 2 * RECEIVES, NULL, my.wakes, 0), "ibv_create_cq");
+        checked(ibv_create_cq(my.id->verbs, 2 * RECEIVES, NULL, my.received_wakes, 0), "ibv_create_cq");
     my.shared = memory(BUFFER);
     my.local = memory(BUFFER);
     my.read = memory(BUFFER);
@@ -296,26 +298,71 @@ static void post(enum ibv_wr_opcode opcode, struct ibv_mr *mr, size_t offset, ui
     check(ibv_post_send(my.id->qp, &request, &bad), "ibv_post_send");
 }
 
+/* Takes a completion if there is one. */
+static bool take(struct ibv_cq *queue, struct ibv_wc *done, const char *what)
+{
+    int count = ibv_poll_cq(queue, 1, done);
+    if (count < 0)
+        fail("%s: ibv_poll_cq returned %d", what, count);
+    return count > 0;
+}
+
+/* Sleeps until a queue has a completion, or the connection an event. `true`: the former. */
+static bool wakes(struct ibv_comp_channel *channel, double end_us, const char *what)
+{
+    struct pollfd waits[] = {{.fd = channel->fd, .events = POLLIN},
+                             {.fd = my.events->fd, .events = POLLIN}};
+    double left_us = end_us - now_us();
+    int ready = poll(waits, 2, left_us < 0 ? 0 : left_us / 1e3 + 1);
+    check(ready < 0 ? -1 : 0, "poll");
+    if (ready == 0)
+        fail("%s: nothing within %d ms", what, options.limit_ms);
+    if (!waits[0].revents)
+        return false;
+    struct ibv_cq *queue;
+    void *unused;
+    check(ibv_get_cq_event(channel, &queue, &unused), "ibv_get_cq_event");
+    ibv_ack_cq_events(queue, 1);
+    return true;
+}
+
 /* Polls for the completion of a request. */
 static struct ibv_wc completion(const char *what)
 {
     double end = now_us() + options.limit_ms * 1e3;
     struct ibv_wc done;
-    int count;
-    while ((count = ibv_poll_cq(my.sent, 1, &done)) == 0)
+    while (!take(my.sent, &done, what))
         if (now_us() > end)
             fail("%s: no completion within %d ms", what, options.limit_ms);
-    if (count < 0)
-        fail("%s: ibv_poll_cq returned %d", what, count);
     return done;
+}
+
+static void succeeds(const struct ibv_wc *done, const char *what)
+{
+    if (done->status != IBV_WC_SUCCESS)
+        fail("%s: %s (%d, vendor %u)", what, ibv_wc_status_str(done->status), done->status,
+             done->vendor_err);
 }
 
 static void completes(const char *what)
 {
     struct ibv_wc done = completion(what);
-    if (done.status != IBV_WC_SUCCESS)
-        fail("%s: %s (%d, vendor %u)", what, ibv_wc_status_str(done.status), done.status,
-             done.vendor_err);
+    succeeds(&done, what);
+}
+
+/* The same, but sleeps meanwhile. */
+static void completes_asleep(const char *what)
+{
+    double end = now_us() + options.limit_ms * 1e3;
+    struct ibv_wc done;
+    while (!take(my.sent, &done, what)) {
+        check(ibv_req_notify_cq(my.sent, 0), "ibv_req_notify_cq");
+        if (take(my.sent, &done, what))
+            break;
+        if (!wakes(my.sent_wakes, end, what))
+            fail("%s: the peer ended the connection", what);
+    }
+    succeeds(&done, what);
 }
 
 static void fails_with(enum ibv_wc_status status, const char *what)
@@ -333,24 +380,9 @@ static bool receive(struct ibv_wc *done, const char *what)
     double end = now_us() + options.limit_ms * 1e3;
     for (;;) {
         check(ibv_req_notify_cq(my.received, 0), "ibv_req_notify_cq");
-        int count = ibv_poll_cq(my.received, 1, done);
-        if (count < 0)
-            fail("%s: ibv_poll_cq returned %d", what, count);
-        if (count > 0)
+        if (take(my.received, done, what))
             return true;
-        struct pollfd waits[] = {{.fd = my.wakes->fd, .events = POLLIN},
-                                 {.fd = my.events->fd, .events = POLLIN}};
-        double left_us = end - now_us();
-        int ready = poll(waits, 2, left_us < 0 ? 0 : left_us / 1e3 + 1);
-        check(ready < 0 ? -1 : 0, "poll");
-        if (ready == 0)
-            fail("%s: nothing within %d ms", what, options.limit_ms);
-        if (waits[0].revents) {
-            struct ibv_cq *queue;
-            void *unused;
-            check(ibv_get_cq_event(my.wakes, &queue, &unused), "ibv_get_cq_event");
-            ibv_ack_cq_events(queue, 1);
-        } else {
+        if (!wakes(my.received_wakes, end, what)) {
             pass_event(RDMA_CM_EVENT_DISCONNECTED, what);
             return false;
         }
@@ -450,7 +482,10 @@ static void measure_bandwidth(long count)
     while (done < count) {
         while (posted < count && posted - done < DEPTH)
             post(IBV_WR_RDMA_WRITE, my.local_mr, posted++ % DEPTH * BLOCK, BLOCK);
-        completes("bandwidth");
+        if (options.polls)
+            completes("bandwidth");
+        else
+            completes_asleep("bandwidth");
         done++;
     }
     printf("bandwidth: %ld writes of %d bytes, %d at once: %.1f MB/s\n", count, BLOCK, DEPTH,
@@ -573,7 +608,8 @@ static void finish(void)
         check(ibv_dereg_mr(mrs[at]), "ibv_dereg_mr");
     check(ibv_destroy_cq(my.sent), "ibv_destroy_cq");
     check(ibv_destroy_cq(my.received), "ibv_destroy_cq");
-    check(ibv_destroy_comp_channel(my.wakes), "ibv_destroy_comp_channel");
+    check(ibv_destroy_comp_channel(my.sent_wakes), "ibv_destroy_comp_channel");
+    check(ibv_destroy_comp_channel(my.received_wakes), "ibv_destroy_comp_channel");
     check(ibv_dealloc_pd(my.pd), "ibv_dealloc_pd");
     check(rdma_destroy_id(my.id), "rdma_destroy_id");
 }
@@ -590,6 +626,7 @@ static void usage(void)
             "  --broken                 the peer's last request may be wrong\n"
             "connect:\n"
             "  --bandwidth COUNT        so many writes of 64 KiB, 16 at once\n"
+            "  --polls                  polls for the completions of these, instead of sleeping\n"
             "  --latency COUNT          so many writes of 8 bytes, one at a time\n"
             "  --atomic done|refused    a fetch and add, and how it ends\n"
             "  --wrong-key              a write with a wrong key, which must be refused\n"
@@ -613,7 +650,7 @@ static void read_options(int count, char **words)
         {"limit", required_argument, NULL, 't'},  {"broken", no_argument, NULL, 'b'},
         {"bandwidth", required_argument, NULL, 'w'}, {"latency", required_argument, NULL, 'l'},
         {"atomic", required_argument, NULL, 'a'}, {"wrong-key", no_argument, NULL, 'k'},
-        {0},
+        {"polls", no_argument, NULL, 'p'}, {0},
     };
     int option;
     while ((option = getopt_long(count, words, "", known, NULL)) != -1) {
@@ -623,6 +660,7 @@ static void read_options(int count, char **words)
         case 'w': options.bandwidth = number(optarg); break;
         case 'l': options.latency = number(optarg); break;
         case 'k': options.wrong_key = true; break;
+        case 'p': options.polls = true; break;
         case 'a':
             if (strcmp(optarg, "done") != 0 && strcmp(optarg, "refused") != 0)
                 usage();

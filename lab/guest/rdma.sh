@@ -7,7 +7,7 @@
 #
 # With the argument `measure` the guest has a third card, so that soft-RoCE connects with itself over the second and
 # the third one, and with Towpath over the first two, in turn. /out/measured has a line for each round: MB/s of
-# soft-RoCE to itself, to Towpath, and of Towpath to it.
+# soft-RoCE to itself, to Towpath, and of Towpath to it; and of the first two with a program that polls.
 set -eu
 mode=${1:-check}
 . /guest/cards.sh
@@ -275,20 +275,23 @@ soft_roce_to_itself() {
     peers_between 192.0.2.3 192.0.2.2 '' "$*"
 }
 
-# In each round, the next of the three begins.
+# In each round, the next of the five begins. A program that polls takes one of the two processors, which stand for
+# those of two hosts, from whatever else runs there.
 measures() {
     local round
     for round in 1 2 3 4 5 6 7 8 9; do
-        local itself= to= from= turn
-        for turn in 0 1 2; do
-            case $(((round + turn) % 3)) in
+        local itself= to= from= itself_polling= to_polling= turn
+        for turn in 0 1 2 3 4; do
+            case $(((round + turn) % 5)) in
                 0) itself=$(bandwidth_of soft_roce_to_itself) ;;
                 1) to=$(bandwidth_of connects_to_towpath) ;;
                 2) from=$(bandwidth_of connects_from_towpath) ;;
+                3) itself_polling=$(bandwidth_of soft_roce_to_itself --polls) ;;
+                4) to_polling=$(bandwidth_of connects_to_towpath --polls) ;;
             esac
         done
-        echo "$itself $to $from"
-        echo "$itself $to $from" >>/out/measured
+        echo "$itself $to $from $itself_polling $to_polling"
+        echo "$itself $to $from $itself_polling $to_polling" >>/out/measured
     done
 }
 
