@@ -66,9 +66,31 @@ const HOW: &str = "\
     requests; TCP: the kernel's, one flow in writes of 64 KiB, on a pair of its own, or where the row says \
     so on the servers' pair, with their filters attached; TSO, GSO and GRO off on both pairs; up to 16 \
     requests under way, of 64 KiB where the row has no number; an MTU of 4176, because a path MTU of 4096 \
-    needs 80 bytes of headers; engines have wait=block, unless the row says wait=auto, which is the \
-    server's default; applications sleep when idle; nothing pinned; processor time: that of both servers, \
-    or of both ends of TCP, per path MTU of payload";
+    needs 80 bytes of headers; engines have wait=block, unless the row has another strategy, of which \
+    spin-then-block is the server's default; applications sleep when idle; nothing pinned; processor time: \
+    that of both servers, or of both ends of TCP, per path MTU of payload";
+
+/// What is measured in turn: our writes or reads with a wait strategy of the engines, or TCP.
+#[derive(Clone, Copy, Debug)]
+enum Ran {
+    Block,
+    SpinThenBlock,
+    Auto,
+    /// On a pair without servers.
+    Tcp,
+    TcpOnTheSamePair,
+}
+
+impl Ran {
+    /// All, with the ends of the names of their rows.
+    const ALL: [(Ran, &str); 5] = [
+        (Ran::Block, ""),
+        (Ran::SpinThenBlock, ", wait=spin-then-block"),
+        (Ran::Auto, ", wait=auto"),
+        (Ran::Tcp, ", beside it TCP"),
+        (Ran::TcpOnTheSamePair, ", beside it TCP on the same pair"),
+    ];
+}
 
 /// What all comparisons share.
 struct Bench {
@@ -131,6 +153,7 @@ impl Bench {
                         packets.push(hosts.borrow().packets()?.since(before));
                         Ok(moved)
                     },
+                    &mut || run("spin-then-block"),
                     &mut || run("auto"),
                     &mut || tcp(untouched),
                     &mut || tcp(served),
@@ -148,7 +171,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Adds the rows of one direction: RDMA with both wait strategies, and TCP over both pairs.
+    /// Adds the rows of one direction. `values`: for each of [`Ran::ALL`], those of each round.
     fn report(
         &mut self,
         mtu: Mtu,
@@ -161,27 +184,26 @@ impl Bench {
         let row = |what: &str, unit: &str, values: &[f64]| {
             Row::new(&format!("{name}{what}"), &parameters, unit, values)
         };
-        let of = |index: usize, what: fn(&Moved) -> f64| -> Vec<f64> {
-            values[index].iter().map(what).collect()
+        let of = |ran: Ran, what: fn(&Moved) -> f64| -> Vec<f64> {
+            values[ran as usize].iter().map(what).collect()
         };
-        let rates: [Vec<f64>; 4] = std::array::from_fn(|index| of(index, |moved| moved.gbps));
+        let rate = |ran| of(ran, |moved| moved.gbps);
         let is_limited = direction == Direction::Write && mtu.path == LARGE.path;
         let at_least = is_limited.then_some(WRITE_AT_LEAST);
         for (what, ours, theirs, at_least) in [
-            (" to TCP", 0, 2, at_least),
-            (" to TCP on the same pair", 0, 3, at_least),
-            (", wait=auto, to TCP", 1, 2, None),
+            (" to TCP", Ran::Block, Ran::Tcp, at_least),
+            (" to TCP on the same pair", Ran::Block, Ran::TcpOnTheSamePair, at_least),
+            (", wait=spin-then-block, to TCP", Ran::SpinThenBlock, Ran::Tcp, at_least),
+            (", wait=auto, to TCP", Ran::Auto, Ran::Tcp, None),
         ] {
-            let row = row(what, "ratio", &ratios(&rates[ours], &rates[theirs]));
+            let row = row(what, "ratio", &ratios(&rate(ours), &rate(theirs)));
             self.outcome.rows.push(Row { at_least, ..row });
         }
-        const WHAT: [&str; 4] =
-            ["", ", wait=auto", ", beside it TCP", ", beside it TCP on the same pair"];
-        for (index, what) in WHAT.iter().enumerate() {
-            let cost = of(index, |moved| moved.us_per_packet);
-            let interrupts = of(index, |moved| moved.softirq_us_per_packet);
+        for (ran, what) in Ran::ALL {
+            let cost = of(ran, |moved| moved.us_per_packet);
+            let interrupts = of(ran, |moved| moved.softirq_us_per_packet);
             self.outcome.context.extend([
-                row(what, "Gbit/s", &rates[index]),
+                row(what, "Gbit/s", &rate(ran)),
                 row(&format!("{what}: processor time"), "us", &cost),
                 row(&format!("{what}: soft interrupts, most of it within that"), "us", &interrupts),
             ]);
