@@ -7,7 +7,7 @@ use towpath_packet::roce::{
 use crate::rate::Rate;
 use crate::requester::{Answered, Fault, Outgoing, Requester, Work, WorkKind};
 use crate::responder::{Progress, Responder, Served};
-use crate::{Host, Psn, Remote};
+use crate::{Host, Psn, Range};
 
 /// The shortest time between two congestion notifications, in nanoseconds.
 const NOTIFICATION_NS: u64 = 50_000;
@@ -225,7 +225,7 @@ impl Connection {
         while let Some(reply) = self.responder.next_reply() {
             let bth = self.bth(reply.opcode, reply.psn, false);
             let extension = Extension { aeth: reply.aeth, ..Extension::default() };
-            let Remote { len, .. } = reply.range;
+            let Range { len, .. } = reply.range;
             let fetch = |to: &mut [u8]| to.is_empty() || host.fetch(reply.range, to).is_ok();
             let sent = self.seal(&bth, &extension, len as usize, to, fetch);
             if sent.is_some() {

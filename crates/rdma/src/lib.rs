@@ -22,19 +22,19 @@ pub trait Host {
     ///
     /// # Errors
     /// The peer has no right to it.
-    fn check(&mut self, range: Remote, access: Access) -> Result<(), Refused>;
+    fn check(&mut self, range: Range, access: Access) -> Result<(), Refused>;
 
     /// Places bytes that the peer writes, the later ones last.
     ///
     /// # Errors
     /// The peer has no right to it, any more.
-    fn place(&mut self, range: Remote, bytes: &[u8]) -> Result<(), Refused>;
+    fn place(&mut self, range: Range, bytes: &[u8]) -> Result<(), Refused>;
 
     /// Copies bytes that the peer reads; as many as `to` has room for.
     ///
     /// # Errors
     /// The peer has no right to it, any more.
-    fn fetch(&mut self, range: Remote, to: &mut [u8]) -> Result<(), Refused>;
+    fn fetch(&mut self, range: Range, to: &mut [u8]) -> Result<(), Refused>;
 
     /// Puts a message of the peer into the endpoint's queue, once. `psn`: the packet that it came
     /// with, the same if it comes again.
@@ -56,9 +56,9 @@ pub trait Host {
     fn complete(&mut self, id: u64, next: Psn);
 }
 
-/// A range of the memory of the connection's other side, as its owner names it.
+/// A range of this side's memory, as the peer names it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Remote {
+pub struct Range {
     /// The key.
     pub key: u32,
     /// Where the range begins, in bytes.

@@ -1,6 +1,6 @@
 //! The rate at which a connection sends: not limited until packets are lost or marked.
 //!
-//! A loss halves the rate. A congestion notification lowers it by up to half, by how often they come.
+//! A loss halves the rate. A congestion notification lowers it by up to half, by how often they come (alpha).
 //! It then rises again, first half way back to where it was, five times, and then by steps; as DCQCN
 //! does (Zhu et al., "Congestion Control for Large-Scale RDMA Deployments", SIGCOMM 2015, section 3).
 
@@ -8,18 +8,18 @@
 const LEAST: u64 = 1 << 20;
 /// The time between two rises, in nanoseconds.
 const RISE_NS: u64 = 500_000;
-/// Rises half way back, before those by steps.
-const FAST_RISES: u32 = 5;
+/// Rises half way back (fast recovery), before those by steps (additive increase).
+const FAST_RECOVERY_RISES: u32 = 5;
 /// A step, in bytes per second.
 const STEP: u64 = 2 << 20;
 /// Rises without a cut after which the rate is not limited any more.
 const MOST_RISES: u32 = 2_000;
 /// The shortest time between two cuts, in nanoseconds.
 const CUT_NS: u64 = 50_000;
-/// How often notifications come is a mean of 16 intervals of this length, in nanoseconds.
-const MARK_NS: u64 = 100_000;
-/// All of them, as a number.
-const ALWAYS: u64 = 1 << 16;
+/// Alpha, the estimate of congestion, is a mean over 16 intervals of this length, in nanoseconds.
+const ALPHA_NS: u64 = 100_000;
+/// An alpha of 1: a notification in each interval.
+const ALPHA_ONE: u64 = 1 << 16;
 /// Bytes that may be sent at once.
 const BURST_BYTES: u64 = 16 << 10;
 /// The time over which the rate is measured while there is no limit, in nanoseconds.
@@ -41,9 +41,9 @@ pub struct Rate {
     cut_at: Option<u64>,
     rise_at: u64,
     rises: u32,
-    /// How often notifications come, up to `ALWAYS`, and when this was last updated.
-    often: u64,
-    often_at: u64,
+    /// Alpha, and when it was last updated.
+    alpha: u64,
+    alpha_at: u64,
 }
 
 impl Rate {
@@ -89,7 +89,7 @@ impl Rate {
         }
         self.rise_at = now + RISE_NS;
         self.rises += 1;
-        if self.rises > FAST_RISES {
+        if self.rises > FAST_RECOVERY_RISES {
             self.target += STEP;
         }
         self.limit = (self.rises < MOST_RISES).then_some(limit.midpoint(self.target));
@@ -97,32 +97,32 @@ impl Rate {
 
     /// Halves the rate: packets were lost. `round_trip`: the time until a cut shows, in nanoseconds.
     pub fn lost(&mut self, round_trip: u64, now: u64) {
-        self.cut(ALWAYS, round_trip, now);
+        self.cut(ALPHA_ONE, round_trip, now);
     }
 
     /// Lowers the rate: the peer tells that packets were marked on their way.
     pub fn marked(&mut self, round_trip: u64, now: u64) {
         if self.limit.is_none() {
-            (self.often, self.often_at) = (ALWAYS, now);
+            (self.alpha, self.alpha_at) = (ALPHA_ONE, now);
         }
-        let quiet = now.saturating_sub(self.often_at) / MARK_NS;
+        let quiet = now.saturating_sub(self.alpha_at) / ALPHA_NS;
         for _ in 0..quiet.min(256) {
-            self.often -= self.often / 16;
+            self.alpha -= self.alpha / 16;
         }
-        self.often += (ALWAYS - self.often) / 16;
-        self.often_at = now;
-        self.cut(self.often, round_trip, now);
+        self.alpha += (ALPHA_ONE - self.alpha) / 16;
+        self.alpha_at = now;
+        self.cut(self.alpha, round_trip, now);
     }
 
-    /// Lowers the rate by a half of `part` of `ALWAYS`.
-    fn cut(&mut self, part: u64, round_trip: u64, now: u64) {
+    /// Lowers the rate by half of `alpha`.
+    fn cut(&mut self, alpha: u64, round_trip: u64, now: u64) {
         if self.cut_at.is_some_and(|at| now < at + round_trip.max(CUT_NS)) {
             return;
         }
         self.cut_at = Some(now);
         let current = self.limit.unwrap_or(self.measured).max(LEAST);
         self.target = current;
-        let by = u128::from(current) * u128::from(part) / u128::from(2 * ALWAYS);
+        let by = u128::from(current) * u128::from(alpha) / u128::from(2 * ALPHA_ONE);
         self.limit = Some((current - by as u64).max(LEAST));
         (self.rise_at, self.rises) = (now + RISE_NS, 0);
         self.next = self.next.max(now);

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use towpath_packet::roce::{Aeth, NakCode, Opcode, Reth, Segment, Syndrome};
 
 use crate::requester::MOST_READS;
-use crate::{Access, Delivery, Host, NotReady, Psn, Refused, Remote};
+use crate::{Access, Delivery, Host, NotReady, Psn, Range, Refused};
 
 /// The longest message, in bytes.
 pub const MOST_MESSAGE_BYTES: usize = 64;
@@ -23,7 +23,7 @@ const MOST_BYTES: u32 = 1 << 31;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Writing {
     /// What it names.
-    pub range: Remote,
+    pub range: Range,
     /// Its first packet.
     pub first: Psn,
 }
@@ -49,7 +49,7 @@ enum Answer {
     /// A read, from its next packet on.
     Read {
         psn: Psn,
-        range: Remote,
+        range: Range,
         is_first: bool,
         messages: u32,
     },
@@ -74,7 +74,7 @@ pub struct Reply {
     /// The acknowledgement, if it has one.
     pub aeth: Option<Aeth>,
     /// The bytes that it carries.
-    pub range: Remote,
+    pub range: Range,
 }
 
 /// What a request of the peer led to.
@@ -231,7 +231,7 @@ impl Responder {
             return Err(INVALID);
         }
         if len > 0 {
-            let place = Remote { address: range.address.wrapping_add(done), len, ..range };
+            let place = Range { address: range.address.wrapping_add(done), len, ..range };
             host.place(place, segment.payload)?;
         }
         if !ends {
@@ -317,12 +317,12 @@ impl Responder {
                 let (psn, aeth) = (*psn, Some(*aeth));
                 self.answers.pop_front();
                 let opcode = Opcode::Acknowledge;
-                return Some(Reply { psn, opcode, aeth, range: Remote::default() });
+                return Some(Reply { psn, opcode, aeth, range: Range::default() });
             }
             Answer::Read { psn, range, is_first, messages } => (psn, range, is_first, *messages),
         };
         let len = range.len.min(u64::from(self.mtu));
-        let (now, first) = (Remote { len, ..*range }, *is_first);
+        let (now, first) = (Range { len, ..*range }, *is_first);
         let is_last = len == range.len;
         let number = *psn;
         (*psn, *is_first) = (psn.plus(1), false);
@@ -370,10 +370,10 @@ impl From<Refused> for Stop {
     }
 }
 
-fn range_of(reth: &Reth) -> Remote {
-    Remote { key: reth.key, address: reth.address, len: u64::from(reth.len) }
+fn range_of(reth: &Reth) -> Range {
+    Range { key: reth.key, address: reth.address, len: u64::from(reth.len) }
 }
 
-fn write_range(reth: &Reth) -> Result<Remote, Stop> {
+fn write_range(reth: &Reth) -> Result<Range, Stop> {
     if reth.len > MOST_BYTES { Err(INVALID) } else { Ok(range_of(reth)) }
 }

@@ -11,7 +11,7 @@ use towpath_packet::roce::{
 use crate::requester::{MOST_READS, Requester, Work, WorkKind};
 use crate::responder::{Progress, Responder, Served};
 use crate::{
-    Access, Connection, Delivery, Ended, Host, NotReady, PROBE, Psn, Refused, Remote, Timing,
+    Access, Connection, Delivery, Ended, Host, NotReady, PROBE, Psn, Range, Refused, Timing,
 };
 
 pub(crate) const KEY: u32 = 7;
@@ -46,7 +46,7 @@ impl Application {
         }
     }
 
-    fn range(&self, range: Remote) -> Result<std::ops::Range<usize>, Refused> {
+    fn range(&self, range: Range) -> Result<std::ops::Range<usize>, Refused> {
         let end = range.address.checked_add(range.len).ok_or(Refused)?;
         if range.key != KEY || end > MEMORY as u64 {
             return Err(Refused);
@@ -56,18 +56,18 @@ impl Application {
 }
 
 impl Host for Application {
-    fn check(&mut self, range: Remote, _: Access) -> Result<(), Refused> {
+    fn check(&mut self, range: Range, _: Access) -> Result<(), Refused> {
         self.range(range).map(|_| ())
     }
 
-    fn place(&mut self, range: Remote, bytes: &[u8]) -> Result<(), Refused> {
+    fn place(&mut self, range: Range, bytes: &[u8]) -> Result<(), Refused> {
         let range = self.range(range)?;
         self.places += 1;
         self.exported[range].copy_from_slice(bytes);
         Ok(())
     }
 
-    fn fetch(&mut self, range: Remote, to: &mut [u8]) -> Result<(), Refused> {
+    fn fetch(&mut self, range: Range, to: &mut [u8]) -> Result<(), Refused> {
         let range = self.range(range)?;
         to.copy_from_slice(&self.exported[range]);
         Ok(())

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | [`Inbox`] | `inbox.rs` | holds the frames of a poll iteration that are for this part |
 //! | `RemoteTable` | `table.rs` | the connections by QPN, and whose turn it is |
-//! | requests for connections | `setup.rs`, `answers.rs` | the messages of the InfiniBand connection manager |
+//! | requests for connections | `setup.rs`, `answers.rs` | the messages of the InfiniBand communication manager |
 //! | link addresses | `neighbours.rs`, `link_addresses.rs`, `own_address.rs` | those of other hosts, and answers for endpoints here |
 //! | poll | `poll.rs` | what arrives, what is due, what is sent, within budgets |
 //! | ends | `ending.rs` | what becomes of requests and of the endpoint when a connection ends |

@@ -104,9 +104,7 @@ mod tests {
     use towpath_packet::roce::{Aeth, Bth, Extension, NakCode, Opcode, Segment, Syndrome};
     use towpath_rdma::requester::{Work, WorkKind};
     use towpath_rdma::responder::Progress;
-    use towpath_rdma::{
-        Access, Connection, Delivery, Host, NotReady, Psn, Remote as Range, Timing,
-    };
+    use towpath_rdma::{Access, Connection, Delivery, Host, NotReady, Psn, Range, Timing};
 
     use super::super::inbox::FRAME_BYTES;
     use super::*;

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use towpath_protocol::apertures::Access as Right;
 use towpath_protocol::oob::{Kind, OTHER_HOST_UID, OobAddress, OobMessage};
-use towpath_rdma::{Access, Delivery, Host, NotReady, PROBE, Psn, Refused, Remote as Range};
+use towpath_rdma::{Access, Delivery, Host, NotReady, PROBE, Psn, Range, Refused};
 
 use super::ledger::{Acknowledged, Ledger};
 use super::pending::{Pending, Work};

@@ -12,7 +12,7 @@ use towpath_packet::roce::{Path, cm};
 use towpath_protocol::oob::OobAddress;
 use towpath_queue::OwnWords;
 use towpath_rdma::responder::{Progress, Writing};
-use towpath_rdma::{Psn, Remote as Range};
+use towpath_rdma::{Psn, Range};
 
 use crate::engine::oob::connection::EndpointName;
 
@@ -33,7 +33,7 @@ const QPN: usize = 0;
 const OWNER: usize = 1;
 /// The peer's QPN, the bytes of payload per packet, and the reads that it answers at once.
 const PEER: usize = 2;
-/// The numbers of the connection manager.
+/// The numbers of the communication manager.
 const IDS: usize = 3;
 const TRANSACTION: usize = 4;
 /// Protocol and port of the peer's endpoint, and the UDP port that packets come from.
@@ -46,7 +46,7 @@ const OWN_MAC: usize = 11;
 /// `VALID` if there is a slot, the slot behind the last acknowledged one, and the number of the
 /// packet that comes next.
 const ACKNOWLEDGED: usize = 16;
-/// The number of the last packet that asked for a sign of life.
+/// The number of the last probe, a packet that asks whether the peer is there.
 const PROBE: usize = 17;
 /// The peer's next packet, and the number of its complete requests.
 const EXPECTED: usize = 18;
@@ -173,12 +173,12 @@ impl Ledger {
         self.publish(place, ACKNOWLEDGED, slot | u64::from(to.next.number()));
     }
 
-    /// Records the last packet that asked for a sign of life.
+    /// Records the last probe.
     pub(super) fn set_probe(&mut self, place: u32, psn: Psn) {
         self.publish(place, PROBE, VALID | u64::from(psn.number()));
     }
 
-    /// Records that the last packet that asked for a sign of life is acknowledged.
+    /// Records that the last probe is acknowledged.
     pub(super) fn clear_probe(&mut self, place: u32) {
         self.publish(place, PROBE, 0);
     }

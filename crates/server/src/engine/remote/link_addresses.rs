@@ -10,11 +10,11 @@ const HOLDS_NS: u64 = 60_000_000_000;
 
 /// The link addresses of other hosts.
 #[derive(Debug, Default)]
-pub(super) struct Neighbours {
+pub(super) struct LinkAddresses {
     known: HashMap<IpAddr, ([u8; 6], u64)>,
 }
 
-impl Neighbours {
+impl LinkAddresses {
     /// Returns the link address of a host.
     pub(super) fn get(&self, ip: IpAddr, now: u64) -> Option<[u8; 6]> {
         let (mac, at) = self.known.get(&ip)?;

@@ -28,7 +28,7 @@ impl RemoteTable {
     pub(super) fn link_address(&mut self, own: IpAddr, to: IpAddr) -> Option<[u8; 6]> {
         let (address, _) = *self.own.get(&own)?;
         let hop = address.next_hop(own, to);
-        if let Some(mac) = self.neighbours.get(hop, self.now) {
+        if let Some(mac) = self.link_addresses.get(hop, self.now) {
             return Some(mac);
         }
         let flow = Flow::v4().macs(address.mac, [0; 6]).addresses(own, hop);
@@ -76,7 +76,7 @@ impl RemoteTable {
             None if !self.awaits(asker) => return,
             None => {}
         }
-        self.neighbours.put(asker, mac, self.now);
+        self.link_addresses.put(asker, mac, self.now);
         self.learnt();
     }
 

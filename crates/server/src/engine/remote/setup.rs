@@ -1,5 +1,5 @@
 //! The messages by which connections begin and end, between the servers of two hosts: those of the
-//! InfiniBand connection manager (Linux, `drivers/infiniband/core/cm.c`), with the addresses of the
+//! InfiniBand communication manager (Linux, `drivers/infiniband/core/cm.c`), with the addresses of the
 //! RDMA IP service (`cma.c`). They go to QPN 1.
 
 use std::net::IpAddr;
@@ -29,8 +29,8 @@ const RETRY_NS: u64 = 250_000_000;
 /// How often a message is sent: for 8 s in all.
 const MOST_TRIES: u32 = 5;
 /// How often the server sends the end of a connection: for 4 s in all.
-const MOST_GOODBYES: u32 = 4;
-/// How long a peer may leave packets without an answer, and when it is asked for a sign of life.
+const MOST_DISCONNECT_TRIES: u32 = 4;
+/// How long a peer may leave packets without an answer, and when it is asked whether it is there.
 pub(super) const TIMING: Timing =
     Timing { quiet: 2_500_000_000, dead: 7_000_000_000, not_ready: 1_000_000_000 };
 /// The read requests that either side answers at once.
@@ -48,7 +48,7 @@ impl RemoteTable {
         PathMtu::of_bytes(self.device_mtu.saturating_sub(HEADER_BYTES))
     }
 
-    /// Sends a message of the connection manager.
+    /// Sends a message of the communication manager.
     pub(super) fn send_mad(&mut self, path: &Path, mad: &Mad) {
         let psn = self.random();
         let bth = Bth::new(Opcode::DatagramSendOnly, GENERAL_SERVICES_QP, psn & 0xff_ffff);
@@ -140,7 +140,8 @@ impl RemoteTable {
     /// Sends a connection's message again if it is time. Returns `false` once it was sent too often.
     pub(super) fn attempt(&mut self, one: &mut Remote) -> bool {
         let now = self.now;
-        let most = if matches!(one.state, State::Left(_)) { MOST_GOODBYES } else { MOST_TRIES };
+        let most =
+            if matches!(one.state, State::Left(_)) { MOST_DISCONNECT_TRIES } else { MOST_TRIES };
         let asks = matches!(one.state, State::Asking(_));
         let (State::Asking(attempt) | State::Answered(attempt) | State::Left(attempt)) =
             &mut one.state
@@ -180,7 +181,7 @@ pub(super) fn guid(mac: [u8; 6]) -> u64 {
     u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f])
 }
 
-/// Handles a message of the connection manager.
+/// Handles a message of the communication manager.
 ///
 /// # Errors
 /// The counter of the reason why the engine drops it.

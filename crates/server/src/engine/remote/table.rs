@@ -10,7 +10,7 @@ use towpath_rdma::Connection as Wire;
 use towpath_rdma::responder::Progress;
 
 use super::ledger::{Ledger, MOST_CONNECTIONS, Recorded};
-use super::link_addresses::Neighbours;
+use super::link_addresses::LinkAddresses;
 use super::own_address::OwnAddress;
 use super::pending::Pending;
 use crate::engine::oob::connection::EndpointName;
@@ -51,7 +51,7 @@ pub(super) enum State {
     Left(Attempt),
 }
 
-/// A message of the connection manager that is sent until there is an answer.
+/// A message of the communication manager that is sent until there is an answer.
 #[derive(Debug)]
 pub(super) struct Attempt {
     pub(super) message: Box<cm::Mad>,
@@ -80,7 +80,7 @@ pub(super) struct Remote {
     pub(super) state: State,
     /// The addresses; the link address of the other host is 0 until it is known.
     pub(super) path: Path,
-    /// The connection manager's numbers of both sides, and that of the exchange.
+    /// The communication manager's numbers of both sides, and that of the exchange.
     pub(super) local_id: u32,
     pub(super) remote_id: u32,
     pub(super) transaction: u64,
@@ -119,13 +119,13 @@ pub(crate) struct RemoteTable {
     /// The most bytes of an IP packet that the device sends.
     pub(super) device_mtu: usize,
     pub(super) connections: HashMap<u32, Box<Remote>>,
-    /// The QPNs by the connection manager's numbers: this side's, and the other side's.
+    /// The QPNs by the communication manager's numbers: this side's, and the other side's.
     pub(super) by_local_id: HashMap<u32, u32>,
     pub(super) by_remote_id: HashMap<(IpAddr, u32), u32>,
     ready: VecDeque<u32>,
     timers: BTreeSet<(u64, u32)>,
     pub(super) own: HashMap<IpAddr, (OwnAddress, usize)>,
-    pub(super) neighbours: Neighbours,
+    pub(super) link_addresses: LinkAddresses,
     random: Random,
     pub(super) outgoing: VecDeque<Vec<u8>>,
     /// Frames that had no room there.
@@ -203,7 +203,7 @@ impl RemoteTable {
             ready: VecDeque::new(),
             timers: BTreeSet::new(),
             own: HashMap::new(),
-            neighbours: Neighbours::default(),
+            link_addresses: LinkAddresses::default(),
             random: Random::default(),
             outgoing: VecDeque::new(),
             dropped: 0,
@@ -272,7 +272,7 @@ impl RemoteTable {
         self.random.next()
     }
 
-    /// Returns a number for the connection manager that no connection has, and enters it.
+    /// Returns a number for the communication manager that no connection has, and enters it.
     pub(super) fn new_local_id(&mut self, qpn: u32) -> u32 {
         loop {
             let number = self.random.next();
