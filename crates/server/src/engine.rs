@@ -337,7 +337,7 @@ impl Engine {
         self.iteration += 1;
         self.sessions.position.iterate(self.iteration);
         if self.remote.is_on() {
-            // The one reading for all that commands, requests and packets do in this iteration.
+            // For all that commands, requests and packets do with connections in this iteration.
             self.remote.set_time(self.wait.take_time());
         }
         self.sessions.position.begin(Phase::Commands);
@@ -522,7 +522,13 @@ impl Engine {
         let mut woken = self.wait.sleep(next, &left, context)?;
         while woken != Woken::Poll && !self.stop {
             if woken == Woken::Commands {
+                if self.remote.is_on() {
+                    self.remote.set_time(clock_ns());
+                }
                 self.execute_commands();
+                if self.stop {
+                    break;
+                }
                 self.wait.executed();
             }
             let commands = self.commands.has_left() || self.tx.is_hurrying();
