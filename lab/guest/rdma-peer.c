@@ -68,7 +68,7 @@ static struct {
     struct rdma_cm_id *id;
     struct ibv_pd *pd;
     /* Separate, so that a wait for the one takes nothing of the other. */
-    struct ibv_comp_channel *sent_wakes, *received_wakes;
+    struct ibv_comp_channel *sent_channel, *received_channel;
     struct ibv_cq *sent, *received;
     /* The buffer for the peer; the pattern that this side sends; what it has read; the slots of receives. */
     uint8_t *shared, *local, *read, *slots;
@@ -192,11 +192,11 @@ static void prepare(void)
     int all = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE |
               IBV_ACCESS_REMOTE_ATOMIC;
     my.pd = checked(ibv_alloc_pd(my.id->verbs), "ibv_alloc_pd");
-    my.sent_wakes = checked(ibv_create_comp_channel(my.id->verbs), "ibv_create_comp_channel");
-    my.received_wakes = checked(ibv_create_comp_channel(my.id->verbs), "ibv_create_comp_channel");
-    my.sent = checked(ibv_create_cq(my.id->verbs, 2 * DEPTH, NULL, my.sent_wakes, 0), "ibv_create_cq");
+    my.sent_channel = checked(ibv_create_comp_channel(my.id->verbs), "ibv_create_comp_channel");
+    my.received_channel = checked(ibv_create_comp_channel(my.id->verbs), "ibv_create_comp_channel");
+    my.sent = checked(ibv_create_cq(my.id->verbs, 2 * DEPTH, NULL, my.sent_channel, 0), "ibv_create_cq");
     my.received =
-        checked(ibv_create_cq(my.id->verbs, 2 * RECEIVES, NULL, my.received_wakes, 0), "ibv_create_cq");
+        checked(ibv_create_cq(my.id->verbs, 2 * RECEIVES, NULL, my.received_channel, 0), "ibv_create_cq");
     my.shared = memory(BUFFER);
     my.local = memory(BUFFER);
     my.read = memory(BUFFER);
@@ -307,8 +307,8 @@ static bool take(struct ibv_cq *queue, struct ibv_wc *done, const char *what)
     return count > 0;
 }
 
-/* Sleeps until a queue has a completion, or the connection an event. `true`: the former. */
-static bool wakes(struct ibv_comp_channel *channel, double end_us, const char *what)
+/* Sleeps until the channel or the connection has an event. Returns `true` if the channel has one. */
+static bool wait_for_completion(struct ibv_comp_channel *channel, double end_us, const char *what)
 {
     struct pollfd waits[] = {{.fd = channel->fd, .events = POLLIN},
                              {.fd = my.events->fd, .events = POLLIN}};
@@ -344,13 +344,14 @@ static void succeeds(const struct ibv_wc *done, const char *what)
              done->vendor_err);
 }
 
+/* Polls until the next request completes, and fails unless it succeeded. */
 static void completes(const char *what)
 {
     struct ibv_wc done = completion(what);
     succeeds(&done, what);
 }
 
-/* The same, but sleeps meanwhile. */
+/* Sleeps until the next request completes, and fails unless it succeeded. */
 static void completes_asleep(const char *what)
 {
     double end = now_us() + options.limit_ms * 1e3;
@@ -359,8 +360,10 @@ static void completes_asleep(const char *what)
         check(ibv_req_notify_cq(my.sent, 0), "ibv_req_notify_cq");
         if (take(my.sent, &done, what))
             break;
-        if (!wakes(my.sent_wakes, end, what))
+        if (!wait_for_completion(my.sent_channel, end, what)) {
+            pass_event(RDMA_CM_EVENT_DISCONNECTED, what);
             fail("%s: the peer ended the connection", what);
+        }
     }
     succeeds(&done, what);
 }
@@ -382,7 +385,7 @@ static bool receive(struct ibv_wc *done, const char *what)
         check(ibv_req_notify_cq(my.received, 0), "ibv_req_notify_cq");
         if (take(my.received, done, what))
             return true;
-        if (!wakes(my.received_wakes, end, what)) {
+        if (!wait_for_completion(my.received_channel, end, what)) {
             pass_event(RDMA_CM_EVENT_DISCONNECTED, what);
             return false;
         }
@@ -608,8 +611,8 @@ static void finish(void)
         check(ibv_dereg_mr(mrs[at]), "ibv_dereg_mr");
     check(ibv_destroy_cq(my.sent), "ibv_destroy_cq");
     check(ibv_destroy_cq(my.received), "ibv_destroy_cq");
-    check(ibv_destroy_comp_channel(my.sent_wakes), "ibv_destroy_comp_channel");
-    check(ibv_destroy_comp_channel(my.received_wakes), "ibv_destroy_comp_channel");
+    check(ibv_destroy_comp_channel(my.sent_channel), "ibv_destroy_comp_channel");
+    check(ibv_destroy_comp_channel(my.received_channel), "ibv_destroy_comp_channel");
     check(ibv_dealloc_pd(my.pd), "ibv_dealloc_pd");
     check(rdma_destroy_id(my.id), "rdma_destroy_id");
 }

@@ -275,11 +275,11 @@ soft_roce_to_itself() {
     peers_between 192.0.2.3 192.0.2.2 '' "$*"
 }
 
-# In each round, the next of the five begins. A program that polls takes one of the two processors, which stand for
-# those of two hosts, from whatever else runs there.
+# In each round, the next of the five begins. A program that polls takes processor time from Towpath's engine, but not
+# from soft-RoCE, which receives in soft interrupts.
 measures() {
     local round
-    for round in 1 2 3 4 5 6 7 8 9; do
+    for round in 1 2 3 4 5 6 7 8 9 10; do
         local itself= to= from= itself_polling= to_polling= turn
         for turn in 0 1 2 3 4; do
             case $(((round + turn) % 5)) in
