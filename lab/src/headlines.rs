@@ -21,7 +21,7 @@ const fn headline(compared: &'static str, reference: &'static str, better: Bette
     Headline { compared, reference, better }
 }
 
-const HEADLINES: [Headline; 80] = [
+const HEADLINES: [Headline; 81] = [
     headline(
         "descriptor queue, checked, to a bare queue: packets/s, 64 B",
         "queue; queue to bare queue; packet_bytes=64",
@@ -267,6 +267,11 @@ const HEADLINES: [Headline; 80] = [
     headline(
         "the same, generic",
         "rdma; generic: WRITE to TCP; mtu_bytes=4176, path_mtu_bytes=4096",
+        Higher,
+    ),
+    headline(
+        "the same, native, wait=spin-then-block",
+        "rdma; native: WRITE, wait=spin-then-block, to TCP; mtu_bytes=4176, path_mtu_bytes=4096",
         Higher,
     ),
     headline(

@@ -66,13 +66,13 @@ const HOW: &str = "\
     requests; TCP: the kernel's, one flow in writes of 64 KiB, on a pair of its own, or where the row says \
     so on the servers' pair, with their filters attached; TSO, GSO and GRO off on both pairs; up to 16 \
     requests under way, of 64 KiB where the row has no number; an MTU of 4176, because a path MTU of 4096 \
-    needs 80 bytes of headers; engines have wait=block, unless the row has another strategy, of which \
-    spin-then-block is the server's default; applications sleep when idle; nothing pinned; processor time: \
-    that of both servers, or of both ends of TCP, per path MTU of payload";
+    needs 80 bytes of headers; engines have wait=block unless the row names another strategy; the server's \
+    default is spin-then-block; applications sleep when idle; nothing pinned; processor time: that of both \
+    servers, or of both ends of TCP, per path MTU of payload";
 
-/// What is measured in turn: our writes or reads with a wait strategy of the engines, or TCP.
+/// One of those that are compared in each round: our writes or reads, by the engines' wait strategy, or TCP.
 #[derive(Clone, Copy, Debug)]
-enum Ran {
+enum Contender {
     Block,
     SpinThenBlock,
     Auto,
@@ -81,14 +81,14 @@ enum Ran {
     TcpOnTheSamePair,
 }
 
-impl Ran {
-    /// All, with the ends of the names of their rows.
-    const ALL: [(Ran, &str); 5] = [
-        (Ran::Block, ""),
-        (Ran::SpinThenBlock, ", wait=spin-then-block"),
-        (Ran::Auto, ", wait=auto"),
-        (Ran::Tcp, ", beside it TCP"),
-        (Ran::TcpOnTheSamePair, ", beside it TCP on the same pair"),
+impl Contender {
+    /// All in the order in which a round runs them, with the ends of the names of their rows.
+    const ALL: [(Contender, &str); 5] = [
+        (Contender::Block, ""),
+        (Contender::SpinThenBlock, ", wait=spin-then-block"),
+        (Contender::Auto, ", wait=auto"),
+        (Contender::Tcp, ", beside it TCP"),
+        (Contender::TcpOnTheSamePair, ", beside it TCP on the same pair"),
     ];
 }
 
@@ -146,6 +146,7 @@ impl Bench {
             };
             let values = in_turn(
                 count,
+                // In the order of `Contender::ALL`.
                 &mut [
                     &mut || {
                         let before = hosts.borrow().packets()?;
@@ -171,7 +172,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Adds the rows of one direction. `values`: for each of [`Ran::ALL`], those of each round.
+    /// Adds the rows of one direction. `values`: for each of [`Contender::ALL`], those of each round.
     fn report(
         &mut self,
         mtu: Mtu,
@@ -184,26 +185,26 @@ impl Bench {
         let row = |what: &str, unit: &str, values: &[f64]| {
             Row::new(&format!("{name}{what}"), &parameters, unit, values)
         };
-        let of = |ran: Ran, what: fn(&Moved) -> f64| -> Vec<f64> {
-            values[ran as usize].iter().map(what).collect()
+        let of = |one: Contender, what: fn(&Moved) -> f64| -> Vec<f64> {
+            values[one as usize].iter().map(what).collect()
         };
-        let rate = |ran| of(ran, |moved| moved.gbps);
+        let rate = |one| of(one, |moved| moved.gbps);
         let is_limited = direction == Direction::Write && mtu.path == LARGE.path;
         let at_least = is_limited.then_some(WRITE_AT_LEAST);
         for (what, ours, theirs, at_least) in [
-            (" to TCP", Ran::Block, Ran::Tcp, at_least),
-            (" to TCP on the same pair", Ran::Block, Ran::TcpOnTheSamePair, at_least),
-            (", wait=spin-then-block, to TCP", Ran::SpinThenBlock, Ran::Tcp, at_least),
-            (", wait=auto, to TCP", Ran::Auto, Ran::Tcp, None),
+            (" to TCP", Contender::Block, Contender::Tcp, at_least),
+            (" to TCP on the same pair", Contender::Block, Contender::TcpOnTheSamePair, at_least),
+            (", wait=spin-then-block, to TCP", Contender::SpinThenBlock, Contender::Tcp, at_least),
+            (", wait=auto, to TCP", Contender::Auto, Contender::Tcp, None),
         ] {
             let row = row(what, "ratio", &ratios(&rate(ours), &rate(theirs)));
             self.outcome.rows.push(Row { at_least, ..row });
         }
-        for (ran, what) in Ran::ALL {
-            let cost = of(ran, |moved| moved.us_per_packet);
-            let interrupts = of(ran, |moved| moved.softirq_us_per_packet);
+        for (one, what) in Contender::ALL {
+            let cost = of(one, |moved| moved.us_per_packet);
+            let interrupts = of(one, |moved| moved.softirq_us_per_packet);
             self.outcome.context.extend([
-                row(what, "Gbit/s", &rate(ran)),
+                row(what, "Gbit/s", &rate(one)),
                 row(&format!("{what}: processor time"), "us", &cost),
                 row(&format!("{what}: soft interrupts, most of it within that"), "us", &interrupts),
             ]);
