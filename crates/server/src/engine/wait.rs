@@ -113,8 +113,8 @@ pub(crate) struct EngineWait {
     /// `true` if a notification of commands was taken.
     commands: bool,
     throttle: Option<Throttle>,
-    /// The clock's reading since the last poll iteration, in nanoseconds, if there is one.
-    reading: Option<u64>,
+    /// The latest reading of the clock, in nanoseconds, if the next poll iteration may begin with it.
+    clock_reading: Option<u64>,
 }
 
 impl EngineWait {
@@ -151,7 +151,7 @@ impl EngineWait {
             device_watched: true,
             commands: false,
             throttle: None,
-            reading: None,
+            clock_reading: None,
         })
     }
 
@@ -202,22 +202,22 @@ impl EngineWait {
     /// Decides the next step after a poll iteration that found `found`. `drained`: the iteration
     /// left nothing behind.
     pub(crate) fn after(&mut self, found: Found, drained: bool) -> Next {
-        self.reading = self.waiter.needs_time().then(clock_ns);
+        self.clock_reading = self.waiter.needs_time().then(clock_ns);
         let by_notification = std::mem::take(&mut self.woken_by_notification);
-        let now = self.reading.unwrap_or(0);
+        let now = self.clock_reading.unwrap_or(0);
         let next = self.waiter.after(now, found, drained, by_notification);
         if found.work == 0 && matches!(next, Next::Take(Step::Poll)) {
             self.waiter.give_way();
             // Other threads may have run for milliseconds.
-            self.reading = None;
+            self.clock_reading = None;
         }
         next
     }
 
     /// Returns the time at which a poll iteration begins. A clock that is not read in user space (HPET, as
-    /// in some virtual machines) takes microseconds, so an engine that goes on reads it once per iteration.
+    /// in some virtual machines) takes microseconds: the wait strategy's reading serves an engine that goes on.
     pub(crate) fn take_time(&mut self) -> u64 {
-        self.reading.take().unwrap_or_else(clock_ns)
+        self.clock_reading.take().unwrap_or_else(clock_ns)
     }
 
     /// Continues, spins or sleeps.
@@ -383,8 +383,8 @@ impl EngineWait {
     }
 
     fn woken(&mut self) {
-        self.reading = self.waiter.has_clock().then(clock_ns);
-        if let Some(now) = self.reading {
+        self.clock_reading = self.waiter.records_sleeps().then(clock_ns);
+        if let Some(now) = self.clock_reading {
             self.waiter.woke(now);
         }
     }
@@ -582,7 +582,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_that_goes_on_reads_the_clock_once_per_iteration() {
+    fn an_engine_that_goes_on_begins_with_the_wait_strategys_time() {
         let mut world = World::new();
         world.wait.set(Setting::Wait, &Values::from(WaitStrategy::SpinThenBlock), &world.port);
         let before = clock_ns();
