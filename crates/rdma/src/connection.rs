@@ -101,6 +101,12 @@ impl Connection {
         &self.requester
     }
 
+    /// Returns the most bytes of this side that are under way at once, as the rate is now.
+    #[must_use]
+    pub fn window_bytes(&self) -> u64 {
+        self.requester.window_bytes(self.rate.limit().is_some())
+    }
+
     /// Returns how far the peer's requests are carried out.
     #[must_use]
     pub fn progress(&self) -> Progress {
@@ -256,7 +262,7 @@ impl Connection {
         sent
     }
 
-    /// Looks after the times. Returns `false` if the connection has ended by one.
+    /// Checks the timeouts. Returns `false` if the connection has ended.
     fn check_time(&mut self, now: u64) -> bool {
         if !self.requester.waits() {
             self.silent_since = None;

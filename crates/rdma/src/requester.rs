@@ -16,9 +16,9 @@ use crate::Psn;
 pub const READ_BYTES: u64 = 64 << 10;
 /// The most read requests without a complete answer.
 pub const MOST_READS: u32 = 16;
-/// The most bytes under way. Two engines that each wait 0.5 ms for more packets, as those with `wait=auto`
-/// do, take a millisecond for a round trip.
-pub const WINDOW_BYTES: u32 = 1 << 20;
+/// The most bytes under way, within `WINDOW_PACKETS`. A round trip takes 1 ms if both engines wait 0.5 ms for
+/// more packets (`wait=auto`), so this allows 1 GB/s.
+const WINDOW_BYTES: u32 = 1 << 20;
 /// The same while losses or marks limit the rate: all behind a lost packet is sent again.
 const LIMITED_WINDOW_BYTES: u32 = 256 << 10;
 /// The limits of the packets under way.
@@ -239,7 +239,8 @@ impl Requester {
         self.retransmitted
     }
 
-    /// Returns how many of the peer's packets a request takes.
+    /// Returns how many packet sequence numbers a request takes: of its own packets, or of those of a read's
+    /// answer.
     #[must_use]
     pub fn packets(&self, bytes: u64) -> u32 {
         bytes.div_ceil(u64::from(self.mtu)).max(1) as u32
@@ -274,6 +275,16 @@ impl Requester {
         self.queue.iter().map(one).sum()
     }
 
+    /// Returns the most bytes under way. `is_limited`: losses or marks limit the rate.
+    #[must_use]
+    pub fn window_bytes(&self, is_limited: bool) -> u64 {
+        u64::from(self.window_packets(is_limited)) * u64::from(self.mtu)
+    }
+
+    fn window_packets(&self, is_limited: bool) -> u32 {
+        if is_limited { self.limited_window } else { self.window }
+    }
+
     /// Returns the next packet, if one may be sent now. `is_limited`: losses or marks limit the rate.
     pub fn next_packet(&mut self, is_limited: bool, now: u64) -> Option<Outgoing> {
         if !self.ready || self.next == self.end {
@@ -284,7 +295,7 @@ impl Requester {
             _ => self.not_ready_until = None,
         }
         let under_way = self.oldest.to(self.next);
-        let window = if is_limited { self.limited_window } else { self.window };
+        let window = self.window_packets(is_limited);
         if under_way >= window as i32 {
             return None;
         }

@@ -11,7 +11,7 @@ use crate::engine::oob::{Parts, Sender};
 
 /// How long a connection that an application closed goes on for what was sent before, in
 /// nanoseconds.
-const LINGER_NS: u64 = 1_000_000_000;
+const LINGER_NS: u64 = 2_000_000_000;
 
 impl Parts<'_> {
     /// Handles a message of an endpoint here to an address of another host.

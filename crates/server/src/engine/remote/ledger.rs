@@ -31,7 +31,7 @@ pub(crate) const LEDGER_BYTES: usize = (HEADER_WORDS + MOST_CONNECTIONS * PLACE_
 /// `VALID`, and this side's QPN; written last.
 const QPN: usize = 0;
 const OWNER: usize = 1;
-/// The peer's QPN, the bytes of payload per packet, and the reads that it answers at once.
+/// The peer's QPN, the bytes of payload per packet, and the reads that may be under way.
 const PEER: usize = 2;
 /// The numbers of the communication manager.
 const IDS: usize = 3;

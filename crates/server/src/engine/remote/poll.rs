@@ -15,8 +15,8 @@ use towpath_rdma::Ended;
 use super::ending::{disconnect_owner, end, told};
 use super::inbox::FRAME_BYTES;
 use super::inbox::Inbox;
+use super::setup;
 use super::table::{ASKED_NS, Remote, State};
-use super::{requests, setup};
 use crate::engine::device_counters::DeviceCounters;
 use crate::engine::oob::{OobTable, Parts};
 
@@ -156,7 +156,7 @@ fn receive_packet(
     let is_answer = is_answer(received.segment.bth.opcode);
     let is_costly = parts.remote.touched >= MOST_TOUCHED;
     if !is_answer && (one.leaves_at.is_some() || is_costly) {
-        // The other host sends it again; or its endpoint has left.
+        // Either the endpoint here has left, or the budget is spent: the other host sends it again.
         let count = if is_costly { Count::RdmaOverBudget } else { Count::RdmaNoConnection };
         counters.add(count, 1);
         parts.remote.put(qpn, one);
@@ -245,10 +245,7 @@ fn serve(
             turn.more = true;
         }
     }
-    if let Some(waiting) = one.waiting
-        && requests::has_room(&one)
-    {
-        one.waiting = None;
+    if let Some(waiting) = one.take_ready_waiting() {
         let session = one.owner.and_then(|owner| parts.sessions.key(owner.session));
         if let Some(session) = session {
             way.go_on(session, waiting, parts);

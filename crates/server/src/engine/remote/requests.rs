@@ -3,7 +3,8 @@
 //! once the other host has acknowledged it.
 
 use towpath_protocol::requests::{RequestFault, RequestKind};
-use towpath_rdma::requester::{WINDOW_BYTES, Work as Wanted, WorkKind};
+use towpath_rdma::Connection as Wire;
+use towpath_rdma::requester::{Work as Wanted, WorkKind};
 
 use super::pending::{Pending, Work, length};
 use super::table::{Remote, State};
@@ -14,9 +15,8 @@ use crate::engine::session::Session;
 
 /// The most requests of a connection that are not acknowledged.
 const MOST_PENDING: usize = 64;
-/// Bytes that may be sent and are not acknowledged, from which on a request waits: as many as the
-/// connection sends.
-const MOST_BYTES: u64 = WINDOW_BYTES as u64;
+/// Even for a connection with a small window, so many bytes may be released without an acknowledgement.
+const LEAST_RELEASED_BYTES: u64 = 2 * TRANSFER_BYTES;
 /// The longest time until a request that waits is looked at again, in nanoseconds; the progress of
 /// its connection ends the wait.
 const WAIT_NS: u64 = 100_000_000;
@@ -60,7 +60,7 @@ impl Pending {
     }
 }
 
-/// Gives the buffer of a request back to its application.
+/// Completes the slot of a request.
 fn free_slot(owner: EndpointName, queue_pair: u32, slot: u32, parts: &mut Parts<'_>) {
     let Some(key) = parts.sessions.key(owner.session) else { return };
     let Some(session) = parts.sessions.get_mut(key).filter(|one| !one.closing) else { return };
@@ -78,9 +78,6 @@ pub(crate) fn admit(one: &Requesting<'_>, qpn: u32, parts: &mut Parts<'_>) -> (O
         return (Outcome::Ended, 0);
     };
     let admitted = admit_to(&mut remote, one, parts, now);
-    if let Ok((Outcome::NotReady(_), _)) = admitted {
-        remote.waiting = Some(one.sender.queue_pair);
-    }
     parts.remote.put(qpn, remote);
     parts.remote.make_ready(qpn);
     admitted.unwrap_or_else(|fault| {
@@ -111,12 +108,15 @@ fn admit_to(
     if let Err(fault) = check_local(request, checked, sender.from.session, parts.sessions) {
         // It ends the connection: those before it are done first.
         let others = remote.pending.len() - usize::from(is_begun);
-        return if others > 0 { Ok((Outcome::NotReady(now + WAIT_NS), 0)) } else { Err(fault) };
+        if others == 0 {
+            return Err(fault);
+        }
+        return Ok(remote.wait(sender.queue_pair, usize::from(is_begun), now));
     }
     let wire = remote.wire.as_mut().ok_or(RequestFault::Closed)?;
     let is_full = !is_begun && remote.pending.len() >= MOST_PENDING;
-    if is_full || wire.requester().unacknowledged() >= MOST_BYTES {
-        return Ok((Outcome::NotReady(now + WAIT_NS), 0));
+    if is_full || wire.requester().unacknowledged() >= most_released(wire) {
+        return Ok(remote.wait(sender.queue_pair, MOST_PENDING - 1, now));
     }
     let bytes = length(request, checked);
     if !is_begun {
@@ -157,7 +157,7 @@ pub(crate) enum Message {
     Sent,
     /// The other host has it already.
     Done,
-    /// There is no room for it.
+    /// The connection is not open, or has no room for it.
     Dropped,
 }
 
@@ -205,8 +205,94 @@ impl Remote {
     }
 }
 
-/// `true` if a connection takes a further request.
-pub(super) fn has_room(one: &Remote) -> bool {
-    let unacknowledged = one.wire.as_ref().map_or(0, |wire| wire.requester().unacknowledged());
-    one.pending.len() < MOST_PENDING && unacknowledged < MOST_BYTES / 2
+/// Returns the released bytes without an acknowledgement from which on a request waits.
+fn most_released(wire: &Wire) -> u64 {
+    wire.window_bytes().max(LEAST_RELEASED_BYTES)
+}
+
+/// A queue pair whose request waits for the ones before it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Waiting {
+    pub(super) queue_pair: u32,
+    /// It goes on once there are no more requests than these without an acknowledgement.
+    most_pending: usize,
+}
+
+impl Remote {
+    /// Lets a queue pair wait until there are only `most_pending` requests, and half of the bytes are
+    /// acknowledged.
+    fn wait(&mut self, queue_pair: u32, most_pending: usize, now: u64) -> (Outcome, u64) {
+        self.waiting = Some(Waiting { queue_pair, most_pending });
+        (Outcome::NotReady(now + WAIT_NS), 0)
+    }
+
+    /// Returns the queue pair that waits, once it may go on.
+    pub(super) fn take_ready_waiting(&mut self) -> Option<u32> {
+        let waiting = self.waiting?;
+        let has_room = self.wire.as_ref().is_none_or(|wire| {
+            // It would wait again at once, if it went on from the limit on.
+            wire.requester().unacknowledged() < most_released(wire) / 2
+        });
+        if self.pending.len() > waiting.most_pending || !has_room {
+            return None;
+        }
+        self.waiting = None;
+        Some(waiting.queue_pair)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use towpath_rdma::responder::Progress;
+    use towpath_rdma::{Psn, Timing};
+
+    use super::*;
+
+    fn wire(remote: &Remote, mtu: u32) -> Box<Wire> {
+        let timing = Timing { quiet: 1 << 40, dead: 1 << 40, not_ready: 1 << 40 };
+        let progress = Progress { expected: Psn::new(0), messages: 0, writing: None };
+        Box::new(Wire::new((remote.path, 9), mtu, (Psn::new(5), 1), progress, timing, 0))
+    }
+
+    fn pending(id: u64) -> Pending {
+        Pending { id, work: Work::Message { queue_pair: 0, slot: id as u32, payload: Vec::new() } }
+    }
+
+    fn write(remote: &mut Remote, bytes: u64) {
+        let id = remote.pending.len() as u64;
+        remote.pending.push_back(pending(id));
+        let wanted = Wanted { id, kind: WorkKind::Write, bytes, key: 1, address: 0 };
+        remote.wire.as_mut().unwrap().push(wanted, bytes, 0);
+    }
+
+    #[test]
+    fn as_many_bytes_are_released_as_may_be_under_way() {
+        let remote = Remote::for_tests();
+        let most = |mtu| most_released(&wire(&remote, mtu));
+        assert_eq!([256, 1024, 4096].map(most), [128 << 10, 256 << 10, 1 << 20]);
+    }
+
+    #[test]
+    fn a_queue_pair_waits_until_half_of_the_bytes_are_acknowledged() {
+        for (bytes, goes_on) in [((512 << 10) - 1, Some(3)), (512 << 10, None)] {
+            let mut remote = Remote::for_tests();
+            remote.wire = Some(wire(&remote, 4096));
+            write(&mut remote, bytes);
+            assert_eq!(remote.wait(3, MOST_PENDING - 1, 7), (Outcome::NotReady(7 + WAIT_NS), 0));
+            assert_eq!(remote.take_ready_waiting(), goes_on);
+            assert_eq!(remote.waiting.is_some(), goes_on.is_none());
+        }
+    }
+
+    /// Otherwise it would be looked at in each poll iteration, and the engine would not sleep.
+    #[test]
+    fn a_request_that_is_to_fail_waits_for_those_before_it() {
+        let mut remote = Remote::for_tests();
+        remote.wire = Some(wire(&remote, 4096));
+        write(&mut remote, 8);
+        remote.wait(3, 0, 7);
+        assert_eq!(remote.take_ready_waiting(), None);
+        remote.pending.clear();
+        assert_eq!(remote.take_ready_waiting(), Some(3));
+    }
 }

@@ -35,6 +35,10 @@ pub(super) const TIMING: Timing =
     Timing { quiet: 2_500_000_000, dead: 7_000_000_000, not_ready: 1_000_000_000 };
 /// The read requests that either side answers at once.
 pub(super) const READS: u8 = 16;
+/// The read requests of this side under way, even if the other host answers more at once. The next server asks
+/// again for a read from its first byte that is missing, and soft-RoCE answers only the last ones of those that it
+/// answers at once a second time.
+const READS_UNDER_WAY: u8 = READS / 2;
 /// Bytes of headers that an IP packet needs beside its payload, as Linux counts them for soft-RoCE
 /// (`RXE_MAX_HDR_LENGTH`, `drivers/infiniband/sw/rxe/rxe_hdr.h`).
 const HEADER_BYTES: usize = 80;
@@ -466,11 +470,12 @@ impl Remote {
         let expected = Psn::new(self.expected_psn);
         let progress = Progress { expected, messages: 0, writing: None };
         let (to, mtu) = ((self.path, self.destination), path_mtu.bytes() as u32);
-        let side = (Psn::new(psn), u32::from(reads));
+        let reads = u32::from(reads.min(READS_UNDER_WAY));
+        let side = (Psn::new(psn), reads);
         let wire = Wire::new(to, mtu, side, progress, TIMING, table.now);
         self.recorded = Some(wire.progress());
         self.wire = Some(Box::new(wire));
-        let record = self.to_record(qpn, mtu, u32::from(reads));
+        let record = self.to_record(qpn, mtu, reads);
         self.place = record.and_then(|record| table.add_to_ledger(&record));
     }
 

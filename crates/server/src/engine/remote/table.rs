@@ -13,6 +13,7 @@ use super::ledger::{Ledger, MOST_CONNECTIONS, Recorded};
 use super::link_addresses::LinkAddresses;
 use super::own_address::OwnAddress;
 use super::pending::Pending;
+use super::requests::Waiting;
 use crate::engine::oob::connection::EndpointName;
 
 /// How long a request of another host waits for an application, in nanoseconds.
@@ -103,8 +104,8 @@ pub(super) struct Remote {
     /// Requests of the endpoint here that are not acknowledged, in order.
     pub(super) pending: VecDeque<Pending>,
     pub(super) next_id: u64,
-    /// The transmit queue of which a request waits for room in the connection.
-    pub(super) waiting: Option<u32>,
+    /// The queue pair of which a request waits for those before it.
+    pub(super) waiting: Option<Waiting>,
     /// `true` if it is in the list of those with something to do.
     is_ready: bool,
     due: Option<u64>,
