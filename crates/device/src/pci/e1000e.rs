@@ -226,7 +226,7 @@ fn info(options: &Options, mac: [u8; 6]) -> Info {
         ..Limits::new(RX_BUFFER_BYTES)
     };
     let name = options.address.to_string();
-    let rx_queue_packets = RING_ENTRIES as usize - 1;
+    let rx_queue_packets = limits.rx_ring / limits.rx_packet_buffers;
     let queues = options.queues();
     Info { name, mac, mtu: options.mtu, can, queues, limits, rx_queue_packets }
 }
@@ -400,8 +400,10 @@ mod tests {
     #[test]
     fn a_packet_has_at_most_as_many_buffers_as_its_bytes_need() {
         let address = "0000:00:03.0".parse().unwrap();
-        let limits = |mtu| info(&Options { mtu, ..Options::new(address) }, [2; 6]).limits;
-        assert_eq!(limits(1500).rx_packet_buffers, 1);
-        assert_eq!(limits(9000).rx_packet_buffers, 5);
+        let info = |mtu| info(&Options { mtu, ..Options::new(address) }, [2; 6]);
+        for (mtu, buffers, packets) in [(1500, 1, 511), (9000, 5, 102)] {
+            let info = info(mtu);
+            assert_eq!((info.limits.rx_packet_buffers, info.rx_queue_packets), (buffers, packets));
+        }
     }
 }

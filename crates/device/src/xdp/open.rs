@@ -323,8 +323,16 @@ fn info(
             tx_headroom: if tx_checksum { TxHeadroom::Xsk } else { TxHeadroom::None },
             ..Limits::new(chunk_bytes)
         },
-        rx_queue_packets: RING_ENTRIES as usize,
+        rx_queue_packets: rx_queue_packets(rx_buffers, spans, link.mtu as usize, data_bytes),
     }
+}
+
+/// Returns how many packets of the longest length wait in a hardware queue with `rx_buffers` buffers, each for so
+/// many bytes. `spans`: a packet may have several.
+fn rx_queue_packets(rx_buffers: usize, spans: bool, mtu: usize, data_bytes: usize) -> usize {
+    let frame_bytes = mtu + ETHERNET_HEADER_BYTES + VLAN_TAG_BYTES;
+    let packet_buffers = if spans { frame_bytes.div_ceil(data_bytes) } else { 1 };
+    (rx_buffers.min(RING_ENTRIES as usize) / packet_buffers).max(1)
 }
 
 /// Returns the maximum number of buffers of a received packet, each for so many bytes.
@@ -479,4 +487,18 @@ fn notes(
         hidden_tags.into_iter().chain(warnings::of_one_address(name, ethtool)).collect();
     warnings.extend(warnings::of_own_queues(name, ethtool, &options.own_queues, own_queues));
     Notes { notes, warnings }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_has_room_for_as_many_packets_as_its_buffers_take() {
+        let small = SMALL_CHUNK_BYTES - HEADROOM_BYTES;
+        let large = LARGE_CHUNK_BYTES - HEADROOM_BYTES;
+        assert_eq!(rx_queue_packets(SMALL_RX_BUFFERS, false, 1500, small), 2048);
+        assert_eq!(rx_queue_packets(LARGE_RX_BUFFERS, true, 4176, large), 512);
+        assert_eq!(rx_queue_packets(10, true, 65536, large), 1);
+    }
 }
