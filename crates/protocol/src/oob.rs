@@ -256,11 +256,11 @@ impl std::fmt::Display for Refused {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Refused::Rejected => "the peer rejected the request",
-            Refused::NoEndpoint => "no endpoint takes messages at the address, or it was closed; for another host, this server needs the setting rdma",
+            Refused::NoEndpoint => "no endpoint takes messages at the address, or it was closed; another host is reached only with --rdma, of the servers of both",
             Refused::Policy => "the policy lets the two exchange no messages; on one host both grants need out-of-band = \"all\", and for another host yours needs rdma = true, and the session an address of its own",
             Refused::Full => "the peer has no room for the request or the answer, or this server for further connections of your user with other hosts; close some, or try again",
             Refused::State => "the endpoint has a peer or names itself, or the requester does not wait any more",
-            Refused::Unreachable => "the other host does not answer; check the address, and that it takes RoCEv2 connections (UDP port 4791)",
+            Refused::Unreachable => "the other host does not answer; check the address, and that its server runs with --rdma (or that it is another host of RoCEv2, UDP port 4791)",
             Refused::Mtu => "the other host takes only smaller packets, or this one's MTU is below 336; give the interfaces of all hosts the same MTU",
         })
     }

@@ -199,7 +199,7 @@ pub enum StartError {
     /// Connections with other hosts, without addresses of applications' own.
     #[error(
         "connections with other hosts (rdma) need addresses of applications' own, not the host's; give \
-         some (subnets), or leave out rdma"
+         --address, --subnet or --lease, or leave out rdma"
     )]
     RdmaAddresses,
     /// Connections with other hosts, and a device whose packets are too short.
