@@ -629,7 +629,8 @@ static void usage(void)
             "  --broken                 the peer's last request may be wrong\n"
             "connect:\n"
             "  --bandwidth COUNT        so many writes of 64 KiB, 16 at once\n"
-            "  --polls                  polls for the completions of these, instead of sleeping\n"
+            "  --polls                  polls for the completions of --bandwidth, instead of sleeping; the\n"
+            "                           other steps always poll\n"
             "  --latency COUNT          so many writes of 8 bytes, one at a time\n"
             "  --atomic done|refused    a fetch and add, and how it ends\n"
             "  --wrong-key              a write with a wrong key, which must be refused\n"
@@ -674,7 +675,9 @@ static void read_options(int count, char **words)
     }
     words += optind;
     count -= optind;
-    if (count < 1 || options.limit_ms > 1000000 || (options.wrong_key && options.atomic == REFUSED))
+    bool polls_in_vain = options.polls && options.bandwidth == 0;
+    if (count < 1 || options.limit_ms > 1000000 || polls_in_vain ||
+        (options.wrong_key && options.atomic == REFUSED))
         usage();
     options.serves = strcmp(words[0], "serve") == 0;
     if (!options.serves && strcmp(words[0], "connect") != 0)
