@@ -33,8 +33,7 @@ fn act([path, to]: [OsString; 2]) -> Result<(), Box<dyn Error>> {
         return serve(session);
     }
     let to = to.to_string_lossy();
-    let at: SocketAddr =
-        to.parse().map_err(|_| format!("{to}: no address, such as 10.77.0.2:7"))?;
+    let at: SocketAddr = to.parse().map_err(|_| format!("{to}: not as 10.77.0.2:7"))?;
     ask(session, OobAddress { ip: at.ip(), protocol: TCP, port: at.port() })
 }
 
@@ -82,7 +81,8 @@ fn ask(mut session: Session, to: OobAddress) -> Result<(), Box<dyn Error>> {
         session.wait(None)?;
         drop_packets(&mut session)?;
         while let Some(message) = session.receive_oob(endpoint)? {
-            writeln!(io::stdout(), "{}", String::from_utf8_lossy(message.payload()))?;
+            let text = String::from_utf8_lossy(message.payload());
+            writeln!(io::stdout(), "{}", text.trim_end_matches('\0'))?;
             let Some(line) = lines.next().transpose()? else {
                 session.disconnect(endpoint)?;
                 return Ok(session.flush()?);
