@@ -70,3 +70,11 @@ pub(super) fn length(request: &Request, checked: &Checked) -> u64 {
         _ => checked.bytes,
     }
 }
+
+/// A queue pair whose request waits for the ones before it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Waiting {
+    pub(super) queue_pair: u32,
+    /// It goes on once there are no more requests than these without an acknowledgement.
+    pub(super) most_pending: usize,
+}

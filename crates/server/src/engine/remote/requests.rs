@@ -6,7 +6,7 @@ use towpath_protocol::requests::{RequestFault, RequestKind};
 use towpath_rdma::Connection as Wire;
 use towpath_rdma::requester::{Work as Wanted, WorkKind};
 
-use super::pending::{Pending, Work, length};
+use super::pending::{Pending, Waiting, Work, length};
 use super::table::{Remote, State};
 use crate::engine::apertures::requests::{Outcome, Requesting, TRANSFER_BYTES, check_local, fail};
 use crate::engine::oob::connection::EndpointName;
@@ -208,14 +208,6 @@ impl Remote {
 /// Returns the released bytes without an acknowledgement from which on a request waits.
 fn most_released(wire: &Wire) -> u64 {
     wire.window_bytes().max(LEAST_RELEASED_BYTES)
-}
-
-/// A queue pair whose request waits for the ones before it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Waiting {
-    pub(super) queue_pair: u32,
-    /// It goes on once there are no more requests than these without an acknowledgement.
-    most_pending: usize,
 }
 
 impl Remote {

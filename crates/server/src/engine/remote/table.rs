@@ -12,8 +12,7 @@ use towpath_rdma::responder::Progress;
 use super::ledger::{Ledger, MOST_CONNECTIONS, Recorded};
 use super::link_addresses::LinkAddresses;
 use super::own_address::OwnAddress;
-use super::pending::Pending;
-use super::requests::Waiting;
+use super::pending::{Pending, Waiting};
 use crate::engine::oob::connection::EndpointName;
 
 /// How long a request of another host waits for an application, in nanoseconds.
