@@ -275,6 +275,12 @@ impl Requester {
         self.queue.iter().map(one).sum()
     }
 
+    /// Returns the most read requests under way.
+    #[must_use]
+    pub fn most_reads(&self) -> u32 {
+        self.most_reads
+    }
+
     /// Returns the most bytes under way. `is_limited`: losses or marks limit the rate.
     #[must_use]
     pub fn window_bytes(&self, is_limited: bool) -> u64 {

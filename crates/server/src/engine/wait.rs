@@ -383,7 +383,7 @@ impl EngineWait {
     }
 
     fn woken(&mut self) {
-        self.clock_reading = self.waiter.records_sleeps().then(clock_ns);
+        self.clock_reading = self.waiter.has_clock().then(clock_ns);
         if let Some(now) = self.clock_reading {
             self.waiter.woke(now);
         }

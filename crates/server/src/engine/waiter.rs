@@ -122,12 +122,7 @@ impl Waiter {
         !matches!(self, Waiter::Poll | Waiter::Block)
     }
 
-    /// Returns `true` if the waiter records the ends of sleeps, for which it needs the time.
-    pub(crate) fn records_sleeps(&self) -> bool {
-        self.has_clock()
-    }
-
-    /// Returns `true` if the waiter may be timer-driven.
+    /// Returns `true` if the waiter may be timer-driven. [`Waiter::woke`] needs the time for such waiters alone.
     pub(crate) fn has_clock(&self) -> bool {
         matches!(self, Waiter::TimerDriven(_) | Waiter::Auto(_))
     }

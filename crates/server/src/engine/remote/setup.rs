@@ -470,9 +470,9 @@ impl Remote {
         let expected = Psn::new(self.expected_psn);
         let progress = Progress { expected, messages: 0, writing: None };
         let (to, mtu) = ((self.path, self.destination), path_mtu.bytes() as u32);
-        let reads = u32::from(reads.min(READS_UNDER_WAY));
-        let side = (Psn::new(psn), reads);
+        let side = (Psn::new(psn), u32::from(reads.min(READS_UNDER_WAY)));
         let wire = Wire::new(to, mtu, side, progress, TIMING, table.now);
+        let reads = wire.requester().most_reads();
         self.recorded = Some(wire.progress());
         self.wire = Some(Box::new(wire));
         let record = self.to_record(qpn, mtu, reads);
@@ -602,6 +602,16 @@ mod tests {
         let wire = one.wire.unwrap();
         assert_eq!(wire.requester().first(), Psn::new(9));
         assert_eq!(wire.progress().expected, Psn::new(5));
+    }
+
+    #[test]
+    fn only_half_of_the_reads_that_soft_roce_answers_again_are_under_way() {
+        for (theirs, most) in [(1, 1), (4, 4), (8, 8), (16, 8), (255, 8)] {
+            let mut one = Remote::for_tests();
+            let table = &mut RemoteTable::new(None, 1_500);
+            one.open(7, (9, PathMtu::of_bytes(1024)), theirs, table);
+            assert_eq!(one.wire.unwrap().requester().most_reads(), most, "of {theirs}");
+        }
     }
 
     /// However long the engine was idle before: the time of a request begins when it is sent.
