@@ -326,37 +326,17 @@ static bool wait_for_completion(struct ibv_comp_channel *channel, double end_us,
     return true;
 }
 
-/* Polls for the completion of a request. */
-static struct ibv_wc completion(const char *what)
-{
-    double end = now_us() + options.limit_ms * 1e3;
-    struct ibv_wc done;
-    while (!take(my.sent, &done, what))
-        if (now_us() > end)
-            fail("%s: no completion within %d ms", what, options.limit_ms);
-    return done;
-}
-
-static void succeeds(const struct ibv_wc *done, const char *what)
-{
-    if (done->status != IBV_WC_SUCCESS)
-        fail("%s: %s (%d, vendor %u)", what, ibv_wc_status_str(done->status), done->status,
-             done->vendor_err);
-}
-
-/* Polls until the next request completes, and fails unless it succeeded. */
-static void completes(const char *what)
-{
-    struct ibv_wc done = completion(what);
-    succeeds(&done, what);
-}
-
-/* Sleeps until the next request completes, and fails unless it succeeded. */
-static void completes_asleep(const char *what)
+/* Waits for the completion of a request: asleep, or polling. */
+static struct ibv_wc completion(bool polls, const char *what)
 {
     double end = now_us() + options.limit_ms * 1e3;
     struct ibv_wc done;
     while (!take(my.sent, &done, what)) {
+        if (polls) {
+            if (now_us() > end)
+                fail("%s: no completion within %d ms", what, options.limit_ms);
+            continue;
+        }
         check(ibv_req_notify_cq(my.sent, 0), "ibv_req_notify_cq");
         if (take(my.sent, &done, what))
             break;
@@ -365,12 +345,26 @@ static void completes_asleep(const char *what)
             fail("%s: the peer ended the connection", what);
         }
     }
-    succeeds(&done, what);
+    return done;
+}
+
+/* Waits for the completion of a request, and fails unless it succeeded. */
+static void completes_by(bool polls, const char *what)
+{
+    struct ibv_wc done = completion(polls, what);
+    if (done.status != IBV_WC_SUCCESS)
+        fail("%s: %s (%d, vendor %u)", what, ibv_wc_status_str(done.status), done.status,
+             done.vendor_err);
+}
+
+static void completes(const char *what)
+{
+    completes_by(true, what);
 }
 
 static void fails_with(enum ibv_wc_status status, const char *what)
 {
-    struct ibv_wc done = completion(what);
+    struct ibv_wc done = completion(true, what);
     if (done.status != status)
         fail("%s: the completion has the status %s (%d), not %s", what,
              ibv_wc_status_str(done.status), done.status, ibv_wc_status_str(status));
@@ -485,10 +479,7 @@ static void measure_bandwidth(long count)
     while (done < count) {
         while (posted < count && posted - done < DEPTH)
             post(IBV_WR_RDMA_WRITE, my.local_mr, posted++ % DEPTH * BLOCK, BLOCK);
-        if (options.polls)
-            completes("bandwidth");
-        else
-            completes_asleep("bandwidth");
+        completes_by(options.polls, "bandwidth");
         done++;
     }
     printf("bandwidth: %ld writes of %d bytes, %d at once: %.1f MB/s\n", count, BLOCK, DEPTH,
