@@ -348,6 +348,12 @@ impl EngineWait {
         Ok(Woken::Poll)
     }
 
+    /// Returns `true` if the engine has begun the sleep of a throttled engine, and not ended it.
+    #[cfg(test)]
+    pub(crate) fn is_throttled(&self) -> bool {
+        self.throttle.is_some()
+    }
+
     /// Records that a throttled engine executed commands.
     pub(crate) fn executed(&mut self) {
         let Some(throttle) = &mut self.throttle else { return };

@@ -189,9 +189,9 @@ fn a_command_whose_notification_was_taken_prevents_sleep() {
     }
 }
 
-/// A stream of commands does not delay the poll iteration that follows a throttled sleep.
-#[test]
-fn a_throttled_engine_takes_commands_a_few_times() {
+/// Returns an engine that sleeps some hundred milliseconds at its next pause, whatever work there
+/// is.
+fn throttled() -> World {
     let mut world = World::new(WaitStrategy::Auto);
     world.set(Setting::CpuPercent, 0, 1);
     world.poll_until_done();
@@ -203,6 +203,13 @@ fn a_throttled_engine_takes_commands_a_few_times() {
     let before = used();
     while used() - before < 6_000_000 && used() >= before {}
     world.reports.try_iter().for_each(drop);
+    world
+}
+
+/// A stream of commands does not delay the poll iteration that follows a throttled sleep.
+#[test]
+fn a_throttled_engine_takes_commands_a_few_times() {
+    let mut world = throttled();
     let (commands, wake) = (world.commands.clone(), world.wake.clone());
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -222,6 +229,23 @@ fn a_throttled_engine_takes_commands_a_few_times() {
     let followed = world.reports.try_iter().count();
     let most = HEARD_THROTTLED * COMMANDS_PER_ITERATION;
     assert!((1..=most).contains(&followed), "{followed} commands in one sleep");
+}
+
+/// A throttled engine stops at once: it does not sleep until its processor time is paid for.
+#[test]
+fn a_stop_ends_a_throttled_sleep() {
+    for stop in [true, false] {
+        let mut world = throttled();
+        if stop {
+            world.give(Command::Stop);
+        } else {
+            world.set(Setting::NotificationSuppression, 0, 1);
+        }
+        rustix::io::write(&*world.wake, &1u64.to_ne_bytes()).unwrap();
+        world.engine.pause(1).unwrap();
+        assert_eq!(world.reports.try_iter().count(), 1, "the command is executed");
+        assert_eq!(world.engine.wait.is_throttled(), stop, "stop: {stop}");
+    }
 }
 
 /// Settings of an endpoint concern its expedited packets, which wait in any queue pair. The engine

@@ -6,7 +6,7 @@ use towpath_rdma::Ended;
 use towpath_rdma::requester::Fault;
 
 use super::host::{Attendance, ConnectionHost};
-use super::table::Remote;
+use super::table::{Remote, State};
 use crate::engine::demux::Destination;
 use crate::engine::oob::Parts;
 use crate::engine::oob::connection::{Connection, EndpointName};
@@ -64,6 +64,19 @@ impl Remote {
         }
         if let Some(psn) = probe.filter(|_| probe != probed) {
             parts.remote.record(place, |ledger, place| ledger.set_probe(place, psn));
+        }
+    }
+
+    /// Returns `true` if the endpoint has closed the connection, and everything that it sent before
+    /// is acknowledged, or has had its time.
+    pub(super) fn may_leave(&self, now: u64) -> bool {
+        let Some(until) = self.leaves_at else { return false };
+        let is_sent = self.wire.as_ref().is_none_or(|wire| wire.requester().is_empty());
+        match self.state {
+            State::Open => is_sent || now >= until,
+            // The other host does not have the answer yet.
+            State::Answered(_) => now >= until,
+            _ => false,
         }
     }
 
@@ -140,11 +153,8 @@ mod tests {
         fn complete(&mut self, _: u64, _: Psn) {}
     }
 
-    /// The other host refuses a request, and ends the connection at once.
-    #[test]
-    fn a_request_that_was_refused_before_the_end_fails_for_that_reason() {
-        let mut one = Remote::for_tests();
-        assert_eq!(one.fault(), RequestFault::Closed);
+    /// Returns a connection that has sent a request.
+    fn sent(one: &Remote) -> Box<Connection> {
         let timing = Timing { quiet: 1 << 40, dead: 1 << 40, not_ready: 1 << 40 };
         let progress = Progress { expected: Psn::new(0), messages: 0, writing: None };
         let mut wire = Connection::new((one.path, 9), 256, (Psn::new(5), 1), progress, timing, 0);
@@ -152,11 +162,41 @@ mod tests {
         let (id, kind, bytes, key, address) = (0, WorkKind::Write, 8, 1, 0);
         wire.push(Work { id, kind, bytes, key, address }, bytes, 0);
         assert!(wire.transmit(&mut Bare, 0, &mut [0; FRAME_BYTES]).is_some());
-        let aeth = Aeth { syndrome: Syndrome::Nak(NakCode::RemoteAccess), msn: 0 };
+        Box::new(wire)
+    }
+
+    /// The other host answers the request.
+    fn answer(wire: &mut Connection, syndrome: Syndrome) {
+        let aeth = Aeth { syndrome, msn: 1 };
         let bth = Bth::new(Opcode::Acknowledge, 9, 5);
         let extension = Extension { aeth: Some(aeth), ..Extension::default() };
         wire.receive(&Segment { bth, extension, payload: &[] }, false, &mut Bare, 1);
-        one.wire = Some(Box::new(wire));
+    }
+
+    /// The other host refuses a request, and ends the connection at once.
+    #[test]
+    fn a_request_that_was_refused_before_the_end_fails_for_that_reason() {
+        let mut one = Remote::for_tests();
+        assert_eq!(one.fault(), RequestFault::Closed);
+        let mut wire = sent(&one);
+        answer(&mut wire, Syndrome::Nak(NakCode::RemoteAccess));
+        one.wire = Some(wire);
         assert_eq!(one.fault(), RequestFault::Peer);
+    }
+
+    /// What was sent before a close goes out, for as long as it may.
+    #[test]
+    fn a_closed_connection_leaves_once_all_is_acknowledged_or_its_time_is_over() {
+        let mut one = Remote::for_tests();
+        one.wire = Some(sent(&one));
+        one.state = State::Open;
+        assert!(!one.may_leave(u64::MAX), "nobody has closed it");
+        one.leaves_at = Some(100);
+        assert!(!one.may_leave(99), "a request is not acknowledged");
+        assert!(one.may_leave(100));
+        answer(one.wire.as_mut().unwrap(), Syndrome::Ack { credits: 31 });
+        assert!(one.may_leave(1));
+        one.leave(1);
+        assert!(!one.may_leave(u64::MAX), "it has left");
     }
 }

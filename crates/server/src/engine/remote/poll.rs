@@ -234,16 +234,10 @@ fn serve(
         turn.more = false;
         return Ok(turn);
     }
-    if let Some(until) = one.leaves_at
-        && matches!(one.state, State::Open | State::Answered(_))
-    {
-        let is_open = matches!(one.state, State::Open);
-        let is_over = one.wire.as_ref().is_none_or(|wire| wire.requester().is_empty());
-        if is_open && is_over || now >= until {
-            one.fail_pending(RequestFault::Closed, parts);
-            one.leave(now);
-            turn.more = true;
-        }
+    if one.may_leave(now) {
+        one.fail_pending(RequestFault::Closed, parts);
+        one.leave(now);
+        turn.more = true;
     }
     if let Some(waiting) = one.take_ready_waiting() {
         let session = one.owner.and_then(|owner| parts.sessions.key(owner.session));
