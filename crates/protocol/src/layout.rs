@@ -17,6 +17,8 @@
 //! Out-of-band messages, apertures and tripwires use the first lane; their words in the parts of
 //! other lanes stay empty.
 
+use std::ops::Range;
+
 use towpath_queue::buffers::Ledger;
 use towpath_queue::events::EventShape;
 use towpath_queue::layout::{QueueShape, lines};
@@ -482,6 +484,19 @@ impl SessionShape {
         }
     }
 
+    /// Returns the words of the ledger with the connections of out-of-band messages, one for each
+    /// endpoint; `None` if there are none.
+    #[must_use]
+    pub fn connection_words(&self) -> Option<Range<usize>> {
+        self.oob?;
+        let start = lines(Ledger::words_for(self.transmit_pool.buffers()))
+            + lines(Ledger::words_for(self.receive_pool.buffers()))
+            + lines(self.queue_pairs as usize * self.queues.ledger_words())
+            + OOB_INTENT_WORDS
+            + self.queue_pairs as usize;
+        Some(start..start + self.endpoints as usize)
+    }
+
     /// Splits the ledger into its parts.
     #[must_use]
     pub fn ledger(&self, mut words: OwnWords) -> LedgerPages {
@@ -633,8 +648,15 @@ mod tests {
         assert_eq!(peer.acknowledgements.fetch(0), 8);
         assert_eq!(peer.queue_pairs[1].fetch(0), 9);
         let ledger = Region::private(shape.ledger_words() * 8).unwrap();
-        let parts = shape.ledger(own_words(ledger));
+        let view = peer_words(ledger.mapping());
+        let mut parts = shape.ledger(own_words(ledger));
         assert_eq!(parts.queue_pairs.len(), 3);
+        assert_eq!(shape.connection_words().is_some(), shape.oob().is_some());
+        if let Some(words) = shape.connection_words() {
+            assert_eq!(words.len(), 5);
+            parts.oob.store(OOB_INTENT_WORDS + 3 + 4, 14);
+            assert_eq!(view.fetch(words.end - 1), 14);
+        }
     }
 
     #[test]

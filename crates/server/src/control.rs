@@ -97,8 +97,8 @@ pub(crate) struct Parts {
     pub(crate) pool: Pool,
     /// `true` if no subnet was given: administrators may use any address.
     pub(crate) free_addresses: bool,
-    /// `true` if endpoints may have connections with other hosts.
-    pub(crate) rdma: bool,
+    /// The ledger of connections with other hosts, if endpoints may have some.
+    pub(crate) rdma: Option<Arc<Mapping>>,
     /// `true` if sessions get addresses of their own.
     pub(crate) gives_addresses: bool,
     /// The host whose addresses applications share, if they do.

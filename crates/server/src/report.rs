@@ -4,9 +4,12 @@
 //! server keeps for an application that never reads its replies: a few small messages in that
 //! application's own socket.
 
-use serde::Serialize;
+mod connections;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+use serde::Serialize;
 
 use towpath_memory::{Mapping, peer_words};
 use towpath_protocol::layout::{
@@ -20,6 +23,8 @@ use crate::engine::commands::Listening;
 use crate::engine::demux::{Rule, Vlan};
 use crate::policy::Policy;
 use crate::prepare::MEMORIES;
+use connections::EndpointConnection;
+pub(crate) use connections::OtherHosts;
 use towpath_protocol::counters;
 use towpath_queue::PeerWords;
 use towpath_queue::oob::COUNTERS_WORD;
@@ -126,8 +131,20 @@ pub(crate) struct Endpoint {
     /// The endpoint's settings that differ from the defaults, in their text form.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub settings: BTreeMap<&'static str, String>,
+    /// The endpoint's connection.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connection: Option<EndpointConnection>,
     /// The endpoint's counters.
     pub counters: BTreeMap<&'static str, u64>,
+}
+
+/// What sessions' parts of a report need to know of their server.
+#[derive(Debug)]
+pub(crate) struct Context<'a> {
+    /// The number of parts of each session.
+    pub lanes: usize,
+    pub policy: &'a Policy,
+    pub hosts: OtherHosts,
 }
 
 /// Returns a MAC address in its text form.
@@ -223,14 +240,13 @@ pub(crate) fn lane_counters(
 }
 
 /// Returns one page of a report on these connections, given by their tokens, from the cursor on.
-/// `lanes`: the number of parts of each session.
 /// Returns the start of the next page, and the page's JSON, which has at most [`MAX_PAGE_BYTES`].
 ///
 /// # Errors
 /// Fails with the serializer's error.
 pub(crate) fn page<'a>(
     device: Option<Device>,
-    (lanes, policy): (usize, &Policy),
+    context: &'a Context<'a>,
     connections: impl Iterator<Item = (u64, &'a Connection)>,
     cursor: Cursor,
 ) -> Result<(Cursor, Vec<u8>), serde_json::Error> {
@@ -241,7 +257,7 @@ pub(crate) fn page<'a>(
         // one.
         let first = if token == cursor.connection { cursor.endpoint } else { 0 };
         let here = Cursor { connection: token, endpoint: first, reserved: 0 };
-        let Some((mut session, endpoints)) = session(connection, (lanes, policy), first) else {
+        let Some((mut session, endpoints)) = session(connection, context, first) else {
             continue;
         };
         bytes += serde_json::to_vec(&session)?.len() + 1;
@@ -275,9 +291,10 @@ fn descriptors(connection: &Connection, lease: &Lease) -> usize {
 /// connection has no session.
 fn session<'a>(
     connection: &'a Connection,
-    (lanes, policy): (usize, &Policy),
+    context: &'a Context<'a>,
     first: u32,
 ) -> Option<(Session, impl Iterator<Item = Endpoint> + use<'a>)> {
+    let lanes = context.lanes;
     let (Progress::Lives | Progress::Unclaimed, Some(lease), Some(shape), Some(mappings)) =
         (&connection.progress, &connection.lease, &connection.shape, &connection.mappings)
     else {
@@ -291,12 +308,17 @@ fn session<'a>(
     let mut pages = pages;
     let queues = pages.first_mut().map(|first| std::mem::take(&mut first.oob)).unwrap_or_default();
     let parts: Vec<PeerWords> = pages.into_iter().map(|pages| pages.counters).collect();
+    let connected = peer_words(&mappings.ledger);
+    let connected = shape.connection_words().map(|at| connected.part(at.start, at.len()));
     let from = connection.endpoints.iter().enumerate().skip(first as usize);
     let endpoints = from.filter_map(move |(number, opened)| {
         let opened = opened.as_ref()?;
         let start = number * ENDPOINT_COUNTERS;
         let read = |words: &PeerWords| counters::read(words, start, &counters::Endpoint::ALL);
         let messages = queues.get(number).filter(|_| opened.out_of_band);
+        let connected = connected.as_ref().filter(|_| opened.out_of_band);
+        let connection = connected
+            .and_then(|words| EndpointConnection::read(words.observe(number), &context.hosts));
         let messages =
             messages.map(|words| counters::read(words, COUNTERS_WORD, &counters::OutOfBand::ALL));
         Some(Endpoint {
@@ -304,6 +326,7 @@ fn session<'a>(
             queue_pair: opened.queue_pair,
             receives: receives(opened),
             settings: opened.settings.changed().collect(),
+            connection,
             counters: sum(parts.iter().map(read))
                 .into_iter()
                 .chain(messages.into_iter().flatten())
@@ -322,7 +345,7 @@ fn session<'a>(
         ipv6: lease.ipv6.map(|(ip, prefix)| format!("{ip}/{prefix}")),
         queue_pairs: shape.queue_pairs,
         bytes: connection.bytes,
-        bytes_limit: policy.limits(&connection.terms).session_bytes,
+        bytes_limit: context.policy.limits(&connection.terms).session_bytes,
         transmit_buffers: shape.transmit_pool.buffers(),
         receive_buffers: shape.receive_pool.buffers() as usize * lanes,
         pins: connection.pins.len(),

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 use towpath_device::Filter;
+use towpath_memory::peer_words;
 use towpath_protocol::layout::SessionShape;
 use towpath_protocol::message::{self, Attached, Cursor, Message, Open, Refusal, Set};
 use towpath_protocol::settings::{Scope, Setting, SettingError};
@@ -263,10 +264,10 @@ impl Control {
             return Ok(());
         }
         let mut opened = read_open(open, connection, self.parts.free_addresses)?;
-        if let Some(lease) = connection.lease.filter(|_| self.parts.rdma) {
+        if let Some(lease) = connection.lease.filter(|_| self.parts.rdma.is_some()) {
             opened.allow_other_hosts(&lease, &connection.terms);
         }
-        if self.parts.rdma && opened.is_rdma() {
+        if self.parts.rdma.is_some() && opened.is_rdma() {
             let text = "open: UDP port 4791 is the server's, for connections with other hosts; choose \
                         another port";
             return Err((Refusal::InUse, text.to_owned()));
@@ -516,7 +517,9 @@ impl Control {
         });
         let shown =
             self.connections.from(cursor.connection).filter(|(_, one)| all || one.peer.uid == uid);
-        let (next, text) = report::page(device, (lanes, &self.parts.policy), shown, cursor)
+        let hosts = report::OtherHosts::new(self.parts.rdma.as_ref().map(peer_words));
+        let context = report::Context { lanes, policy: &self.parts.policy, hosts };
+        let (next, text) = report::page(device, &context, shown, cursor)
             .map_err(|error| (Refusal::Limit, format!("report: {error}")))?;
         self.answer(token, &Message::Reported(next, text));
         Ok(())

@@ -233,7 +233,7 @@ impl Unstarted {
             has_successor,
         };
         let position = positions.pop().unwrap_or_default();
-        let rdma = rdma_ledger(config, &mut left, store.as_mut())?;
+        let (rdma, rdma_mapping) = rdma_ledger(config, &mut left, store.as_mut())?.unzip();
         let relays = relays.into_iter().zip(positions);
         let (mut engines, ends) = maker.all(&mut *device, region, relays, rdma)?;
         let memories = engines.iter().map(Engine::memory_file);
@@ -248,7 +248,7 @@ impl Unstarted {
             policy: config.policy.clone(),
             pool,
             free_addresses: config.subnets == Subnets::default() && host.is_none(),
-            rdma: config.rdma,
+            rdma: rdma_mapping,
             gives_addresses: config.subnets != Subnets::default() || host.is_none(),
             host,
             settings,
@@ -434,7 +434,7 @@ fn rdma_ledger(
     config: &Config,
     left: &mut Left,
     store: &mut dyn Store,
-) -> Result<Option<Region>, StartError> {
+) -> Result<Option<(Region, Arc<Mapping>)>, StartError> {
     let what = "the ledger of connections with other hosts";
     let adopted = left.rdma.take().and_then(|file| SharedFile::adopt(file).ok());
     let adopted = adopted.filter(|file| config.rdma && file.len() >= LEDGER_BYTES);
@@ -455,7 +455,9 @@ fn rdma_ledger(
     if !store.holds(RDMA) {
         store.put(RDMA, file.as_fd()).map_err(resources(what))?;
     }
-    file.map_writable().map(Some).map_err(resources(what))
+    let region = file.map_writable().map_err(resources(what))?;
+    let mapping = region.mapping().clone();
+    Ok(Some((region, mapping)))
 }
 
 /// Applies the settings that were changed while an earlier server ran, and records changes from now

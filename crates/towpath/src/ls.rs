@@ -1,4 +1,5 @@
-//! `towpath ls`: the devices, the attached applications, and the flow rules of their endpoints.
+//! `towpath ls`: the devices, the attached applications, and the flow rules and peers of their
+//! endpoints.
 #![forbid(unsafe_code)]
 
 use std::path::Path;
@@ -15,6 +16,8 @@ pub(crate) const EXAMPLES: &str = "\
 Root and the server's user see all sessions, other users only their own. STATE is what the device's
 keeper does: starting, serving, restarting (it holds all sessions for the next server), failed (the
 sessions have ended, and it tries again) or ending. LAST END is the reason of the last restart.
+PEER is the other end of an endpoint's connection for out-of-band messages and requests: an endpoint
+of this server, or the address of one of another host.
 
 Examples:
   towpath ls
@@ -127,6 +130,7 @@ fn sessions(report: &Report) -> String {
     let mut sessions =
         Table::new(["SESSION", "NAME", "PID", "USER", "PAGES", "MAC", "IPV4", "IPV6", "KIB"]);
     let mut endpoints = Table::new(["SESSION", "ENDPOINT", "RECEIVES"]);
+    let mut connections = Table::new(["SESSION", "ENDPOINT", "CONNECTION", "PEER"]);
     // A server that resumes sessions has them in another order.
     let mut in_order: Vec<_> = report.sessions.iter().collect();
     in_order.sort_by_key(|session| session.session);
@@ -152,11 +156,19 @@ fn sessions(report: &Report) -> String {
                 endpoint.endpoint.to_string(),
                 endpoint.receives.clone(),
             ]);
+            if let Some(connection) = &endpoint.connection {
+                connections.row([
+                    session.session.to_string(),
+                    endpoint.endpoint.to_string(),
+                    connection.state.clone(),
+                    connection.peer.clone(),
+                ]);
+            }
         }
     }
     let mut text = sessions.to_text();
-    if !endpoints.is_empty() {
-        text += &format!("\n{}", endpoints.to_text());
+    for table in [endpoints, connections].iter().filter(|table| !table.is_empty()) {
+        text += &format!("\n{}", table.to_text());
     }
     text
 }

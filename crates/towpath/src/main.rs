@@ -68,7 +68,7 @@ enum Subcommand {
     /// Go on as the keeper of `towpath serve`, after an upgrade
     #[command(hide = true)]
     Keeper(serve::keeper::Args),
-    /// List the devices, their applications, and the flow rules of the endpoints
+    /// List the devices, their applications, and the flow rules and peers of the endpoints
     #[command(after_help = ls::EXAMPLES)]
     Ls(ls::Args),
     /// Show a server's counters: packets, bytes, drops by reason

@@ -63,7 +63,16 @@ pub(crate) struct Session {
 pub(crate) struct Endpoint {
     pub(crate) endpoint: u64,
     pub(crate) receives: String,
+    pub(crate) connection: Option<Connection>,
     pub(crate) counters: BTreeMap<String, u64>,
+}
+
+/// An endpoint's connection.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Connection {
+    pub(crate) state: String,
+    pub(crate) peer: String,
 }
 
 /// Returns a counter's value; 0 for a counter that the server lacks.

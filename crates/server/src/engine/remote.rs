@@ -33,6 +33,6 @@ mod setup;
 pub(crate) mod table;
 
 pub(crate) use inbox::Inbox;
-pub(crate) use ledger::LEDGER_BYTES;
+pub(crate) use ledger::{LEDGER_BYTES, peers};
 pub(crate) use neighbours::concerns;
 pub(crate) use poll::{Way, poll};

@@ -291,6 +291,8 @@ pub struct Memories {
 pub struct Mappings {
     /// Server pages.
     pub server: Arc<Mapping>,
+    /// The ledger.
+    pub(crate) ledger: Arc<Mapping>,
     /// All mappings; those that the server writes come first.
     pub(crate) all: [Arc<Mapping>; 5],
     /// The application's armed words.
@@ -332,8 +334,8 @@ impl Memories {
         let written = [&self.server, &self.ledger, &self.receive_pool].map(Region::mapping);
         let [server, ledger, receive_pool] = written.map(Arc::clone);
         let (application, transmit_pool) = (self.application.clone(), self.transmit_pool.clone());
-        let all = [server.clone(), ledger, receive_pool, application, transmit_pool];
-        Mappings { server, all, armed: self.armed.clone() }
+        let all = [server.clone(), ledger.clone(), receive_pool, application, transmit_pool];
+        Mappings { server, ledger, all, armed: self.armed.clone() }
     }
 }
 

@@ -317,7 +317,7 @@ impl Control {
         if endpoint.revoked {
             return Err("the policy does not grant it".to_owned());
         }
-        if let Some(lease) = connection.lease.filter(|_| self.parts.rdma) {
+        if let Some(lease) = connection.lease.filter(|_| self.parts.rdma.is_some()) {
             opened.allow_other_hosts(&lease, &connection.terms);
         }
         opened.settings = endpoint.settings.clone();

@@ -188,6 +188,46 @@ fn ten_thousand_requests_outlive_killed_servers() {
     });
 }
 
+/// Each end of a connection is listed, with its peer here or on another host, also by the next
+/// server.
+#[test]
+fn connections_are_listed_with_their_peers() {
+    towpath_testkit::isolated!(|| {
+        let test = "hosts::connections_are_listed_with_their_peers";
+        if !tun(test) || !installed(test, "ip", "iproute2") {
+            return;
+        }
+        let directory = Directory::new();
+        let servers = two_hosts(&directory);
+        let listed = |server: &Running| {
+            let text = prints(&mut server.subcommand("ls", &[]));
+            let from = text.lines().skip_while(|line| !line.contains("CONNECTION")).skip(1);
+            let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+            from.map(|line| words(line).join(" ")).collect::<Vec<_>>()
+        };
+        assert!(listed(&servers[0]).is_empty());
+        let address = |(session, endpoint): &(Session, Endpoint)| {
+            let ip = IpAddr::V4(session.info().ipv4.unwrap().0);
+            OobAddress { ip, protocol: 17, port: endpoint.port() }
+        };
+        let [_here, _and_there] = connected([&servers[0], &servers[0]]);
+        let [near, far] = connected([&servers[0], &servers[1]]);
+        let expected = [
+            "1 0 connected session 2 endpoint 0".to_owned(),
+            "2 0 connected session 1 endpoint 0".to_owned(),
+            format!("3 0 connected {}", address(&far)),
+        ];
+        for is_the_first in [true, false] {
+            assert_eq!(listed(&servers[0]), expected, "the first server: {is_the_first}");
+            assert_eq!(listed(&servers[1]), [format!("1 0 connected {}", address(&near))]);
+            servers[0].kill_server();
+            until("another server", || servers[0].log().matches("serving device=").count() > 1);
+        }
+        drop(far);
+        until("the end", || listed(&servers[0]) == expected[..2]);
+    });
+}
+
 /// Values and messages arrive once and in order, and writes and reads have the right bytes, whichever
 /// server is killed.
 #[test]

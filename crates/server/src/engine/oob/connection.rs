@@ -41,7 +41,7 @@ const ENDPOINT_BITS: u32 = KIND_SHIFT - ENDPOINT_SHIFT;
 
 impl Connection {
     /// Returns the connection as a word.
-    pub(super) fn to_word(self) -> u64 {
+    pub(crate) fn to_word(self) -> u64 {
         let word = |kind: u64, peer: EndpointName| {
             kind << KIND_SHIFT
                 | u64::from(peer.endpoint) << ENDPOINT_SHIFT
@@ -55,7 +55,7 @@ impl Connection {
     }
 
     /// Returns the connection of a word.
-    pub(super) fn from_word(word: u64) -> Connection {
+    pub(crate) fn from_word(word: u64) -> Connection {
         let peer = EndpointName {
             session: word as u32,
             endpoint: (word >> ENDPOINT_SHIFT & ((1 << ENDPOINT_BITS) - 1)) as u32,

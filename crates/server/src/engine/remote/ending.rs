@@ -190,7 +190,7 @@ mod tests {
         let mut one = Remote::for_tests();
         one.wire = Some(sent(&one));
         one.state = State::Open;
-        assert!(!one.may_leave(u64::MAX), "nobody has closed it");
+        assert!(!one.may_leave(u64::MAX), "it is not closed");
         one.leaves_at = Some(100);
         assert!(!one.may_leave(99), "a request is not acknowledged");
         assert!(one.may_leave(100));

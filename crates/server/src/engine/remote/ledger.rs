@@ -5,12 +5,13 @@
 //! up to which slot of the transmit queue those of the endpoint here are acknowledged. Each is one
 //! word, so a server that is killed leaves the state before or after.
 
+use std::collections::HashMap;
 use std::net::Ipv6Addr;
 
 use towpath_memory::{Region, own_words};
 use towpath_packet::roce::{Path, cm};
 use towpath_protocol::oob::OobAddress;
-use towpath_queue::OwnWords;
+use towpath_queue::{OwnWords, PeerWords};
 use towpath_rdma::responder::{Progress, Writing};
 use towpath_rdma::{Psn, Range};
 
@@ -208,61 +209,75 @@ impl Ledger {
     }
 
     fn read(&self, place: u32) -> Option<Recorded> {
-        let word = |word| self.get(place, word);
-        let valid = |value: u64| (value & VALID != 0).then_some(value & !VALID);
-        let psn = |value: u64| Psn::new((value & PSN_MASK) as u32);
-        let qpn = valid(word(QPN))? as u32;
-        let owner = word(OWNER);
-        let ip = |at| {
-            let bits = u128::from(word(at)) << 64 | u128::from(word(at + 1));
-            cm::ip_of_gid(&Ipv6Addr::from_bits(bits).octets())
-        };
-        let (peer, ids, ports) = (word(PEER), word(IDS), word(PORTS));
-        let path = Path {
-            source_mac: mac_of(word(OWN_MAC)),
-            destination_mac: mac_of(word(PEER_MAC)),
-            source: ip(OWN_IP),
-            destination: ip(PEER_IP),
-            source_port: ports as u16,
-            ecn: true,
-        };
-        let mtu = (peer >> 24) as u32 & 0xff_ffff;
-        if !mtu.is_power_of_two() {
-            return None;
-        }
-        let (acknowledged, expected) = (word(ACKNOWLEDGED), word(EXPECTED));
-        let slot = valid(acknowledged).map(|value| (value >> PSN_BITS) as u32);
-        let expected_psn = psn(expected);
-        let writing = valid(word(WRITING + 2)).map(psn).and_then(|first| {
-            let (named, address) = (word(WRITING), word(WRITING + 1));
-            let range = Range { key: (named >> 32) as u32, address, len: named & 0xffff_ffff };
-            let done = first.to(expected_psn);
-            let is_under_way =
-                done > 0 && u64::from(done.unsigned_abs()) * u64::from(mtu) < range.len;
-            is_under_way.then_some(Writing { range, first })
-        });
-        let messages = (expected >> PSN_BITS) as u32 & 0xff_ffff;
-        Some(Recorded {
-            qpn,
-            owner: EndpointName { session: (owner >> 32) as u32, endpoint: owner as u32 },
-            peer: OobAddress {
-                ip: path.destination,
-                protocol: (ports >> 32) as u8,
-                port: (ports >> 16) as u16,
-            },
-            path,
-            destination: (peer & PSN_MASK) as u32,
-            mtu,
-            reads: (peer >> 48) as u32,
-            local_id: (ids >> 32) as u32,
-            remote_id: ids as u32,
-            transaction: word(TRANSACTION),
-            acknowledged: Acknowledged { slot, next: psn(acknowledged) },
-            probe: valid(word(PROBE)).map(psn),
-            progress: Progress { expected: expected_psn, messages, writing },
-            delivery: valid(word(DELIVERY)).map(|value| (psn(value >> 32), value as u32)),
-        })
+        read_place(|word| self.get(place, word))
     }
+}
+
+/// Returns the peers of all connections by this side's QPNs, for a report of another thread than
+/// the engine's. A connection that begins or ends meanwhile may be missing, or have the address of
+/// another one.
+pub(crate) fn peers(words: &PeerWords) -> HashMap<u32, OobAddress> {
+    let is_valid = |place: &u32| words.observe(Ledger::at(*place, QPN)) & VALID != 0;
+    let peer = |place| {
+        read_place(|word| words.fetch(Ledger::at(place, word))).map(|one| (one.qpn, one.peer))
+    };
+    (0..MOST_CONNECTIONS as u32).filter(is_valid).filter_map(peer).collect()
+}
+
+/// Reads a place of the ledger, of which `word` returns a word.
+fn read_place(word: impl Fn(usize) -> u64) -> Option<Recorded> {
+    let valid = |value: u64| (value & VALID != 0).then_some(value & !VALID);
+    let psn = |value: u64| Psn::new((value & PSN_MASK) as u32);
+    let qpn = valid(word(QPN))? as u32;
+    let owner = word(OWNER);
+    let ip = |at| {
+        let bits = u128::from(word(at)) << 64 | u128::from(word(at + 1));
+        cm::ip_of_gid(&Ipv6Addr::from_bits(bits).octets())
+    };
+    let (peer, ids, ports) = (word(PEER), word(IDS), word(PORTS));
+    let path = Path {
+        source_mac: mac_of(word(OWN_MAC)),
+        destination_mac: mac_of(word(PEER_MAC)),
+        source: ip(OWN_IP),
+        destination: ip(PEER_IP),
+        source_port: ports as u16,
+        ecn: true,
+    };
+    let mtu = (peer >> 24) as u32 & 0xff_ffff;
+    if !mtu.is_power_of_two() {
+        return None;
+    }
+    let (acknowledged, expected) = (word(ACKNOWLEDGED), word(EXPECTED));
+    let slot = valid(acknowledged).map(|value| (value >> PSN_BITS) as u32);
+    let expected_psn = psn(expected);
+    let writing = valid(word(WRITING + 2)).map(psn).and_then(|first| {
+        let (named, address) = (word(WRITING), word(WRITING + 1));
+        let range = Range { key: (named >> 32) as u32, address, len: named & 0xffff_ffff };
+        let done = first.to(expected_psn);
+        let is_under_way = done > 0 && u64::from(done.unsigned_abs()) * u64::from(mtu) < range.len;
+        is_under_way.then_some(Writing { range, first })
+    });
+    let messages = (expected >> PSN_BITS) as u32 & 0xff_ffff;
+    Some(Recorded {
+        qpn,
+        owner: EndpointName { session: (owner >> 32) as u32, endpoint: owner as u32 },
+        peer: OobAddress {
+            ip: path.destination,
+            protocol: (ports >> 32) as u8,
+            port: (ports >> 16) as u16,
+        },
+        path,
+        destination: (peer & PSN_MASK) as u32,
+        mtu,
+        reads: (peer >> 48) as u32,
+        local_id: (ids >> 32) as u32,
+        remote_id: ids as u32,
+        transaction: word(TRANSACTION),
+        acknowledged: Acknowledged { slot, next: psn(acknowledged) },
+        probe: valid(word(PROBE)).map(psn),
+        progress: Progress { expected: expected_psn, messages, writing },
+        delivery: valid(word(DELIVERY)).map(|value| (psn(value >> 32), value as u32)),
+    })
 }
 
 fn mac_word(mac: [u8; 6]) -> u64 {
@@ -278,6 +293,8 @@ fn mac_of(word: u64) -> [u8; 6] {
 #[cfg(test)]
 mod tests {
     use std::net::IpAddr;
+
+    use towpath_memory::peer_words;
 
     use super::*;
 
@@ -309,17 +326,20 @@ mod tests {
         }
     }
 
-    /// Returns the ledger, and a second view of its memory for the next server.
-    fn ledger() -> (Ledger, impl Fn() -> Vec<(u32, Recorded)>) {
+    /// Returns the ledger, and two further views of its memory: one for reports, and one for the next
+    /// server.
+    fn ledger() -> (Ledger, PeerWords, impl Fn() -> Vec<(u32, Recorded)>) {
         let file = towpath_memory::SharedFile::create("ledger", LEDGER_BYTES).unwrap();
-        let (ledger, left) = Ledger::open(file.map_writable().unwrap());
+        let region = file.map_writable().unwrap();
+        let view = peer_words(region.mapping());
+        let (ledger, left) = Ledger::open(region);
         assert!(left.is_empty());
-        (ledger, move || Ledger::open(file.map_writable().unwrap()).1)
+        (ledger, view, move || Ledger::open(file.map_writable().unwrap()).1)
     }
 
     #[test]
     fn the_next_server_reads_what_was_recorded() {
-        let (mut ledger, next) = ledger();
+        let (mut ledger, view, next) = ledger();
         let one = recorded(2, ["192.0.2.1", "192.0.2.2"]);
         let mut other = recorded(0xff_ffff, ["2001:db8::1", "2001:db8::2"]);
         let (first, second) = (ledger.add(&one).unwrap(), ledger.add(&other).unwrap());
@@ -336,16 +356,18 @@ mod tests {
         let mut left = next();
         left.sort_by_key(|one| one.0 != first);
         assert_eq!(left, [(first, one), (second, other)]);
+        assert_eq!(peers(&view), HashMap::from([(one.qpn, one.peer), (other.qpn, other.peer)]));
         // The last packet of the write ends it.
         other.progress = Progress { expected: Psn::new(2), messages: 1, writing: None };
         ledger.set_progress(second, &other.progress);
         ledger.remove(first);
+        assert_eq!(peers(&view), HashMap::from([(other.qpn, other.peer)]));
         assert_eq!(next(), [(second, other)]);
     }
 
     #[test]
     fn places_are_used_again_and_another_layout_is_not_read() {
-        let (mut ledger, next) = ledger();
+        let (mut ledger, _, next) = ledger();
         let one = recorded(2, ["192.0.2.1", "192.0.2.2"]);
         let places: Vec<u32> = (0..MOST_CONNECTIONS).map(|_| ledger.add(&one).unwrap()).collect();
         assert_eq!(ledger.add(&one), None);
