@@ -9,10 +9,7 @@
 mod peer;
 
 use libfuzzer_sys::fuzz_target;
-use peer::{Ending, Pair};
-
-/// The maximum number of packets with a fate of their own.
-const MAX_FATES: usize = 512;
+use peer::{Ending, MAX_FATES, Pair};
 
 fuzz_target!(|input: &[u8]| {
     let [settings, buffer, a, b, c, d, fates @ ..] = input else { return };

@@ -2,7 +2,7 @@
 
 mod peer;
 
-use peer::{Ending, Pair};
+use peer::{Ending, MAX_FATES, Pair};
 use proptest::prelude::*;
 
 #[test]
@@ -13,6 +13,13 @@ fn a_clean_link_carries_everything() {
             assert_eq!(ending, Ending::Complete, "{listens} {bytes:?}");
         }
     }
+}
+
+/// smoltcp never gives up, and we accept its first segment hours later.
+#[test]
+fn a_link_that_loses_all_for_hours_carries_everything_then() {
+    let ending = Pair::new(&[1; MAX_FATES], false, 1 << 16).run(true, [20_000, 20_000]);
+    assert_eq!(ending, Ending::Complete);
 }
 
 proptest! {
