@@ -23,6 +23,7 @@ mod host;
 mod inbox;
 mod ledger;
 mod link_addresses;
+mod lists;
 mod neighbours;
 pub(crate) mod own_address;
 mod pending;

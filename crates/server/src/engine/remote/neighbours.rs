@@ -10,7 +10,7 @@ use towpath_packet::headers::{Headers, Network};
 use towpath_packet::roce::UDP_PORT;
 use towpath_packet::transport::{NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_SOLICITATION, Transport};
 
-use super::table::{RemoteTable, State};
+use super::table::RemoteTable;
 
 /// `true` if a packet is for connections with other hosts, or tells of a link address.
 pub(crate) fn concerns(headers: &Headers) -> bool {
@@ -73,31 +73,76 @@ impl RemoteTable {
                 let flow = Flow::v4().macs(own.mac, mac).addresses(asked, asker);
                 self.send_frame(flow.i_have());
             }
-            None if !self.awaits(asker) => return,
+            None if self.lists.waiting_for(asker).next().is_none() => return,
             None => {}
         }
         self.link_addresses.put(asker, mac, self.now);
-        self.learnt();
+        let waiting: Vec<u32> = self.lists.waiting_for(asker).collect();
+        waiting.into_iter().for_each(|qpn| self.make_ready(qpn));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use towpath_protocol::oob::OobAddress;
+
+    use super::super::ledger::LEDGER_BYTES;
+    use super::super::own_address::OwnAddress;
+    use super::*;
+    use crate::engine::oob::connection::EndpointName;
+
+    const OWN: [u8; 6] = [2; 6];
+
+    fn ip(last: u8) -> IpAddr {
+        Ipv4Addr::new(192, 0, 2, last).into()
     }
 
-    /// `true` if a connection waits for the link address of a host.
-    fn awaits(&self, ip: IpAddr) -> bool {
-        self.connections.values().any(|one| {
-            let own = self.own.get(&one.path.source);
-            let hop = own.map(|(own, _)| own.next_hop(one.path.source, one.path.destination));
-            matches!(one.state, State::Asking(_)) && hop == Some(ip)
-        })
+    /// A host of the network answers that it has an address.
+    fn answers(table: &mut RemoteTable, from: u8) {
+        let mac = [4, 0, 0, 0, 0, from];
+        let frame = Flow::v4().macs(mac, OWN).addresses(ip(from), ip(1)).i_have();
+        table.neighbour_frame(&Headers::parse(&frame, frame.len()).unwrap());
     }
 
-    /// Lets connections go on that waited for a link address.
-    fn learnt(&mut self) {
-        let waits = |one: &super::table::Remote| {
-            matches!(one.state, State::Asking(_)) && one.path.destination_mac == [0; 6]
+    /// Only the answer of the host that packets go to first counts, and only the connections that
+    /// wait for it go on.
+    #[test]
+    fn an_answer_is_for_the_connections_that_wait_for_it() {
+        let ledger = towpath_memory::Region::private(LEDGER_BYTES).unwrap();
+        let mut table = RemoteTable::new(Some(ledger), 1_500);
+        let gateway = Some(ip(254));
+        table.add_addresses(&[(ip(1), OwnAddress { mac: OWN, bits: 24, gateway })]);
+        let owner = EndpointName { session: 1, endpoint: 0 };
+        let address = |ip| OobAddress { ip, protocol: 6, port: 7 };
+        let [near, far] = [ip(2), Ipv4Addr::new(198, 51, 100, 7).into()]
+            .map(|peer| table.request((owner, 9), (address(ip(1)), address(peer)), b"").unwrap());
+        let ready = |table: &mut RemoteTable| {
+            let mut ready: Vec<u32> = std::iter::from_fn(|| table.next_ready()).collect();
+            ready.sort_unstable();
+            ready
         };
-        let all = self.connections.iter().filter(|(_, one)| waits(one));
-        let all: Vec<u32> = all.map(|(qpn, _)| *qpn).collect();
-        for qpn in all {
-            self.make_ready(qpn);
-        }
+        assert_eq!(ready(&mut table).len(), 2);
+        answers(&mut table, 7);
+        assert!(ready(&mut table).is_empty());
+        assert_eq!(table.link_addresses.get(ip(7), 0), None);
+        answers(&mut table, 254);
+        assert_eq!(ready(&mut table), [far]);
+        answers(&mut table, 2);
+        assert_eq!(ready(&mut table), [near]);
+        // Once it has the address, it waits for no other answer.
+        let mut one = table.take(far).unwrap();
+        assert!(table.attempt(&mut one));
+        assert_eq!(one.path.destination_mac, [4, 0, 0, 0, 0, 254]);
+        table.put(far, one);
+        answers(&mut table, 254);
+        assert!(ready(&mut table).is_empty());
+        // Nor does one that has ended.
+        let one = table.take(near).unwrap();
+        table.drop_taken(near, &one);
+        answers(&mut table, 2);
+        assert!(ready(&mut table).is_empty());
+        assert_eq!(table.lists.of_user(9), 1);
     }
 }

@@ -11,6 +11,7 @@ use towpath_rdma::responder::Progress;
 
 use super::ledger::{Ledger, MOST_CONNECTIONS, Recorded};
 use super::link_addresses::LinkAddresses;
+use super::lists::{Listed, Lists};
 use super::own_address::OwnAddress;
 use super::pending::{Pending, Waiting};
 use crate::engine::oob::connection::EndpointName;
@@ -108,6 +109,7 @@ pub(super) struct Remote {
     /// `true` if it is in the list of those with something to do.
     is_ready: bool,
     due: Option<u64>,
+    listed: Listed,
 }
 
 /// The connections with other hosts.
@@ -124,6 +126,7 @@ pub(crate) struct RemoteTable {
     pub(super) by_remote_id: HashMap<(IpAddr, u32), u32>,
     ready: VecDeque<u32>,
     timers: BTreeSet<(u64, u32)>,
+    pub(super) lists: Lists,
     pub(super) own: HashMap<IpAddr, (OwnAddress, usize)>,
     pub(super) link_addresses: LinkAddresses,
     random: Random,
@@ -162,6 +165,7 @@ impl Remote {
             waiting: None,
             is_ready: false,
             due: None,
+            listed: Listed::default(),
         }
     }
 
@@ -202,6 +206,7 @@ impl RemoteTable {
             by_remote_id: HashMap::new(),
             ready: VecDeque::new(),
             timers: BTreeSet::new(),
+            lists: Lists::default(),
             own: HashMap::new(),
             link_addresses: LinkAddresses::default(),
             random: Random::default(),
@@ -246,11 +251,7 @@ impl RemoteTable {
     /// `true` if the addresses are those of an endpoint here, or of a connection whose endpoint is
     /// closed already: the other host has yet to confirm its end, or to learn of it.
     pub(super) fn is_own(&self, ip: IpAddr, mac: [u8; 6]) -> bool {
-        self.own.get(&ip).is_some_and(|(own, _)| own.mac == mac)
-            || self
-                .connections
-                .values()
-                .any(|one| one.path.source == ip && one.path.source_mac == mac)
+        self.own.get(&ip).is_some_and(|(own, _)| own.mac == mac) || self.lists.has_own(ip, mac)
     }
 
     /// Returns a QPN that no connection has.
@@ -286,7 +287,7 @@ impl RemoteTable {
     /// `true` if one more request of another host may wait for an answer of a listener.
     pub(super) fn has_half_open_room(&self, source: IpAddr, listener: EndpointName) -> bool {
         let (mut all, mut theirs, mut listeners) = (0, 0, 0);
-        for one in self.connections.values() {
+        for one in self.lists.half_open().filter_map(|qpn| self.connections.get(&qpn)) {
             if let State::Asked { listener: other, .. } = &one.state {
                 all += 1;
                 theirs += usize::from(one.peer.ip == source);
@@ -300,7 +301,7 @@ impl RemoteTable {
 
     /// `true` if a user may have one more connection.
     pub(super) fn has_user_room(&self, uid: u32) -> bool {
-        self.connections.values().filter(|one| one.uid == Some(uid)).count() < MOST_PER_USER
+        self.lists.of_user(uid) < MOST_PER_USER
     }
 
     /// `true` if a user may have one more connection that an endpoint of it asks for.
@@ -314,12 +315,11 @@ impl RemoteTable {
         &self,
         which: impl Fn(EndpointName, OobAddress) -> bool,
     ) -> Vec<u32> {
-        let waits = |one: &Remote| match &one.state {
-            State::Asked { listener, from, .. } => which(*listener, *from),
+        let waits = |qpn: &u32| match self.connections.get(qpn).map(|one| &one.state) {
+            Some(State::Asked { listener, from, .. }) => which(*listener, *from),
             _ => false,
         };
-        let all = self.connections.iter().filter(|(_, one)| waits(one));
-        all.map(|(qpn, _)| *qpn).collect()
+        self.lists.half_open().filter(waits).collect()
     }
 
     /// Enters a connection, or puts it back, and notes what it has to do.
@@ -334,7 +334,25 @@ impl RemoteTable {
             }
             one.due = due;
         }
+        let listed = self.to_list(&one);
+        if listed != one.listed {
+            self.lists.change(qpn, &one.listed, &listed);
+            one.listed = listed;
+        }
         self.connections.insert(qpn, one);
+    }
+
+    /// Returns what a connection is to be listed for.
+    fn to_list(&self, one: &Remote) -> Listed {
+        let Path { source, source_mac, destination, .. } = one.path;
+        let waits = matches!(one.state, State::Asking(_)) && one.path.destination_mac == [0; 6];
+        let own = self.own.get(&source).filter(|_| waits);
+        Listed {
+            waits_for: own.map(|(own, _)| own.next_hop(source, destination)),
+            is_half_open: matches!(one.state, State::Asked { .. }),
+            uid: one.uid,
+            own: Some((source, source_mac)),
+        }
     }
 
     /// Takes a connection out, to change it.
@@ -347,6 +365,7 @@ impl RemoteTable {
         if let Some(due) = one.due {
             self.timers.remove(&(due, qpn));
         }
+        self.lists.change(qpn, &one.listed, &Listed::default());
         self.record(one.place, Ledger::remove);
         self.by_local_id.remove(&one.local_id);
         let theirs = (one.peer.ip, one.remote_id);

@@ -1,0 +1,145 @@
+//! The connections by what frames and applications ask for. Each frame of the network and each request
+//! of an application looks up a few of them here, never all connections.
+
+use std::collections::{BTreeSet, HashMap};
+use std::hash::Hash;
+use std::net::IpAddr;
+
+/// What a connection is listed for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Listed {
+    /// The host whose link address it waits for.
+    pub(super) waits_for: Option<IpAddr>,
+    /// `true` if another host asked for it, and the application has yet to answer.
+    pub(super) is_half_open: bool,
+    /// The user of the endpoint here.
+    pub(super) uid: Option<u32>,
+    /// The addresses here.
+    pub(super) own: Option<(IpAddr, [u8; 6])>,
+}
+
+/// The lists.
+#[derive(Debug, Default)]
+pub(super) struct Lists {
+    waiting: BTreeSet<(IpAddr, u32)>,
+    half_open: BTreeSet<u32>,
+    users: HashMap<u32, usize>,
+    own: HashMap<(IpAddr, [u8; 6]), usize>,
+}
+
+impl Lists {
+    /// Lists a connection, by its QPN here, for other things than before.
+    pub(super) fn change(&mut self, qpn: u32, before: &Listed, after: &Listed) {
+        if before.waits_for != after.waits_for {
+            if let Some(ip) = before.waits_for {
+                self.waiting.remove(&(ip, qpn));
+            }
+            self.waiting.extend(after.waits_for.map(|ip| (ip, qpn)));
+        }
+        match (before.is_half_open, after.is_half_open) {
+            (true, false) => _ = self.half_open.remove(&qpn),
+            (false, true) => _ = self.half_open.insert(qpn),
+            _ => {}
+        }
+        count(&mut self.users, before.uid, after.uid);
+        count(&mut self.own, before.own, after.own);
+    }
+
+    /// Returns the connections that wait for the link address of a host.
+    pub(super) fn waiting_for(&self, ip: IpAddr) -> impl Iterator<Item = u32> {
+        self.waiting.range((ip, 0)..=(ip, u32::MAX)).map(|(_, qpn)| *qpn)
+    }
+
+    /// Returns those that another host asked for, and that wait for an application.
+    pub(super) fn half_open(&self) -> impl Iterator<Item = u32> {
+        self.half_open.iter().copied()
+    }
+
+    /// Returns the number of connections of a user.
+    pub(super) fn of_user(&self, uid: u32) -> usize {
+        self.users.get(&uid).copied().unwrap_or(0)
+    }
+
+    /// `true` if a connection has these addresses here.
+    pub(super) fn has_own(&self, ip: IpAddr, mac: [u8; 6]) -> bool {
+        self.own.contains_key(&(ip, mac))
+    }
+}
+
+/// Counts a connection for another key than before.
+fn count<K: Eq + Hash + Copy>(all: &mut HashMap<K, usize>, before: Option<K>, after: Option<K>) {
+    if before == after {
+        return;
+    }
+    if let Some(key) = before
+        && let Some(uses) = all.get_mut(&key)
+    {
+        *uses -= 1;
+        if *uses == 0 {
+            all.remove(&key);
+        }
+    }
+    if let Some(key) = after {
+        *all.entry(key).or_default() += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::net::Ipv4Addr;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ip(last: u8) -> IpAddr {
+        Ipv4Addr::new(192, 0, 2, last).into()
+    }
+
+    fn listed() -> impl Strategy<Value = Listed> {
+        let parts = (
+            prop::option::of(0u8..3),
+            any::<bool>(),
+            prop::option::of(0u32..3),
+            prop::option::of((0u8..3, 0u8..2)),
+        );
+        parts.prop_map(|(waits_for, is_half_open, uid, own)| Listed {
+            waits_for: waits_for.map(ip),
+            is_half_open,
+            uid,
+            own: own.map(|(last, mac)| (ip(last), [mac; 6])),
+        })
+    }
+
+    proptest! {
+        /// The lists say what a look at all connections would.
+        #[test]
+        fn lists_are_those_of_the_connections(changes in prop::collection::vec((0u32..8, listed()), 1..60)) {
+            let (mut lists, mut all) = (Lists::default(), BTreeMap::new());
+            for (qpn, after) in changes {
+                let before = all.insert(qpn, after).unwrap_or_default();
+                lists.change(qpn, &before, &after);
+                let having = |which: &dyn Fn(&Listed) -> bool| -> Vec<u32> {
+                    all.iter().filter(|(_, one)| which(one)).map(|(qpn, _)| *qpn).collect()
+                };
+                prop_assert_eq!(lists.half_open().collect::<Vec<_>>(), having(&|one| one.is_half_open));
+                for last in 0..3 {
+                    let waiting: Vec<u32> = lists.waiting_for(ip(last)).collect();
+                    prop_assert_eq!(waiting, having(&|one| one.waits_for == Some(ip(last))));
+                    let uid = u32::from(last);
+                    prop_assert_eq!(lists.of_user(uid), having(&|one| one.uid == Some(uid)).len());
+                    for mac in [[0; 6], [1; 6]] {
+                        let own = having(&|one| one.own == Some((ip(last), mac)));
+                        prop_assert_eq!(lists.has_own(ip(last), mac), !own.is_empty());
+                    }
+                }
+            }
+            for (qpn, one) in &all {
+                lists.change(*qpn, one, &Listed::default());
+            }
+            prop_assert!(lists.waiting.is_empty() && lists.half_open.is_empty());
+            prop_assert!(lists.users.is_empty() && lists.own.is_empty());
+        }
+    }
+}
