@@ -227,11 +227,18 @@ fn attach_again_and_again(socket: &PathBuf, attaches: &Shared) {
     let options = Options { name: "neighbour-comes".into(), ..small() };
     while !attaches.is_over() {
         attaches.begin();
-        let session = Session::attach(socket, &options);
-        let opened = session.is_ok_and(|mut session| session.open(&Rule::new()).is_ok());
-        attaches.end(opened);
+        let opened = attach_once(socket, &options);
+        attaches.end(opened.is_ok());
+        if let Err(error) = opened {
+            eprintln!("the neighbour's session: {error}");
+        }
         std::thread::sleep(PAUSE);
     }
+}
+
+fn attach_once(socket: &Path, options: &Options) -> Result<(), Box<dyn std::error::Error>> {
+    Session::attach(socket, options)?.open(&Rule::new())?;
+    Ok(())
 }
 
 fn small() -> Options {

@@ -32,7 +32,7 @@ pub(super) enum Step {
     Emptied(u32),
 }
 
-/// The ending sessions, in the order of their ends.
+/// The ending sessions, in the order of their turns.
 #[derive(Debug, Default)]
 pub(super) struct ClosingSessions {
     queue: VecDeque<Closing>,
@@ -61,18 +61,18 @@ impl ClosingSessions {
         self.queue.is_empty()
     }
 
-    /// Returns the next step.
+    /// Returns the next step. The sessions take turns, one endpoint each, so that a session does not
+    /// wait for another one's ten thousand.
     pub(super) fn next(&mut self) -> Option<Step> {
-        let closing = self.queue.front_mut()?;
-        let key = closing.key;
-        let number = closing.number;
+        let mut closing = self.queue.pop_front()?;
+        let (key, number) = (closing.key, closing.number);
         let Some(endpoint) = closing.endpoints.get_mut(number as usize) else {
-            self.queue.pop_front();
             return Some(Step::Emptied(key));
         };
         let endpoint = endpoint.take();
         closing.number += 1;
         let shape = closing.shapes.next().flatten();
+        self.queue.push_back(closing);
         Some(Step::Endpoint { key, number, endpoint, shape })
     }
 }
@@ -89,18 +89,30 @@ mod tests {
         assert!(closing.take_out(2, 1).is_none() && closing.take_out(3, 0).is_none());
         assert!(closing.take_out(2, 0).is_some() && closing.take_out(2, 0).is_none());
         closing.push(4, vec![Some(Box::new(endpoint(1))), None], vec![None, None]);
-        closing.push(9, Vec::new(), Vec::new());
         let one = |step| match step {
             Some(Step::Endpoint { key, number, endpoint, .. }) => (key, number, endpoint.is_some()),
             other => panic!("{other:?}"),
         };
         assert_eq!(one(closing.next()), (2, 0, false));
-        assert!(matches!(closing.next(), Some(Step::Emptied(2))));
         assert_eq!(one(closing.next()), (4, 0, true));
+        assert!(matches!(closing.next(), Some(Step::Emptied(2))));
         assert_eq!(one(closing.next()), (4, 1, false));
         assert!(matches!(closing.next(), Some(Step::Emptied(4))));
-        assert!(!closing.is_empty());
-        assert!(matches!(closing.next(), Some(Step::Emptied(9))));
         assert!(closing.next().is_none() && closing.is_empty());
+    }
+
+    #[test]
+    fn a_small_session_does_not_wait_for_a_large_one() {
+        let mut closing = ClosingSessions::default();
+        let endpoints = |count| (0..count).map(|_| None).collect::<Vec<_>>();
+        closing.push(1, endpoints(10_000), Vec::new());
+        closing.push(2, endpoints(2), Vec::new());
+        closing.push(3, endpoints(0), Vec::new());
+        let ends = (0..8).filter_map(|step| match closing.next() {
+            Some(Step::Emptied(key)) => Some((step, key)),
+            _ => None,
+        });
+        assert_eq!(ends.collect::<Vec<_>>(), [(2, 3), (6, 2)]);
+        assert!(!closing.is_empty());
     }
 }
