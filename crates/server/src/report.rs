@@ -21,6 +21,7 @@ use crate::addresses::Lease;
 use crate::connection::{Connection, Opened, Progress};
 use crate::engine::commands::Listening;
 use crate::engine::demux::{Rule, Vlan};
+use crate::engine::oob::connection::EndpointName;
 use crate::policy::Policy;
 use crate::prepare::MEMORIES;
 use connections::EndpointConnection;
@@ -316,9 +317,10 @@ fn session<'a>(
         let start = number * ENDPOINT_COUNTERS;
         let read = |words: &PeerWords| counters::read(words, start, &counters::Endpoint::ALL);
         let messages = queues.get(number).filter(|_| opened.out_of_band);
+        let own = EndpointName { session: connection.number, endpoint: number as u32 };
         let connected = connected.as_ref().filter(|_| opened.out_of_band);
         let connection = connected
-            .and_then(|words| EndpointConnection::read(words.observe(number), &context.hosts));
+            .and_then(|words| EndpointConnection::read(own, words.observe(number), &context.hosts));
         let messages =
             messages.map(|words| counters::read(words, COUNTERS_WORD, &counters::OutOfBand::ALL));
         Some(Endpoint {

@@ -208,7 +208,8 @@ mod tests {
         let value = serde_json::json!({
             "device": { "name": "tap0", "mtu": 1500 },
             "sessions": [{ "session": 3, "name": "web", "uid": 0, "unclaimed": true,
-                           "endpoints": [{ "endpoint": 0, "receives": "mac x" }] },
+                           "endpoints": [{ "endpoint": 0, "receives": "mac x",
+                             "connection": { "state": "requested", "peer": "session 2 endpoint 0" } }] },
                          { "session": 2, "name": "earlier" }, {}],
             "new": 1,
         });
@@ -219,6 +220,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("mac x"), "{text}");
+        assert!(text.contains("requested   session 2 endpoint 0"), "{text}");
         assert!(text.find("earlier") < text.find("web"), "{text}");
         // A server of 0.1.0 and its keeper tell less.
         assert!(text.contains("STATE") && text.contains("LAST END"), "{text}");

@@ -23,7 +23,7 @@ pub(crate) struct EndpointConnection {
 #[derive(Debug)]
 pub(crate) struct OtherHosts {
     ledger: Option<PeerWords>,
-    peers: OnceCell<HashMap<u32, OobAddress>>,
+    peers: OnceCell<HashMap<u32, (EndpointName, OobAddress)>>,
 }
 
 impl OtherHosts {
@@ -32,15 +32,21 @@ impl OtherHosts {
         OtherHosts { ledger, peers: OnceCell::new() }
     }
 
-    fn address(&self, qpn: u32) -> Option<OobAddress> {
+    /// Returns the address of an endpoint's peer, by this side's QPN.
+    fn address(&self, own: EndpointName, qpn: u32) -> Option<OobAddress> {
         let read = || self.ledger.as_ref().map(remote::peers).unwrap_or_default();
-        self.peers.get_or_init(read).get(&qpn).copied()
+        let (owner, peer) = self.peers.get_or_init(read).get(&qpn)?;
+        (*owner == own).then_some(*peer)
     }
 }
 
 impl EndpointConnection {
-    /// Returns the connection that a word of a session's ledger records.
-    pub(super) fn read(word: u64, hosts: &OtherHosts) -> Option<EndpointConnection> {
+    /// Returns the connection of an endpoint, which a word of its session's ledger records.
+    pub(super) fn read(
+        own: EndpointName,
+        word: u64,
+        hosts: &OtherHosts,
+    ) -> Option<EndpointConnection> {
         let (state, peer) = match Connection::from_word(word) {
             Connection::None => return None,
             Connection::Requested(peer) => ("requested", peer),
@@ -51,9 +57,9 @@ impl EndpointConnection {
                 let EndpointName { session, endpoint } = peer;
                 format!("session {session} endpoint {endpoint}")
             }
-            // A half-open connection has no place in the ledger.
+            // A connection has a place in the ledger once it is accepted, and until it ends.
             Some(qpn) => hosts
-                .address(qpn)
+                .address(own, qpn)
                 .map_or_else(|| "another host".to_owned(), |address| address.to_string()),
         };
         Some(EndpointConnection { state, peer })
@@ -64,19 +70,35 @@ impl EndpointConnection {
 mod tests {
     use super::*;
 
+    const OWN: EndpointName = EndpointName { session: 7, endpoint: 0 };
+
+    fn read(connection: Connection, hosts: &OtherHosts) -> Option<(&'static str, String)> {
+        let read = EndpointConnection::read(OWN, connection.to_word(), hosts)?;
+        Some((read.state, read.peer))
+    }
+
     #[test]
-    fn peers_of_both_kinds_are_named() {
-        let read = |connection: Connection| {
-            EndpointConnection::read(connection.to_word(), &OtherHosts::new(None))
+    fn peers_on_this_host_are_named() {
+        let hosts = OtherHosts::new(None);
+        assert_eq!(read(Connection::None, &hosts), None);
+        let peer = EndpointName { session: 3, endpoint: 70_000 };
+        let named = |state| Some((state, "session 3 endpoint 70000".to_owned()));
+        assert_eq!(read(Connection::Requested(peer), &hosts), named("requested"));
+        assert_eq!(read(Connection::Connected(peer), &hosts), named("connected"));
+    }
+
+    #[test]
+    fn peers_on_other_hosts_are_those_of_the_endpoint() {
+        let ip = std::net::Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into();
+        let peer = OobAddress { ip, protocol: 17, port: 4000 };
+        let other = EndpointName { session: 8, endpoint: 0 };
+        let hosts = OtherHosts::new(None);
+        hosts.peers.set(HashMap::from([(17, (OWN, peer)), (18, (other, peer))])).unwrap();
+        let shown = |qpn| {
+            let peer = EndpointName::of_other_host(qpn);
+            read(Connection::Connected(peer), &hosts).map(|(_, peer)| peer)
         };
-        assert_eq!(read(Connection::None), None);
-        let peer = |state, peer: &str| Some(EndpointConnection { state, peer: peer.to_owned() });
-        let local = EndpointName { session: 3, endpoint: 70_000 };
-        assert_eq!(
-            read(Connection::Requested(local)),
-            peer("requested", "session 3 endpoint 70000")
-        );
-        let other = EndpointName::of_other_host(17);
-        assert_eq!(read(Connection::Connected(other)), peer("connected", "another host"));
+        assert_eq!(shown(17).unwrap(), "udp:[2001:db8::1]:4000");
+        assert_eq!([shown(18).unwrap(), shown(19).unwrap()], ["another host", "another host"]);
     }
 }

@@ -2,7 +2,7 @@
 
 /// An endpoint, named by session and endpoint number. Unlike a session key, a session's number is
 /// the same in the next server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndpointName {
     pub(crate) session: u32,
     pub(crate) endpoint: u32,

@@ -120,6 +120,7 @@ mod tests {
     use towpath_rdma::{Access, Connection, Delivery, Host, NotReady, Psn, Range, Timing};
 
     use super::super::inbox::FRAME_BYTES;
+    use super::super::table::Attempt;
     use super::*;
 
     /// A host without memory, whose requests have bytes.
@@ -196,7 +197,14 @@ mod tests {
         assert!(one.may_leave(100));
         answer(one.wire.as_mut().unwrap(), Syndrome::Ack { credits: 31 });
         assert!(one.may_leave(1));
+        let attempt = |one: &Remote| match &one.state {
+            State::Left(attempt) => attempt.message.as_ref().clone(),
+            _ => panic!("it has not left"),
+        };
         one.leave(1);
         assert!(!one.may_leave(u64::MAX), "it has left");
+        one.state = State::Answered(Attempt::new(attempt(&one), 1));
+        assert!(!one.may_leave(99), "the other host may not have the answer");
+        assert!(one.may_leave(100));
     }
 }

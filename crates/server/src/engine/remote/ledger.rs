@@ -6,7 +6,8 @@
 //! word, so a server that is killed leaves the state before or after.
 
 use std::collections::HashMap;
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::atomic::{Ordering, fence};
 
 use towpath_memory::{Region, own_words};
 use towpath_packet::roce::{Path, cm};
@@ -165,6 +166,8 @@ impl Ledger {
     /// Forgets a connection.
     pub(super) fn remove(&mut self, place: u32) {
         self.publish(place, QPN, 0);
+        // A reader of what a later connection stores here also sees that this one is gone.
+        fence(Ordering::Release);
         self.free.push(place);
     }
 
@@ -213,15 +216,41 @@ impl Ledger {
     }
 }
 
-/// Returns the peers of all connections by this side's QPNs, for a report of another thread than
-/// the engine's. A connection that begins or ends meanwhile may be missing, or have the address of
-/// another one.
-pub(crate) fn peers(words: &PeerWords) -> HashMap<u32, OobAddress> {
-    let is_valid = |place: &u32| words.observe(Ledger::at(*place, QPN)) & VALID != 0;
+/// Returns the peers of all connections by this side's QPNs, with the endpoints that have them, for a
+/// report of another thread than the engine's. A connection that begins or ends meanwhile may be
+/// missing.
+pub(crate) fn peers(words: &PeerWords) -> HashMap<u32, (EndpointName, OobAddress)> {
     let peer = |place| {
-        read_place(|word| words.fetch(Ledger::at(place, word))).map(|one| (one.qpn, one.peer))
+        let qpn = words.observe(Ledger::at(place, QPN));
+        let word = |word| words.fetch(Ledger::at(place, word));
+        let peer = (qpn & VALID != 0).then(|| (owner_of(word), peer_of(word)))?;
+        // Pairs with the stores of a connection that gets the place: these words are of one.
+        fence(Ordering::Acquire);
+        (words.fetch(Ledger::at(place, QPN)) == qpn).then_some(((qpn & !VALID) as u32, peer))
     };
-    (0..MOST_CONNECTIONS as u32).filter(is_valid).filter_map(peer).collect()
+    (0..MOST_CONNECTIONS as u32).filter_map(peer).collect()
+}
+
+/// Returns the endpoint of a place, of which `word` returns a word.
+fn owner_of(word: impl Fn(usize) -> u64) -> EndpointName {
+    let owner = word(OWNER);
+    EndpointName { session: (owner >> 32) as u32, endpoint: owner as u32 }
+}
+
+/// Returns the peer's address. A place's first words are stored once, those of each packet are on other
+/// lines.
+fn peer_of(word: impl Fn(usize) -> u64) -> OobAddress {
+    let ports = word(PORTS);
+    OobAddress {
+        ip: ip_of(&word, PEER_IP),
+        protocol: (ports >> 32) as u8,
+        port: (ports >> 16) as u16,
+    }
+}
+
+fn ip_of(word: impl Fn(usize) -> u64, at: usize) -> IpAddr {
+    let bits = u128::from(word(at)) << 64 | u128::from(word(at + 1));
+    cm::ip_of_gid(&Ipv6Addr::from_bits(bits).octets())
 }
 
 /// Reads a place of the ledger, of which `word` returns a word.
@@ -229,17 +258,12 @@ fn read_place(word: impl Fn(usize) -> u64) -> Option<Recorded> {
     let valid = |value: u64| (value & VALID != 0).then_some(value & !VALID);
     let psn = |value: u64| Psn::new((value & PSN_MASK) as u32);
     let qpn = valid(word(QPN))? as u32;
-    let owner = word(OWNER);
-    let ip = |at| {
-        let bits = u128::from(word(at)) << 64 | u128::from(word(at + 1));
-        cm::ip_of_gid(&Ipv6Addr::from_bits(bits).octets())
-    };
     let (peer, ids, ports) = (word(PEER), word(IDS), word(PORTS));
     let path = Path {
         source_mac: mac_of(word(OWN_MAC)),
         destination_mac: mac_of(word(PEER_MAC)),
-        source: ip(OWN_IP),
-        destination: ip(PEER_IP),
+        source: ip_of(&word, OWN_IP),
+        destination: ip_of(&word, PEER_IP),
         source_port: ports as u16,
         ecn: true,
     };
@@ -260,12 +284,8 @@ fn read_place(word: impl Fn(usize) -> u64) -> Option<Recorded> {
     let messages = (expected >> PSN_BITS) as u32 & 0xff_ffff;
     Some(Recorded {
         qpn,
-        owner: EndpointName { session: (owner >> 32) as u32, endpoint: owner as u32 },
-        peer: OobAddress {
-            ip: path.destination,
-            protocol: (ports >> 32) as u8,
-            port: (ports >> 16) as u16,
-        },
+        owner: owner_of(&word),
+        peer: peer_of(&word),
         path,
         destination: (peer & PSN_MASK) as u32,
         mtu,
@@ -292,8 +312,6 @@ fn mac_of(word: u64) -> [u8; 6] {
 
 #[cfg(test)]
 mod tests {
-    use std::net::IpAddr;
-
     use towpath_memory::peer_words;
 
     use super::*;
@@ -356,12 +374,13 @@ mod tests {
         let mut left = next();
         left.sort_by_key(|one| one.0 != first);
         assert_eq!(left, [(first, one), (second, other)]);
-        assert_eq!(peers(&view), HashMap::from([(one.qpn, one.peer), (other.qpn, other.peer)]));
+        let listed = |one: &Recorded| (one.qpn, (one.owner, one.peer));
+        assert_eq!(peers(&view), HashMap::from([listed(&one), listed(&other)]));
         // The last packet of the write ends it.
         other.progress = Progress { expected: Psn::new(2), messages: 1, writing: None };
         ledger.set_progress(second, &other.progress);
         ledger.remove(first);
-        assert_eq!(peers(&view), HashMap::from([(other.qpn, other.peer)]));
+        assert_eq!(peers(&view), HashMap::from([listed(&other)]));
         assert_eq!(next(), [(second, other)]);
     }
 

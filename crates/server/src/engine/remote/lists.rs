@@ -5,9 +5,13 @@ use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
 use std::net::IpAddr;
 
+use crate::engine::oob::connection::EndpointName;
+
 /// What a connection is listed for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Listed {
+    /// The endpoint here.
+    pub(super) owner: Option<EndpointName>,
     /// The host whose link address it waits for.
     pub(super) waits_for: Option<IpAddr>,
     /// `true` if another host asked for it, and the application has yet to answer.
@@ -21,6 +25,7 @@ pub(super) struct Listed {
 /// The lists.
 #[derive(Debug, Default)]
 pub(super) struct Lists {
+    owners: BTreeSet<(EndpointName, u32)>,
     waiting: BTreeSet<(IpAddr, u32)>,
     half_open: BTreeSet<u32>,
     users: HashMap<u32, usize>,
@@ -30,12 +35,8 @@ pub(super) struct Lists {
 impl Lists {
     /// Lists a connection, by its QPN here, for other things than before.
     pub(super) fn change(&mut self, qpn: u32, before: &Listed, after: &Listed) {
-        if before.waits_for != after.waits_for {
-            if let Some(ip) = before.waits_for {
-                self.waiting.remove(&(ip, qpn));
-            }
-            self.waiting.extend(after.waits_for.map(|ip| (ip, qpn)));
-        }
+        list(&mut self.owners, qpn, before.owner, after.owner);
+        list(&mut self.waiting, qpn, before.waits_for, after.waits_for);
         match (before.is_half_open, after.is_half_open) {
             (true, false) => _ = self.half_open.remove(&qpn),
             (false, true) => _ = self.half_open.insert(qpn),
@@ -43,6 +44,11 @@ impl Lists {
         }
         count(&mut self.users, before.uid, after.uid);
         count(&mut self.own, before.own, after.own);
+    }
+
+    /// Returns the connections of an endpoint here.
+    pub(super) fn of_owner(&self, owner: EndpointName) -> impl Iterator<Item = u32> {
+        self.owners.range((owner, 0)..=(owner, u32::MAX)).map(|(_, qpn)| *qpn)
     }
 
     /// Returns the connections that wait for the link address of a host.
@@ -64,6 +70,22 @@ impl Lists {
     pub(super) fn has_own(&self, ip: IpAddr, mac: [u8; 6]) -> bool {
         self.own.contains_key(&(ip, mac))
     }
+}
+
+/// Lists a connection under another key than before.
+fn list<K: Ord + Copy>(
+    all: &mut BTreeSet<(K, u32)>,
+    qpn: u32,
+    before: Option<K>,
+    after: Option<K>,
+) {
+    if before == after {
+        return;
+    }
+    if let Some(key) = before {
+        all.remove(&(key, qpn));
+    }
+    all.extend(after.map(|key| (key, qpn)));
 }
 
 /// Counts a connection for another key than before.
@@ -97,14 +119,20 @@ mod tests {
         Ipv4Addr::new(192, 0, 2, last).into()
     }
 
+    fn owner(endpoint: u32) -> EndpointName {
+        EndpointName { session: 4, endpoint }
+    }
+
     fn listed() -> impl Strategy<Value = Listed> {
         let parts = (
+            prop::option::of(0u32..3),
             prop::option::of(0u8..3),
             any::<bool>(),
             prop::option::of(0u32..3),
             prop::option::of((0u8..3, 0u8..2)),
         );
-        parts.prop_map(|(waits_for, is_half_open, uid, own)| Listed {
+        parts.prop_map(|(endpoint, waits_for, is_half_open, uid, own)| Listed {
+            owner: endpoint.map(owner),
             waits_for: waits_for.map(ip),
             is_half_open,
             uid,
@@ -128,6 +156,8 @@ mod tests {
                     let waiting: Vec<u32> = lists.waiting_for(ip(last)).collect();
                     prop_assert_eq!(waiting, having(&|one| one.waits_for == Some(ip(last))));
                     let uid = u32::from(last);
+                    let owned: Vec<u32> = lists.of_owner(owner(uid)).collect();
+                    prop_assert_eq!(owned, having(&|one| one.owner == Some(owner(uid))));
                     prop_assert_eq!(lists.of_user(uid), having(&|one| one.uid == Some(uid)).len());
                     for mac in [[0; 6], [1; 6]] {
                         let own = having(&|one| one.own == Some((ip(last), mac)));
@@ -139,7 +169,7 @@ mod tests {
                 lists.change(*qpn, one, &Listed::default());
             }
             prop_assert!(lists.waiting.is_empty() && lists.half_open.is_empty());
-            prop_assert!(lists.users.is_empty() && lists.own.is_empty());
+            prop_assert!(lists.owners.is_empty() && lists.users.is_empty() && lists.own.is_empty());
         }
     }
 }

@@ -346,8 +346,9 @@ impl RemoteTable {
     fn to_list(&self, one: &Remote) -> Listed {
         let Path { source, source_mac, destination, .. } = one.path;
         let waits = matches!(one.state, State::Asking(_)) && one.path.destination_mac == [0; 6];
-        let own = self.own.get(&source).filter(|_| waits);
+        let own = if waits { self.own.get(&source) } else { None };
         Listed {
+            owner: one.owner,
             waits_for: own.map(|(own, _)| own.next_hop(source, destination)),
             is_half_open: matches!(one.state, State::Asked { .. }),
             uid: one.uid,
@@ -376,8 +377,10 @@ impl RemoteTable {
 
     /// Notes that an endpoint is removed: another one may get its number.
     pub(crate) fn remove_owner(&mut self, owner: EndpointName) {
-        for one in self.connections.values_mut().filter(|one| one.owner == Some(owner)) {
-            one.is_removed = true;
+        for qpn in self.lists.of_owner(owner) {
+            if let Some(one) = self.connections.get_mut(&qpn) {
+                one.is_removed = true;
+            }
         }
     }
 
