@@ -5,7 +5,7 @@
 //! window: a server that hangs shows as long times, not as missing ones.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -223,7 +223,7 @@ impl Drop for Neighbour {
     }
 }
 
-fn attach_again_and_again(socket: &PathBuf, attaches: &Shared) {
+fn attach_again_and_again(socket: &Path, attaches: &Shared) {
     let options = Options { name: "neighbour-comes".into(), ..small() };
     while !attaches.is_over() {
         attaches.begin();
