@@ -397,11 +397,13 @@ impl SessionShape {
     /// Returns the number of words of the ledger.
     #[must_use]
     pub fn ledger_words(&self) -> usize {
+        self.oob_ledger_start() + self.oob_ledger_words() + self.progress_words()
+    }
+
+    fn oob_ledger_start(&self) -> usize {
         lines(Ledger::words_for(self.transmit_pool.buffers()))
             + lines(Ledger::words_for(self.receive_pool.buffers()))
             + lines(self.queue_pairs as usize * self.queues.ledger_words())
-            + self.oob_ledger_words()
-            + self.progress_words()
     }
 
     fn server_queues_start(&self) -> usize {
@@ -489,11 +491,7 @@ impl SessionShape {
     #[must_use]
     pub fn connection_words(&self) -> Option<Range<usize>> {
         self.oob?;
-        let start = lines(Ledger::words_for(self.transmit_pool.buffers()))
-            + lines(Ledger::words_for(self.receive_pool.buffers()))
-            + lines(self.queue_pairs as usize * self.queues.ledger_words())
-            + OOB_INTENT_WORDS
-            + self.queue_pairs as usize;
+        let start = self.oob_ledger_start() + OOB_INTENT_WORDS + self.queue_pairs as usize;
         Some(start..start + self.endpoints as usize)
     }
 

@@ -23,8 +23,8 @@ use crate::reach::Reach;
 /// endlessly does not delay other sessions. An engine with commands left does not sleep.
 const COMMANDS_PER_ITERATION: usize = 16;
 
-/// Endpoints of ending sessions that the engine removes per poll iteration, so that one session's
-/// ten thousand do not delay other sessions.
+/// Endpoints of ending sessions, and sessions without endpoints, that the engine removes per poll
+/// iteration, so that one session's ten thousand do not delay other sessions.
 const CLOSED_PER_ITERATION: usize = 64;
 
 impl Engine {
@@ -387,6 +387,7 @@ impl Engine {
                         session.emptied = true;
                     }
                     self.remove_ended(key);
+                    work += 1;
                 }
             }
         }

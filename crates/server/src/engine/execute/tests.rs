@@ -59,12 +59,16 @@ impl World {
 
     /// Attaches a session, and endpoints for ports.
     fn attach(&self, queue_pairs: u32, endpoints: u32) {
+        self.attach_as(1, queue_pairs, endpoints);
+    }
+
+    fn attach_as(&self, session: u32, queue_pairs: u32, endpoints: u32) {
         let shape = SessionShape::new(queue_pairs, endpoints, 8, 8, 128, 128).unwrap();
         let state = SharedFile::create("state", 1).unwrap().into();
         let (prepared, _) =
-            Prepared::new(1, (shape, 1), &state, &mut MemoryStore::default()).unwrap();
+            Prepared::new(session, (shape, 1), &state, &mut MemoryStore::default()).unwrap();
         let worker = self.wake.clone();
-        let mut mapped = prepared.map(1, Relay { number: 0, worker, trusted: true }).unwrap();
+        let mut mapped = prepared.map(session, Relay { number: 0, worker, trusted: true }).unwrap();
         self.give(Command::AddSession(Box::new(mapped.sessions.remove(0))));
         for number in 0..endpoints {
             let rule = rule(number as u16);
@@ -72,7 +76,7 @@ impl World {
             let rights = Rights::new(rule, MAC, addresses);
             let endpoint = Box::new(wiring::endpoint(rule, rights));
             self.give(Command::AddEndpoint {
-                session: 1,
+                session,
                 number,
                 endpoint,
                 listening: None,
@@ -146,6 +150,25 @@ fn no_wait_strategy_sleeps_while_commands_are_left() {
             world.reports.try_iter().filter(|one| matches!(one, EngineReport::Removed(_)));
         assert_eq!((removed.count(), world.sleeps()), (1, 0), "{strategy:?}");
     }
+}
+
+/// Sessions that take turns run out of endpoints at the same time.
+#[test]
+fn an_iteration_removes_a_bounded_number_of_emptied_sessions() {
+    let mut world = World::new(WaitStrategy::Poll);
+    for number in 1..=150 {
+        world.attach_as(number, 1, 1);
+    }
+    world.poll_until_done();
+    (0..150).for_each(|key| world.engine.begin_closing(key, 0));
+    world.reports.try_iter().for_each(drop);
+    let removed = |world: &mut World| {
+        world.engine.go_on_closing();
+        let all = world.reports.try_iter();
+        all.filter(|one| matches!(one, EngineReport::Removed(_))).count()
+    };
+    let removed: Vec<usize> = (0..6).map(|_| removed(&mut world)).collect();
+    assert_eq!(removed, [0, 0, 42, 64, 44, 0]);
 }
 
 /// The control thread gives a closed endpoint's port away as soon as the engine has executed the
