@@ -63,8 +63,12 @@ pub enum Barrier {
     /// [`Barrier::ArmerChecks`].
     AccessorChecks,
     /// The owner published a word ahead of its later stores ([`OwnWords::publish_ahead`]). Partner:
-    /// an acquire fence between a load of one of those and that of the word. Not a full barrier.
+    /// an acquire fence between a load of one of those and that of the word
+    /// ([`Barrier::EarlierLoads`]). Not a full barrier.
     LaterStores,
+    /// The reader fetched words, and checks whether the word that tells their state has changed
+    /// ([`PeerWords::observe_around`]). Partner: [`Barrier::LaterStores`]. Not a full barrier.
+    EarlierLoads,
 }
 
 /// Executes a full barrier: a fence, because SeqCst accesses order only among each other, and the
@@ -245,6 +249,23 @@ impl PeerWords {
         #[cfg(all(test, not(loom)))]
         crate::stop_tests::count_load();
         self.word(index).load(Ordering::Acquire)
+    }
+
+    /// Observes a word, has `read` fetch words whose state that one tells, and returns what `read`
+    /// returns; `None` if the word changed meanwhile. The owner stores the words of a new state
+    /// between [`OwnWords::publish_ahead`] and [`OwnWords::publish`] of that word, so what was read is
+    /// of one state, if no state's value returns.
+    #[must_use]
+    pub fn observe_around<T>(&self, index: usize, read: impl FnOnce(u64) -> T) -> Option<T> {
+        let state = self.observe(index);
+        let value = read(state);
+        #[cfg(all(test, loom))]
+        if crate::loom_tests::is_taken_out(Barrier::EarlierLoads) {
+            return (self.fetch(index) == state).then_some(value);
+        }
+        // SYNC: after the loads of `read`. Partner: `Barrier::LaterStores`.
+        fence(Ordering::Acquire);
+        (self.fetch(index) == state).then_some(value)
     }
 
     /// Fetches bytes from byte `offset` on, such as a packet's metadata. Returns whether all of the

@@ -7,7 +7,6 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::atomic::{Ordering, fence};
 
 use towpath_memory::{Region, own_words};
 use towpath_packet::roce::{Path, cm};
@@ -165,9 +164,8 @@ impl Ledger {
 
     /// Forgets a connection.
     pub(super) fn remove(&mut self, place: u32) {
-        self.publish(place, QPN, 0);
         // A reader of what a later connection stores here also sees that this one is gone.
-        fence(Ordering::Release);
+        self.words.publish_ahead(Ledger::at(place, QPN), 0);
         self.free.push(place);
     }
 
@@ -221,12 +219,11 @@ impl Ledger {
 /// missing.
 pub(crate) fn peers(words: &PeerWords) -> HashMap<u32, (EndpointName, OobAddress)> {
     let peer = |place| {
-        let qpn = words.observe(Ledger::at(place, QPN));
-        let word = |word| words.fetch(Ledger::at(place, word));
-        let peer = (qpn & VALID != 0).then(|| (owner_of(word), peer_of(word)))?;
-        // Pairs with the stores of a connection that gets the place: these words are of one.
-        fence(Ordering::Acquire);
-        (words.fetch(Ledger::at(place, QPN)) == qpn).then_some(((qpn & !VALID) as u32, peer))
+        let read = |qpn| {
+            let word = |word| words.fetch(Ledger::at(place, word));
+            (qpn & VALID != 0).then(|| ((qpn & !VALID) as u32, (owner_of(word), peer_of(word))))
+        };
+        words.observe_around(Ledger::at(place, QPN), read).flatten()
     };
     (0..MOST_CONNECTIONS as u32).filter_map(peer).collect()
 }
