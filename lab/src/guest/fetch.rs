@@ -2,10 +2,9 @@
 //!
 //! Everything is below one directory. Remove it to get newer packages.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, ensure};
 
@@ -82,7 +81,16 @@ impl Cache {
         &self.directory
     }
 
-    /// Returns the archive (cpio) of the root file system.
+    /// Waits until no other process or thread writes in the directory, and keeps them away for as long as
+    /// the file is open.
+    pub(super) fn lock(&self) -> anyhow::Result<File> {
+        let path = self.directory.join("lock");
+        let file = File::create(&path).with_context(|| path.display().to_string())?;
+        file.lock().with_context(|| path.display().to_string())?;
+        Ok(file)
+    }
+
+    /// Returns the archive (cpio) of the root file system. The caller has the lock.
     pub(super) fn root(&self) -> anyhow::Result<PathBuf> {
         let archive = self.directory.join("root.cpio");
         let recipe = format!("{PACKAGES} {LEFT_OUT:?}");
@@ -110,10 +118,8 @@ impl Cache {
         Ok(archive)
     }
 
-    /// Returns a kernel's image, and the archive (cpio) of its modules.
+    /// Returns a kernel's image, and the archive (cpio) of its modules. The caller has the lock.
     pub(super) fn kernel(&self, kernel: Kernel) -> anyhow::Result<(PathBuf, PathBuf)> {
-        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-        let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let directory = self.directory.join(kernel.name());
         let (image, modules) = (directory.join("vmlinuz"), directory.join("modules.cpio"));
         let recipe = format!("{MODULES:?}");

@@ -61,6 +61,7 @@ impl Machine {
     ) -> anyhow::Result<Machine> {
         let title = format!("{}, kernel of {}", script.name, kernel.name());
         let directory = cache.directory();
+        let _alone = cache.lock()?;
         let base = format!("{}-{}", script.name, kernel.name());
         let root = cache.root()?;
         let (image, modules) = cache.kernel(kernel)?;

@@ -104,7 +104,10 @@ fn run_in(
     init: &str,
     order: &GuestCommand<'_>,
 ) -> anyhow::Result<u8> {
-    let (image, modules) = cache.kernel(order.kernel)?;
+    let (image, modules) = {
+        let _alone = cache.lock()?;
+        cache.kernel(order.kernel)?
+    };
     let stage = directory.join("stage");
     let command = fill(&stage, init, order)?;
     fs::write(stage.join("guest/command"), command)?;
