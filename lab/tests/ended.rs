@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use towpath_testkit::{check_tun, skip};
 
-use crate::experiment::{Directory, LIMIT, NOTHING, alone, bench, end_of, files_of, start};
+use crate::experiment::{Directory, LIMIT, NOTHING, bench, end_of, files_of, start};
 
 #[test]
 fn an_experiment_ended_early_leaves_nothing() {
@@ -15,7 +15,6 @@ fn an_experiment_ended_early_leaves_nothing() {
         skip("an_experiment_ended_early_leaves_nothing", &why);
         return;
     }
-    let _alone = alone();
     let directory = Directory::new();
     let temporary = directory.make("tmp");
     let mut command = bench("notre-dame", &temporary);

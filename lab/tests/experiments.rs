@@ -1,5 +1,5 @@
-//! The experiments, each run whole. `make test-experiments` runs them, one after the other: they
-//! take some minutes of all processors. `bench.rs` has one more.
+//! The experiments, each run whole. `make test-experiments` runs them, two at once: they take some
+//! minutes of two processors. `bench.rs` has one more.
 
 mod experiment;
 

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -20,11 +20,26 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(600);
 /// The files of an empty directory.
 pub(crate) const NOTHING: [&str; 0] = [];
 
-/// Experiments measure one after the other, because they have threads that never sleep.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+/// How many more experiments may run now. Most of them use two processors for as long as they measure,
+/// however fast these are, and have threads that never sleep.
+static PLACES: (Mutex<u32>, Condvar) = (Mutex::new(2), Condvar::new());
 
-pub(crate) fn alone() -> MutexGuard<'static, ()> {
-    ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+/// The place of an experiment that runs.
+struct Place;
+
+impl Place {
+    fn take() -> Place {
+        let free = PLACES.0.lock().unwrap();
+        *PLACES.1.wait_while(free, |free| *free == 0).unwrap() -= 1;
+        Place
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        *PLACES.0.lock().unwrap() += 1;
+        PLACES.1.notify_one();
+    }
 }
 
 /// A private directory, removed at the end.
@@ -108,7 +123,7 @@ pub(crate) fn whole(test: &str, name: &str, rows: &[&str], figures: &[&str]) {
         skip(test, &why);
         return;
     }
-    let _alone = alone();
+    let _place = Place::take();
     let directory = Directory::new();
     let (temporary, out) = (directory.make("tmp"), directory.0.join("out"));
     let output = run(bench(name, &temporary).arg("--check").arg("--out").arg(&out));
