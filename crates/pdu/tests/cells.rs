@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use proptest::test_runner::{Config, RngSeed, TestRunner};
 use towpath_pdu::atm::{
     Accepted, Adaptation, CELL_BYTES, Cell, Circuit, Dropped, Limits, OpenError, Reassembler,
     Segmenter,
@@ -24,6 +24,8 @@ const CIRCUITS: [(Circuit, Adaptation, &str); 3] = [
 ];
 /// The longest accepted PDU of the comparison.
 const PDU_BYTES: usize = 2000;
+/// The seed of the wires of the comparison.
+const SEED: u64 = 0xa7;
 
 fn receiver_with(limits: Limits) -> Reassembler {
     let mut receiver = Reassembler::new(limits);
@@ -299,16 +301,22 @@ fn an_independent_decoder_says_the_same_of_each_cell() {
         }
         Ok(())
     };
-    // The same forty wires in each run show most rules; a test of each is below.
-    let config = Config { cases: 40, failure_persistence: None, ..Config::default() };
-    let same = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
-    TestRunner::new_with_rng(config.clone(), same).run(&wire, judge).unwrap();
+    // The wires are the same every time; the environment variable PROPTEST_RNG_SEED sets another seed.
+    let given = Config::default().rng_seed;
+    let is_ours = matches!(given, RngSeed::Random);
+    let rng_seed = if is_ours { RngSeed::Fixed(SEED) } else { given };
+    let config = Config { cases: 40, rng_seed, failure_persistence: None, ..Config::default() };
+    TestRunner::new(config).run(&wire, judge).unwrap();
+    if !is_ours {
+        return;
+    }
+    // They show most rules, but not those of any other seed, or of another version of proptest; a test
+    // of each rule is below.
     for rule in
         ["waits", "pdu", "hec", "idle", "damaged", "cell_crc", "out_of_sequence", "too_long"]
     {
-        assert!(seen.borrow().contains(rule), "no {rule} in {seen:?}");
+        assert!(seen.borrow().contains(rule), "no {rule} in {seen:?}; choose another SEED");
     }
-    TestRunner::new(Config { cases: 20, ..config }).run(&wire, judge).unwrap();
 }
 
 proptest! {
