@@ -33,8 +33,9 @@ pub(crate) const CACHE_LINE_WORDS: usize = 8;
 #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
 const LINES_AHEAD: usize = 4;
 
-/// The points at which a store must become visible before a load, in pairs. Of each pair, at least
-/// one side sees the other's store. With either barrier taken out, both sides may miss it.
+/// The points at which the order of accesses matters, in pairs. But for the last two, a store must
+/// become visible before a load: of each pair, at least one side sees the other's store. With either
+/// barrier taken out, both sides may miss it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Barrier {
     /// The sleeper set its flag and checks the queue. Partner: [`Barrier::NotifierChecks`].
@@ -254,7 +255,7 @@ impl PeerWords {
     /// Observes a word, has `read` fetch words whose state that one tells, and returns what `read`
     /// returns; `None` if the word changed meanwhile. The owner stores the words of a new state
     /// between [`OwnWords::publish_ahead`] and [`OwnWords::publish`] of that word, so what was read is
-    /// of one state, if no state's value returns.
+    /// of one state. The word must not get the value of an earlier state again while `read` runs.
     #[must_use]
     pub fn observe_around<T>(&self, index: usize, read: impl FnOnce(u64) -> T) -> Option<T> {
         let state = self.observe(index);
@@ -458,7 +459,8 @@ impl OwnWords {
         if crate::loom_tests::is_taken_out(Barrier::LaterStores) {
             return;
         }
-        // SYNC: before the stores that follow. Partner: `Barrier::LaterStores`.
+        // SYNC: before the stores that follow. Partner: `Barrier::EarlierLoads`, or the end of this
+        // process.
         fence(Ordering::Release);
     }
 
