@@ -99,9 +99,8 @@ pub(crate) struct Ledger {
 impl Ledger {
     /// Takes over the memory, new or of an earlier server. Also returns what that recorded.
     pub(super) fn open(region: Region) -> (Ledger, Vec<(u32, Recorded)>) {
-        let mut words = own_words(region);
+        let words = own_words(region);
         let is_known = words.get(0) == LAYOUT;
-        words.publish(0, LAYOUT);
         let mut ledger = Ledger { words, free: Vec::new() };
         let mut all = Vec::new();
         for place in (0..MOST_CONNECTIONS as u32).rev() {
@@ -110,6 +109,7 @@ impl Ledger {
                 None => ledger.remove(place),
             }
         }
+        ledger.words.publish(0, LAYOUT);
         (ledger, all)
     }
 
@@ -223,6 +223,7 @@ pub(crate) fn peers(words: &PeerWords) -> HashMap<u32, (EndpointName, OobAddress
             let word = |word| words.fetch(Ledger::at(place, word));
             (qpn & VALID != 0).then(|| ((qpn & !VALID) as u32, (owner_of(word), peer_of(word))))
         };
+        // A QPN is random: a place does not get the same one again meanwhile.
         words.observe_around(Ledger::at(place, QPN), read).flatten()
     };
     (0..MOST_CONNECTIONS as u32).filter_map(peer).collect()
