@@ -1,4 +1,4 @@
-# guest: kernel=stable,backports limit=180
+# guest: kernel=stable,backports limit=400
 # Interfaces on top of others: VLANs (802.1Q) and bonds. Here the server runs without the unit of the
 # package.
 

@@ -1,4 +1,4 @@
-# guest: kernel=stable,backports limit=240
+# guest: kernel=stable,backports limit=600
 # The Debian package, from its installation to its removal, on an interface of a real driver.
 
 unit=towpath@intel0

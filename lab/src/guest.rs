@@ -10,6 +10,7 @@
 mod fetch;
 mod machine;
 mod outcome;
+mod place;
 mod script;
 mod small;
 

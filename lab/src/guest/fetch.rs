@@ -81,12 +81,15 @@ impl Cache {
         &self.directory
     }
 
-    /// Waits until no other process or thread writes in the directory, and keeps them away for as long as
-    /// the file is open.
+    /// Waits until no other process or thread makes an archive, and keeps them from it for as long as the
+    /// file is open.
     pub(super) fn lock(&self) -> anyhow::Result<File> {
         let path = self.directory.join("lock");
         let file = File::create(&path).with_context(|| path.display().to_string())?;
-        file.lock().with_context(|| path.display().to_string())?;
+        if file.try_lock().is_err() {
+            eprintln!("towpath-lab: waiting for another guest that is being prepared");
+            file.lock().with_context(|| path.display().to_string())?;
+        }
         Ok(file)
     }
 

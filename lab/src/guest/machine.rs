@@ -12,6 +12,7 @@ use anyhow::Context;
 
 use super::fetch::{Cache, Kernel, missing, pack};
 use super::outcome::Outcome;
+use super::place::Place;
 use super::script::Script;
 
 /// Network cards: model, the machine's name for it, and the hub that it shares with its peer.
@@ -44,9 +45,10 @@ const SERVICE: &str = "[Unit]\nAfter=basic.target systemd-udev-settle.service\n\
 pub(super) struct Machine {
     title: String,
     image: PathBuf,
-    /// What the guest's memory holds at its start.
+    /// What the guest's memory holds at its start, in `place`.
     initial: PathBuf,
     console: PathBuf,
+    _place: Place,
 }
 
 impl Machine {
@@ -60,13 +62,8 @@ impl Machine {
         files: &[PathBuf],
     ) -> anyhow::Result<Machine> {
         let title = format!("{}, kernel of {}", script.name, kernel.name());
-        let directory = cache.directory();
-        let _alone = cache.lock()?;
-        let base = format!("{}-{}", script.name, kernel.name());
-        let root = cache.root()?;
-        let (image, modules) = cache.kernel(kernel)?;
-        let stage = directory.join("stage");
-        let _ = fs::remove_dir_all(&stage);
+        let place = Place::new()?;
+        let stage = place.path().join("stage");
         let guest = stage.join("guest");
         fs::create_dir_all(&guest)?;
         fs::copy(library.join("library.sh"), guest.join("library.sh"))?;
@@ -90,16 +87,20 @@ impl Machine {
             fs::set_permissions(stage.join(folder), fs::Permissions::from_mode(0o755))?;
         }
         fs::set_permissions(&stage, fs::Permissions::from_mode(0o755))?;
-        let own = directory.join("own.cpio");
+        let own = place.path().join("own.cpio");
         pack(&stage, &own)?;
+        let _alone = cache.lock()?;
+        let root = cache.root()?;
+        let (image, modules) = cache.kernel(kernel)?;
         // The kernel unpacks one archive after the other.
-        let initial = directory.join("initial.cpio");
+        let initial = place.path().join("initial.cpio");
         let mut whole = File::create(&initial)?;
         for archive in [&root, &modules, &own] {
             io::copy(&mut File::open(archive)?, &mut whole)?;
         }
-        let console = directory.join(format!("{base}.console"));
-        Ok(Machine { title, image, initial, console })
+        let console = format!("{}-{}-{}.console", script.name, kernel.name(), place.name());
+        let console = cache.directory().join(console);
+        Ok(Machine { title, image, initial, console, _place: place })
     }
 
     /// Runs the machine until it switches itself off, at most for `limit`. Prints what the script
@@ -145,7 +146,9 @@ impl Machine {
         }
         drop(child);
         outcome.end(started.elapsed().as_secs(), broken);
-        if !outcome.passed() {
+        if outcome.passed() {
+            let _ = fs::remove_file(&self.console);
+        } else {
             println!("  the guest's console and journal: {}", self.console.display());
         }
         Ok(outcome)

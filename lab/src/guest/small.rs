@@ -3,16 +3,16 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 
 use super::fetch::{Cache, Kernel, missing, pack, run};
 use super::machine::{NO_PROGRAM, NO_SETPRIV, Processors, QEMU, Running, add_card, base_command};
+use super::place::Place;
 
 /// Programs of the host that the guest's commands may use.
 const TOOLS: [&str; 34] = [
@@ -84,17 +84,12 @@ pub(super) fn run_command(
     init: &str,
     order: &GuestCommand<'_>,
 ) -> anyhow::Result<u8> {
-    // The path of a socket has at most 107 bytes, so the machine's files lie in the system's directory for
-    // temporary files.
-    static NUMBER: AtomicU32 = AtomicU32::new(0);
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let name = format!("towpath-guest-{}-{number}", std::process::id());
-    let directory = std::env::temp_dir().join(name);
-    let _ = fs::remove_dir_all(&directory);
-    fs::DirBuilder::new().mode(0o700).create(&directory)?;
-    let console = cache.directory().join(format!("small-{number}.console"));
-    let outcome = run_in(cache, (&directory, &console), init, order);
-    fs::remove_dir_all(&directory)?;
+    let place = Place::new()?;
+    let console = cache.directory().join(format!("small-{}.console", place.name()));
+    let outcome = run_in(cache, (place.path(), &console), init, order);
+    if outcome.is_ok() {
+        let _ = fs::remove_file(&console);
+    }
     outcome
 }
 
@@ -104,21 +99,20 @@ fn run_in(
     init: &str,
     order: &GuestCommand<'_>,
 ) -> anyhow::Result<u8> {
-    let (image, modules) = {
-        let _alone = cache.lock()?;
-        cache.kernel(order.kernel)?
-    };
     let stage = directory.join("stage");
     let command = fill(&stage, init, order)?;
     fs::write(stage.join("guest/command"), command)?;
     let own = directory.join("own.cpio");
     pack(&stage, &own)?;
+    let alone = cache.lock()?;
+    let (image, modules) = cache.kernel(order.kernel)?;
     // The kernel unpacks one archive after the other.
     let initial = directory.join("initial.cpio");
     let mut whole = File::create(&initial)?;
     for archive in [&own, &modules] {
         io::copy(&mut File::open(archive)?, &mut whole)?;
     }
+    drop(alone);
     let out = directory.join(OUT);
     File::create(&out)?.set_len(OUT_BYTES)?;
     let mut machine = base_command(&order.processors, &image, &initial, console);
