@@ -11,8 +11,10 @@ use crate::random::Random;
 
 /// Polls without a sleep.
 const POLLS_AWAKE: usize = 5000;
-/// Frames that arrive, and half of those that are sent. A sanitizer looks at each access, and needs few.
-const FRAMES: usize = if cfg!(towpath_sanitize) { 200 } else { 2000 };
+/// Frames that arrive. A sanitizer checks each access, so it needs few.
+const ARRIVALS: usize = if cfg!(towpath_sanitize) { 200 } else { 2000 };
+/// Frames that are sent: many times what a ring takes.
+const SENT: usize = if cfg!(towpath_sanitize) { 1500 } else { 4000 };
 
 /// Ends the other thread's loop when this thread ends, also by a panic.
 struct Stop<'a>(&'a AtomicBool);
@@ -40,7 +42,7 @@ pub(super) fn wake_ups(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
 
 /// Sends one frame at a time, each when the suite may be falling asleep.
 fn arrivals_wake(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
-    const COUNT: usize = FRAMES;
+    const COUNT: usize = ARRIVALS;
     let seen = AtomicUsize::new(0);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -79,7 +81,7 @@ fn arrivals_wake(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
 
 /// Fills the ring, while the other end takes some frames now and then.
 fn room_wakes(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
-    const COUNT: usize = 2 * FRAMES;
+    const COUNT: usize = SENT;
     let taken = AtomicUsize::new(0);
     let stop = AtomicBool::new(false);
     let frames: Vec<Vec<u8>> =
