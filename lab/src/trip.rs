@@ -19,7 +19,7 @@ pub(crate) const TRIP_BYTES: usize = 64;
 pub(crate) const ASKS: u16 = 1000;
 pub(crate) const ANSWERS: u16 = 2000;
 /// The longest wait for an answer.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// How often a child that sleeps looks whether its parent is gone.
 pub(crate) const LOOKS: Duration = Duration::from_millis(100);
 /// Trips between two reads of the clock while a thread spins.

@@ -22,6 +22,7 @@ use crate::Settings;
 use crate::figure::{Axis, Figure, Series};
 use crate::report::{Outcome, Row};
 use crate::statistics::Summary;
+use crate::trip::PATIENCE;
 
 const ARMINGS: [(&str, Arming); 4] = [
     ("off", Arming::Off),
@@ -94,7 +95,7 @@ impl Whole {
             if over && seen == sent {
                 return Ok(start.elapsed().as_nanos() as f64 / seen as f64);
             }
-            ensure!(start.elapsed() < 10 * window, "{seen} of {sent} frames arrived");
+            ensure!(start.elapsed() < window + PATIENCE, "{seen} of {sent} frames arrived");
             while !over && sent - seen < 128 {
                 match self.session.send_bytes(self.endpoint, &self.frame) {
                     Ok(()) => sent += 1,

@@ -24,6 +24,7 @@ use crate::machine::two_cores;
 use crate::process::Process;
 use crate::report::{Outcome, Row};
 use crate::statistics::{Pairs, Summary};
+use crate::trip::PATIENCE;
 
 use connections::Hosts;
 pub(crate) use memory::idle_connections;
@@ -225,8 +226,8 @@ impl Busy {
             {
                 got += self.session.receive(queue_pair, SLOTS as usize, |_| {})?;
             }
-            if began.elapsed() > Duration::from_secs(5) {
-                bail!("{got} of {sent} packets came in 5 s");
+            if began.elapsed() > PATIENCE {
+                bail!("{got} of {sent} packets came in {PATIENCE:?}");
             }
         }
         Ok(got.max(1))

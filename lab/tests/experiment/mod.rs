@@ -20,25 +20,30 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(600);
 /// The files of an empty directory.
 pub(crate) const NOTHING: [&str; 0] = [];
 
-/// How many more experiments may run now. Most of them use two processors for as long as they measure,
-/// however fast these are, and have threads that never sleep.
+/// How many more experiments may run now. Each measures for a fixed time on two processors, and its figures
+/// are not checked, so two may slow each other. With more, threads that never sleep would hold up the rest.
 static PLACES: (Mutex<u32>, Condvar) = (Mutex::new(2), Condvar::new());
 
-/// The place of an experiment that runs.
-struct Place;
+/// Experiments that need both places: virtual machines of which two run at once, and a simulated card
+/// whose engine must not be late.
+const ALONE: [&str; 2] = ["card", "penn"];
 
-impl Place {
-    fn take() -> Place {
+/// The places of an experiment that runs.
+struct Places(u32);
+
+impl Places {
+    fn take(name: &str) -> Places {
+        let count = if ALONE.contains(&name) { 2 } else { 1 };
         let free = PLACES.0.lock().unwrap();
-        *PLACES.1.wait_while(free, |free| *free == 0).unwrap() -= 1;
-        Place
+        *PLACES.1.wait_while(free, |free| *free < count).unwrap() -= count;
+        Places(count)
     }
 }
 
-impl Drop for Place {
+impl Drop for Places {
     fn drop(&mut self) {
-        *PLACES.0.lock().unwrap() += 1;
-        PLACES.1.notify_one();
+        *PLACES.0.lock().unwrap() += self.0;
+        PLACES.1.notify_all();
     }
 }
 
@@ -123,7 +128,7 @@ pub(crate) fn whole(test: &str, name: &str, rows: &[&str], figures: &[&str]) {
         skip(test, &why);
         return;
     }
-    let _place = Place::take();
+    let _places = Places::take(name);
     let directory = Directory::new();
     let (temporary, out) = (directory.make("tmp"), directory.0.join("out"));
     let output = run(bench(name, &temporary).arg("--check").arg("--out").arg(&out));
