@@ -1,0 +1,127 @@
+//! Settings of the device and of endpoints.
+
+use towpath_protocol::message::{Refusal, Set};
+use towpath_protocol::settings::{Scope, Setting, SettingError};
+use tracing::{debug, info};
+
+use crate::connection::{Progress, Refused};
+use crate::control::Control;
+use crate::engine::commands::Command;
+use crate::engines::Reply;
+use crate::policy::Standing;
+
+impl Control {
+    /// Changes a setting of the device or of an endpoint.
+    pub(super) fn set(&mut self, token: u64, set: Set) -> Result<(), Refused> {
+        let Some(connection) = self.connections.get(token) else { return Ok(()) };
+        let setting = Setting::numbered(set.setting).ok_or_else(|| {
+            (Refusal::NotFound, format!("set: there is no setting {}", set.setting))
+        })?;
+        let (name, scope) = (setting.spec().name, setting.spec().scope);
+        let administrator = connection.standing == Standing::Administrator;
+        let own = set.session != 0
+            && set.session == connection.number
+            && matches!(connection.progress, Progress::Lives);
+        if !(administrator || own && scope == Scope::OwnEndpoint) {
+            let text = format!("set {name}: only root and the server's user may");
+            return Err((Refusal::Permission, text));
+        }
+        if set.reserved != 0 {
+            return Err((Refusal::Malformed, "set: the reserved field must be 0".into()));
+        }
+        if scope == Scope::Device {
+            self.set_device(setting, set, connection.peer.uid)?;
+        } else {
+            self.set_endpoint(setting, set, connection.peer.uid, administrator)?;
+        }
+        let command = Command::Set {
+            setting,
+            session: set.session,
+            endpoint: set.endpoint,
+            value: set.value,
+        };
+        self.command(command, Reply::Done(token));
+        Ok(())
+    }
+
+    /// Changes a setting of the device, for an administrator.
+    fn set_device(&mut self, setting: Setting, set: Set, uid: u32) -> Result<(), Refused> {
+        let (name, value) = (setting.spec().name, setting.show(set.value));
+        if (set.session, set.endpoint) != (0, 0) {
+            let text = format!("set {name}: it is the device's, not an endpoint's");
+            return Err((Refusal::NotFound, text));
+        }
+        let batch = self.parts.batch;
+        if setting == Setting::RxBatch
+            && setting.check(set.value).is_ok()
+            && set.value > batch as u64
+        {
+            let text = format!(
+                "set {name}={value}: the server was started with a batch of {batch}; 1 to \
+                 {batch} packets is possible"
+            );
+            return Err((Refusal::NotFound, text));
+        }
+        self.parts.settings.set(setting, set.value).map_err(not_set)?;
+        self.parts.changed_settings.set(setting, set.value);
+        info!(name, value, uid, "set");
+        Ok(())
+    }
+
+    /// Changes a setting of an endpoint.
+    fn set_endpoint(
+        &mut self,
+        setting: Setting,
+        set: Set,
+        uid: u32,
+        administrator: bool,
+    ) -> Result<(), Refused> {
+        let (name, value) = (setting.spec().name, setting.show(set.value));
+        let at = format!("{}/{}", set.session, set.endpoint);
+        if set.session == 0 {
+            let text = format!("set {name}: it is an endpoint's: name session and endpoint");
+            return Err((Refusal::NotFound, text));
+        }
+        let opened = self
+            .connections
+            .living(set.session)
+            .and_then(|one| one.endpoints.get_mut(set.endpoint as usize))
+            .and_then(Option::as_mut)
+            .filter(|opened| !opened.revoked)
+            .ok_or_else(|| {
+                let text = format!(
+                    "set {name}: there is no endpoint {at}, or its session is unclaimed; towpath \
+                     ls shows all"
+                );
+                (Refusal::NotFound, text)
+            })?;
+        if setting == Setting::Priority && !administrator && set.value > opened.granted_priority {
+            let given = opened.granted_priority;
+            let text = format!(
+                "set {name}={value}: above {given}, which it was given; only root and the \
+                 server's user may"
+            );
+            return Err((Refusal::Permission, text));
+        }
+        opened.settings.set(setting, set.value).map_err(not_set)?;
+        if setting == Setting::Priority && administrator {
+            opened.granted_priority = set.value;
+        }
+        let opened = opened.clone();
+        if let Some(connection) = self.connections.living(set.session)
+            && let Some(record) = &mut connection.record
+        {
+            record.set(set.endpoint, &opened.settings, opened.granted_priority);
+        }
+        if administrator {
+            info!(name, value, endpoint = at, uid, "set");
+        } else {
+            debug!(name, value, endpoint = at, uid, "set");
+        }
+        Ok(())
+    }
+}
+
+fn not_set(error: SettingError) -> Refused {
+    (Refusal::NotFound, format!("set {error}"))
+}
