@@ -460,6 +460,39 @@ fn a_full_queue_delays_messages_of_another_host_and_then_fails_them() {
     }
 }
 
+/// A request that is to fail waits for those before it, which the other host puts off: the engine
+/// sleeps meanwhile.
+#[test]
+fn an_engine_sleeps_while_a_request_waits_to_fail() {
+    let mut pair = pair();
+    let remote = pair.other.create_memory(4096, Sharing::Requests).unwrap();
+    let key = pair.other.export(pair.to, &remote, 0..4096, Access::Write).unwrap().key();
+    let local = pair.one.create_memory(4096, Sharing::Requests).unwrap();
+    // The last one finds no room.
+    let sent: Vec<RequestId> = (0..5_u8)
+        .map(|number| pair.one.request(pair.from, &Request::send(&[number])).unwrap())
+        .collect();
+    (0..4).for_each(|number| completes(&mut pair.one, sent[number]));
+    let write = Request::write(key, 0).local(&local, 0..4096);
+    let write = pair.one.request(pair.from, &write).unwrap();
+    pair.one.release_memory(&local).unwrap();
+    pair.one.flush().unwrap();
+    let before = pair.hosts.counter(0, "sleeps");
+    let until = Instant::now() + PATIENCE;
+    while pair.hosts.counter(0, "sleeps") < before + 5 {
+        assert!(Instant::now() < until, "the engine does not sleep");
+        assert_eq!(
+            pair.one.request_state(sent[4]),
+            RequestState::Pending,
+            "the engine does not sleep"
+        );
+    }
+    assert_eq!(pair.one.request_state(write), RequestState::Pending);
+    assert_eq!(next(&mut pair.other, pair.to).payload(), [0]);
+    completes(&mut pair.one, sent[4]);
+    assert!(matches!(outcome(&mut pair.one, write), RequestState::Failed(_)));
+}
+
 #[test]
 fn without_rdma_another_host_is_no_endpoint() {
     let (one, other) = loopback::pair(&loopback::Config::default()).unwrap();
