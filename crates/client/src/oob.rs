@@ -173,7 +173,16 @@ impl Session {
             apertures.requests.connect(endpoint.number);
         }
         self.expect(endpoint, PeerState::Requested);
+        let queue = self.oob.as_mut().and_then(|oob| oob.queues.get_mut(endpoint.number as usize));
+        if let Some(queue) = queue {
+            queue.connected_with = Some(to);
+        }
         Ok(())
+    }
+
+    /// Returns the address with which the application last connected an endpoint.
+    pub(crate) fn connected_with(&self, endpoint: Endpoint) -> Option<OobAddress> {
+        self.oob.as_ref()?.queues.get(endpoint.number as usize)?.connected_with
     }
 
     /// Records what an endpoint's peer state is until the server changes it.

@@ -105,6 +105,8 @@ pub(crate) struct Queue {
     reported: News,
     /// What the application asked for, and the state word before: the server has yet to answer.
     pub(crate) asked: Option<(u64, PeerState)>,
+    /// The address with which the application last connected the endpoint.
+    pub(crate) connected_with: Option<OobAddress>,
     /// `true` if the endpoint is in [`Oob::ready`].
     ready: bool,
     /// The news because of which a wait ended last.
@@ -141,6 +143,7 @@ impl Oob {
             requests: has_requests.then(|| of(number)),
             reported: News::default(),
             asked: None,
+            connected_with: None,
             ready: false,
             waited: News::default(),
         });

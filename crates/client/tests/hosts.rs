@@ -278,6 +278,31 @@ fn channels_and_imports_are_refused_between_hosts() {
     });
 }
 
+/// A message of an earlier peer, on another host, looks like an offer of memory.
+#[test]
+fn an_earlier_peers_message_is_no_offer() {
+    let Pair { hosts, mut one, from, mut other, to, .. } = pair();
+    let offer = other.request(to, &Request::send(b"ring\x01\0\0\0\0\0\0\0")).unwrap();
+    completes(&mut other, offer);
+    one.disconnect(from).unwrap();
+    one.flush().unwrap();
+    let mut local = hosts.attach(0);
+    let (listener, address) = open(&mut local, PORT + 1);
+    one.request_connection(from, address, b"").unwrap();
+    one.flush().unwrap();
+    let request = next(&mut local, listener);
+    local.accept_connection(listener, request.from(), b"").unwrap();
+    local.flush().unwrap();
+    std::thread::scope(|scope| {
+        for (session, endpoint) in [(&mut one, from), (&mut local, listener)] {
+            scope.spawn(move || {
+                becomes(session, endpoint, PeerState::Connected);
+                Channel::open(session, endpoint, 4096, Some(PATIENCE)).unwrap();
+            });
+        }
+    });
+}
+
 #[test]
 fn a_write_of_another_host_fires_a_tripwire() {
     let mut pair = pair();

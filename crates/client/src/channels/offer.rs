@@ -120,7 +120,9 @@ impl ChannelOffer {
             return Ok(None);
         }
         if message.is_from_other_host() {
-            return Err(OpenChannelError::OtherHost);
+            // An earlier peer may have left its message in the queue.
+            let is_from_peer = session.connected_with(self.endpoint) == Some(message.from());
+            return if is_from_peer { Err(OpenChannelError::OtherHost) } else { Ok(None) };
         }
         let far = match session.import(self.endpoint, ApertureKey(u32::from_le_bytes(*key))) {
             Ok(far) => far,
