@@ -30,18 +30,20 @@
 
 mod aperture;
 mod endpoint;
-mod operation;
 mod refusal;
+mod report;
 mod session;
+mod setting;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 pub use aperture::*;
 pub use endpoint::*;
-pub use operation::*;
 pub use refusal::*;
+pub use report::*;
 pub use session::*;
 use session::{NEW_ATTACH_SINCE, OLD_ATTACH_BYTES};
+pub use setting::*;
 
 use crate::layout::MAX_LANES;
 use crate::{OLDEST_VERSION, VERSION};

@@ -10,7 +10,7 @@ pub struct CreateMemory {
     pub bytes: u64,
     /// A [`crate::apertures::Sharing`].
     pub sharing: u32,
-    /// The number of the request, as [`super::Open::sequence`].
+    /// The number of the request, as [`Open::sequence`](super::Open::sequence).
     pub sequence: u32,
 }
 
@@ -38,7 +38,7 @@ pub struct Export {
     pub memory: u32,
     /// The rights of the importer: a [`crate::apertures::Access`].
     pub access: u32,
-    /// The number of the request, as [`super::Open::sequence`].
+    /// The number of the request, as [`Open::sequence`](super::Open::sequence).
     pub sequence: u32,
 }
 
@@ -50,7 +50,7 @@ pub struct Import {
     pub endpoint: u32,
     /// The aperture's key.
     pub key: u32,
-    /// The number of the request, as [`super::Open::sequence`].
+    /// The number of the request, as [`Open::sequence`](super::Open::sequence).
     pub sequence: u32,
     /// Must be 0.
     pub reserved: u32,
@@ -89,7 +89,7 @@ pub struct SetTripwire {
     pub memory: u32,
     /// The kinds of access of which it tells: a [`crate::apertures::Access`].
     pub access: u32,
-    /// The number of the request, as [`super::Open::sequence`].
+    /// The number of the request, as [`Open::sequence`](super::Open::sequence).
     pub sequence: u32,
     /// Must be 0.
     pub reserved: u32,
@@ -104,7 +104,7 @@ pub struct ImportTripwire {
     pub aperture: u32,
     /// The tripwire's number in the session that set it.
     pub tripwire: u32,
-    /// The number of the request, as [`super::Open::sequence`].
+    /// The number of the request, as [`Open::sequence`](super::Open::sequence).
     pub sequence: u32,
     /// Must be 0.
     pub reserved: u32,

@@ -64,7 +64,7 @@ pub struct Attached {
     pub session: u32,
     /// The device's MTU, in bytes.
     pub mtu: u16,
-    /// The server's lanes, 1 to [`crate::layout::MAX_LANES`]: parts of the session's memory.
+    /// The server's lanes, 1 to [`MAX_LANES`](crate::layout::MAX_LANES): parts of the session's memory.
     pub lanes: u16,
     /// Offloads that the application may leave to the device on transmit: [`CAN_CHECKSUM`],
     /// [`CAN_SEGMENT`].
@@ -98,7 +98,7 @@ pub const CAN_SEGMENT: u32 = 2;
 pub const TRUSTED: u32 = 1;
 /// The session's addresses are the host's own. They belong to the kernel, and to other sessions:
 /// the session has the ports that it opens, and link addresses come from an endpoint with
-/// [`super::OPEN_NEIGHBOURS`].
+/// [`OPEN_NEIGHBOURS`](super::OPEN_NEIGHBOURS).
 pub const SHARED: u32 = 2;
 /// No endpoint can receive all packets: the addresses are shared, or the grant limits ports or
 /// ethertypes.
