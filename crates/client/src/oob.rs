@@ -172,9 +172,7 @@ impl Session {
         if let Some(apertures) = &mut self.apertures {
             apertures.requests.connect(endpoint.number);
         }
-        self.expect(endpoint, PeerState::Requested);
-        let queue = self.oob.as_mut().and_then(|oob| oob.queues.get_mut(endpoint.number as usize));
-        if let Some(queue) = queue {
+        if let Some(queue) = self.expect(endpoint, PeerState::Requested) {
             queue.connected_with = Some(to);
         }
         Ok(())
@@ -185,12 +183,12 @@ impl Session {
         self.oob.as_ref()?.queues.get(endpoint.number as usize)?.connected_with
     }
 
-    /// Records what an endpoint's peer state is until the server changes it.
-    fn expect(&mut self, endpoint: Endpoint, state: PeerState) {
-        let queue = self.oob.as_mut().and_then(|oob| oob.queues.get_mut(endpoint.number as usize));
-        if let Some(queue) = queue {
-            queue.asked = Some((queue.consumer.state(), state));
-        }
+    /// Records what an endpoint's peer state is until the server changes it. Returns the endpoint's
+    /// queue.
+    fn expect(&mut self, endpoint: Endpoint, state: PeerState) -> Option<&mut Queue> {
+        let queue = self.oob.as_mut()?.queues.get_mut(endpoint.number as usize)?;
+        queue.asked = Some((queue.consumer.state(), state));
+        Some(queue)
     }
 
     fn put_oob(

@@ -207,7 +207,7 @@ impl Oob {
     /// Begins with an endpoint that was opened.
     pub(crate) fn begin(&mut self, endpoint: u32) {
         if let Some(queue) = self.queues.get_mut(endpoint as usize) {
-            (queue.reported, queue.asked) = (queue.news(), None);
+            (queue.reported, queue.asked, queue.connected_with) = (queue.news(), None, None);
             queue.waited = queue.reported;
         }
     }
