@@ -62,7 +62,7 @@ impl Machine {
         files: &[PathBuf],
     ) -> anyhow::Result<Machine> {
         let title = format!("{}, kernel of {}", script.name, kernel.name());
-        let place = Place::new()?;
+        let place = Place::new(cache.directory())?;
         let stage = place.path().join("stage");
         let guest = stage.join("guest");
         fs::create_dir_all(&guest)?;

@@ -84,11 +84,15 @@ pub(super) fn run_command(
     init: &str,
     order: &GuestCommand<'_>,
 ) -> anyhow::Result<u8> {
-    let place = Place::new()?;
+    // The path of a socket has at most 107 bytes, so the machine's files lie in the system's directory for
+    // temporary files.
+    let place = Place::new(&std::env::temp_dir())?;
     let console = cache.directory().join(format!("small-{}.console", place.name()));
     let outcome = run_in(cache, (place.path(), &console), init, order);
-    if outcome.is_ok() {
+    if matches!(outcome, Ok(0)) {
         let _ = fs::remove_file(&console);
+    } else {
+        eprintln!("towpath-lab: the guest's console: {}", console.display());
     }
     outcome
 }
