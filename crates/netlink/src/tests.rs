@@ -2,7 +2,6 @@
 //! messages, since it has network namespaces for them.
 
 use proptest::prelude::*;
-use proptest::test_runner::RngSeed;
 use rustix::io::Errno;
 
 use crate::address::read_address;
@@ -71,14 +70,8 @@ fn near_messages() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    // The cases are the same every time; the environment variable PROPTEST_RNG_SEED sets another
-    // seed.
     #![proptest_config(ProptestConfig {
         cases: 4096,
-        rng_seed: match ProptestConfig::default().rng_seed {
-            RngSeed::Random => RngSeed::Fixed(0x70a7),
-            given => given,
-        },
         failure_persistence: None,
         ..ProptestConfig::default()
     })]
