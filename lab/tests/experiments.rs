@@ -1,4 +1,4 @@
-//! The experiments, each run whole. `make test-experiments` runs them, two at once: they take some
+//! The experiments, each run whole. `make test-experiments` runs them, at most two at once: they take some
 //! minutes of two processors. `bench.rs` has one more.
 
 mod experiment;

@@ -24,7 +24,7 @@ pub(crate) const NOTHING: [&str; 0] = [];
 /// are not checked, so two may slow each other. With more, threads that never sleep would hold up the rest.
 static PLACES: (Mutex<u32>, Condvar) = (Mutex::new(2), Condvar::new());
 
-/// Experiments that need both places: virtual machines of which two run at once, and a simulated card
+/// Experiments that need both places: `card` has two virtual machines at once, and `penn` a simulated card
 /// whose engine must not be late.
 const ALONE: [&str; 2] = ["card", "penn"];
 
