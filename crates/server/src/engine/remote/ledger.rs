@@ -109,6 +109,7 @@ impl Ledger {
                 None => ledger.remove(place),
             }
         }
+        // Last: the successor of a server that is killed before this clears the places again.
         ledger.words.publish(0, LAYOUT);
         (ledger, all)
     }
