@@ -2,7 +2,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::{Header, MAX_BYTES};
+use super::header::{Header, MAX_BYTES};
 
 /// The position at which a page of a report begins; all zeros for the first page. The first page
 /// also describes the device, and [`Cursor::END`] follows the last page. Endpoints of one session
