@@ -89,10 +89,11 @@ pub(super) fn run_command(
     let place = Place::new(&std::env::temp_dir())?;
     let console = cache.directory().join(format!("small-{}.console", place.name()));
     let outcome = run_in(cache, (place.path(), &console), init, order);
-    if matches!(outcome, Ok(0)) {
-        let _ = fs::remove_file(&console);
-    } else {
-        eprintln!("towpath-lab: the guest's console: {}", console.display());
+    match &outcome {
+        Ok(0) => drop(fs::remove_file(&console)),
+        Ok(_) => eprintln!("towpath-lab: the guest's console: {}", console.display()),
+        // The error names it, if there is one.
+        Err(_) => {}
     }
     outcome
 }
