@@ -1,5 +1,6 @@
 //! Runs scanners and floods against the web example, from kernel sockets at a TAP's other end.
 
+#[path = "suite/network/mod.rs"]
 mod network;
 
 use network::web::{content, curl, plain, start};

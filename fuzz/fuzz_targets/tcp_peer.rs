@@ -5,7 +5,7 @@
 //! packet for its fate (`crates/stack/tests/peer`).
 #![no_main]
 
-#[path = "../../crates/stack/tests/peer/mod.rs"]
+#[path = "../../crates/stack/tests/suite/peer/mod.rs"]
 mod peer;
 
 use libfuzzer_sys::fuzz_target;

@@ -2,6 +2,7 @@
 //! `make test-slow` runs this. The server's tests cover the scheduler's use of any given time,
 //! since time is an argument there.
 
+#[path = "suite/senders/mod.rs"]
 mod senders;
 
 use std::time::{Duration, Instant};

@@ -1,0 +1,5 @@
+//! A driver for all threads of a program.
+
+mod direct;
+mod embedded;
+mod protection;

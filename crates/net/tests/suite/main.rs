@@ -1,0 +1,5 @@
+//! The sockets over a server in this process.
+
+mod server_tap;
+mod session;
+mod std_net;

@@ -1,0 +1,7 @@
+//! A server in this process, as a program embeds it.
+
+mod commands;
+mod flip;
+mod one_mapping;
+mod own_queue;
+mod starting;

@@ -1,0 +1,9 @@
+//! The examples as programs.
+
+mod echoes;
+mod faults;
+mod network;
+mod nodelay;
+mod readme;
+mod usage;
+mod web;
