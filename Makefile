@@ -33,8 +33,8 @@ test-rdma:
 	tests/rdma
 
 test-experiments:
-	cargo build --release -p towpath -p towpath-examples -p towpath-lab-web
-	cargo test --release -p towpath-lab --test experiments
+	lab/build
+	cargo test --release --manifest-path lab/Cargo.toml -p towpath-lab --test experiments
 
 test-older-version:
 	cargo build --workspace
@@ -66,15 +66,15 @@ experiments = queue demux optimistic notify switch peers isolation attacks hosti
     freebsd waiting scale watchdog
 
 bench:
-	cargo build --release -p towpath -p towpath-examples -p towpath-lab-web
-	for name in $(experiments); do cargo run --release -p towpath-lab -- $$name || exit 1; done
+	lab/build
+	for name in $(experiments); do cargo lab $$name || exit 1; done
 
 # Measures the figures of the documents anew.
 figures:
-	cargo build --release -p towpath -p towpath-examples -p towpath-lab-web
+	lab/build
 	for name in $(experiments); do \
-	    cargo run --release -p towpath-lab -- $$name --out lab/results --pictures docs/pictures || exit 1; done
-	cargo run --release -p towpath-lab -- report
+	    cargo lab $$name --out lab/results --pictures docs/pictures || exit 1; done
+	cargo lab report
 
 demo:
 	cargo run --release -- demo

@@ -1,6 +1,6 @@
 //! `towpath-lab`: measurements of this machine, each beside its comparison.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
@@ -8,8 +8,8 @@ use clap::Parser;
 use clap::builder::PossibleValue;
 use clap::error::ErrorKind;
 use nix::sys::signal::{SigSet, Signal};
-use towpath_lab::documents::Documents;
 use towpath_lab::{Experiment, Report, Row, Settings};
+use towpath_report::documents;
 
 /// Measure this machine, each figure beside its comparison.
 #[derive(Debug, Parser)]
@@ -120,7 +120,7 @@ fn measure(args: &Args) -> anyhow::Result<ExitCode> {
     );
     if name == "report" {
         ensure!(!more, "report takes only --check and --repository");
-        return documents(&args.repository, args.check);
+        return documents::report(&args.repository, args.check);
     }
     if name == "guest" {
         ensure!(
@@ -164,26 +164,6 @@ fn check(report: &Report, said: &mut dyn std::io::Write) -> ExitCode {
         code = ExitCode::FAILURE;
     }
     code
-}
-
-/// Writes the documents that differ from the results, or fails because of them.
-fn documents(repository: &Path, check: bool) -> anyhow::Result<ExitCode> {
-    let documents = Documents::read(repository)?;
-    for why in &documents.unknown {
-        eprintln!("towpath-lab: {why}");
-    }
-    if check {
-        for difference in &documents.differences {
-            eprintln!("towpath-lab: {difference}");
-        }
-        let (figures, differ) = (documents.figures, documents.differences.len());
-        println!("{figures} figures in prose, the page and its pictures: {differ} differ");
-        return Ok(if differ == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE });
-    }
-    for file in documents.write(repository)? {
-        eprintln!("wrote {}", file.display());
-    }
-    Ok(ExitCode::SUCCESS)
 }
 
 #[cfg(test)]

@@ -21,8 +21,7 @@ pub(crate) fn own_program(name: &str) -> Result<PathBuf, String> {
         return Ok(path);
     }
     Err(format!(
-        "there is no {name} beside this program; build it with: cargo build --release -p towpath -p \
-         towpath-examples -p towpath-lab-web"
+        "there is no {name} beside this program; build it with: lab/build"
     ))
 }
 

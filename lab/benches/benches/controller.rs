@@ -10,7 +10,7 @@
 //! | `controller/sleep` | a decision after a poll that took all work, and the end of that sleep |
 //!
 //! ```text
-//! cargo bench -p towpath-benches --bench controller
+//! cargo bench --manifest-path lab/Cargo.toml -p towpath-benches --bench controller
 //! ```
 //!
 //! The results are no figures of the documents: `towpath-lab` measures the cost of waiting, with

@@ -9,8 +9,8 @@
 //! | `lookup-random` | each of a flow chosen at random | off |
 //!
 //! ```text
-//! cargo bench -p towpath-benches --bench flow_table                  # all
-//! cargo bench -p towpath-benches --bench flow_table -- lookup-random # one group
+//! cargo bench --manifest-path lab/Cargo.toml -p towpath-benches --bench flow_table                  # all
+//! cargo bench --manifest-path lab/Cargo.toml -p towpath-benches --bench flow_table -- lookup-random # one group
 //! ```
 //!
 //! Nothing else of the engine runs and evicts the table from the processor's caches. So the results

@@ -8,8 +8,8 @@
 //! | `segment` | a large TCP packet becomes 45 segments with their checksums |
 //!
 //! ```text
-//! cargo bench -p towpath-benches --bench headers                # all
-//! cargo bench -p towpath-benches --bench headers -- parse-plain # one group
+//! cargo bench --manifest-path lab/Cargo.toml -p towpath-benches --bench headers                # all
+//! cargo bench --manifest-path lab/Cargo.toml -p towpath-benches --bench headers -- parse-plain # one group
 //! ```
 //!
 //! The same bytes are in the first-level cache each time. So the results are no figures of the

@@ -11,8 +11,8 @@
 //! | `events` | one side marks queue pairs; the other side takes and acknowledges the events |
 //!
 //! ```text
-//! cargo bench -p towpath-benches --bench queue                # all
-//! cargo bench -p towpath-benches --bench queue -- transmit    # one group
+//! cargo bench --manifest-path lab/Cargo.toml -p towpath-benches --bench queue                # all
+//! cargo bench --manifest-path lab/Cargo.toml -p towpath-benches --bench queue -- transmit    # one group
 //! ```
 //!
 //! No cache line moves between cores, and no payload is copied. So the results are no figures of

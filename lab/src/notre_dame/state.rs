@@ -36,7 +36,7 @@ impl Origin {
         let mut hasher = DefaultHasher::new();
         hasher.write(&std::fs::read(&program).with_context(|| program.display().to_string())?);
         Ok(Origin {
-            commit: env!("TOWPATH_COMMIT").to_owned(),
+            commit: towpath_report::COMMIT.to_owned(),
             build: hasher.finish(),
             machine,
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),

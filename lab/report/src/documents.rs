@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
 
@@ -164,17 +165,41 @@ fn read_if_there(path: &Path) -> anyhow::Result<String> {
     if path.exists() { read(path) } else { Ok(String::new()) }
 }
 
+/// Writes the documents of a repository that differ from the results; with `check`, fails because
+/// of them. Prints what it did, or what differs.
+///
+/// # Errors
+/// As [`Documents::read`] and [`Documents::write`].
+pub fn report(repository: &Path, check: bool) -> anyhow::Result<ExitCode> {
+    let documents = Documents::read(repository)?;
+    for why in &documents.unknown {
+        eprintln!("{why}");
+    }
+    if check {
+        for difference in &documents.differences {
+            eprintln!("{difference}");
+        }
+        let (figures, differ) = (documents.figures, documents.differences.len());
+        println!("{figures} figures in prose, the page and its pictures: {differ} differ");
+        return Ok(if differ == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
+    for file in documents.write(repository)? {
+        eprintln!("wrote {}", file.display());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::child::OwnSocket;
     use crate::figure::{Axis, Figure};
     use crate::report::Row;
+    use crate::scratch::Scratch;
 
     /// Makes a repository with one result and `docs/prose.md` with its figure, all written.
-    fn repository() -> (OwnSocket, PathBuf) {
-        let socket = OwnSocket::new().unwrap();
-        let root = socket.path().with_file_name("repository");
+    fn repository() -> (Scratch, PathBuf) {
+        let scratch = Scratch::new();
+        let root = scratch.path().join("repository");
         let row = Row::new("queue to bare queue", &[("packet_bytes", 64.0)], "ratio", &[0.8732; 5]);
         let mut report = crate::results::tests::results(vec![row]).0.remove(0);
         report.figures =
@@ -183,7 +208,7 @@ mod tests {
         let prose = "a\nb <!--=queue; queue to bare queue; ; value-->?<!--/-->\n";
         output::replace(&root.join("docs/prose.md"), prose).unwrap();
         Documents::read(&root).unwrap().write(&root).unwrap();
-        (socket, root)
+        (scratch, root)
     }
 
     fn said(root: &Path) -> Vec<String> {
@@ -199,7 +224,7 @@ mod tests {
 
     #[test]
     fn written_documents_do_not_differ() {
-        let (_socket, root) = repository();
+        let (_scratch, root) = repository();
         let documents = Documents::read(&root).unwrap();
         assert_eq!((documents.differences.len(), documents.figures), (0, 1));
         assert_eq!(documents.unknown.len(), 1, "there is no git repository");
@@ -208,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_changed_digit_is_found_in_each_file_and_put_right() {
-        let (_socket, root) = repository();
+        let (_scratch, root) = repository();
         let prose = read(&root.join("docs/prose.md")).unwrap();
         assert!(prose.contains("-->0.873<!--"), "{prose}");
         edit(&root.join("docs/prose.md"), "0.873", "0.878");
@@ -226,7 +251,7 @@ mod tests {
 
     #[test]
     fn a_changed_result_is_found() {
-        let (_socket, root) = repository();
+        let (_scratch, root) = repository();
         edit(&root.join(RESULTS).join("queue.json"), "\"value\":0.8732", "\"value\":0.9732");
         let all = said(&root);
         assert_eq!(all.len(), 2, "{all:?}");
@@ -235,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_figure_without_a_row_names_file_line_and_row() {
-        let (_socket, root) = repository();
+        let (_scratch, root) = repository();
         edit(&root.join("docs/prose.md"), "bare queue", "other ring");
         let error = format!("{:#}", Documents::read(&root).unwrap_err());
         assert_eq!(

@@ -42,7 +42,7 @@ impl Machine {
         let memory_kib = field(&memory, "MemTotal")
             .and_then(|text| text.split_whitespace().next()?.parse::<u64>().ok())
             .unwrap_or(0);
-        let cores = towpath_testkit::cores()?;
+        let cores = towpath_sandbox::cores()?;
         let map: Vec<_> = cores
             .iter()
             .map(|core| format!("{}:{}.{}", core.cpu, core.core, core.package))
@@ -52,7 +52,7 @@ impl Machine {
             cpu: format!("{cpu} (family {}, model {})", detail("cpu family"), detail("model\t")),
             cores: cores.len(),
             core_map: map.join(" "),
-            hypervisor: towpath_testkit::probe::hypervisor(),
+            hypervisor: towpath_sandbox::probe::hypervisor(),
             memory_bytes: memory_kib * 1024,
         })
     }
@@ -70,7 +70,7 @@ impl fmt::Display for Machine {
 /// # Errors
 /// If there is only one: then the scheduler would be measured.
 pub fn two_cores() -> anyhow::Result<(usize, usize)> {
-    match towpath_testkit::cores()?.as_slice() {
+    match towpath_sandbox::cores()?.as_slice() {
         [first, second, ..] => Ok((first.cpu, second.cpu)),
         _ => anyhow::bail!("two cores are needed; this program may use only one"),
     }

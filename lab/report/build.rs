@@ -5,15 +5,19 @@ use std::process::Command;
 
 /// The program's sources, from this package's directory. The results are no part of it: a run that
 /// writes them leaves the program as it is.
-const SOURCES: [&str; 8] = [
+const SOURCES: [&str; 12] = [
+    "../../Cargo.toml",
+    "../../Cargo.lock",
+    "../../crates",
     "../Cargo.toml",
     "../Cargo.lock",
-    "../crates",
+    "../src",
+    "../web",
+    "../testkit",
+    "../attacks",
     "Cargo.toml",
     "build.rs",
     "src",
-    "testkit",
-    "attacks",
 ];
 
 fn main() {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// The most points of a series: a picture could not show more, and reports stay small.
-pub(crate) const MOST_POINTS: usize = 100;
+pub const MOST_POINTS: usize = 100;
 
 /// One axis.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

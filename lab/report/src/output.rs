@@ -122,14 +122,14 @@ impl Formatter for RowLines {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::child::OwnSocket;
     use crate::figure::{Axis, Series};
     use crate::report::{Length, Row};
+    use crate::scratch::Scratch;
 
     #[test]
     fn files_hold_the_report() {
-        let socket = OwnSocket::new().unwrap();
-        let into = socket.path().with_file_name("deep/er");
+        let scratch = Scratch::new();
+        let into = scratch.path().join("deep/er");
         let pictures = into.join("pictures");
         let mut report = Report::new("penn", Length::Full).unwrap();
         report.rows = vec![Row::new("a", &[("n", 1.0)], "ratio", &[0.5, 1.5]); 2];

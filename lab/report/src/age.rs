@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn the_code_of_each_experiment_is_there() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         for experiment in Experiment::ALL {
             for directory in code(experiment.name()) {
                 assert!(root.join(directory).is_dir(), "{directory} of {}", experiment.name());

@@ -144,7 +144,7 @@ pub struct Outcome {
 
 impl Outcome {
     /// Returns what was found; otherwise adds the reason to what could not be measured.
-    pub(crate) fn needs<T>(&mut self, found: Result<T, String>) -> Option<T> {
+    pub fn needs<T>(&mut self, found: Result<T, String>) -> Option<T> {
         found.map_err(|why| self.missing.push(why)).ok()
     }
 }
@@ -222,7 +222,7 @@ impl Report {
     pub fn new(experiment: &str, length: Length) -> anyhow::Result<Report> {
         Ok(Report {
             experiment: experiment.to_owned(),
-            commit: env!("TOWPATH_COMMIT").to_owned(),
+            commit: crate::COMMIT.to_owned(),
             date: date(std::time::SystemTime::now()),
             settings: Some(length),
             machine: Machine::this()?,

@@ -1,0 +1,72 @@
+//! The laboratory is a workspace of its own, and shares builds with the product's: both have the same
+//! dependencies, lints and profiles, as far as the laboratory needs them.
+
+use std::path::{Path, PathBuf};
+
+use toml::{Table, Value};
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
+}
+
+fn read(file: &str) -> Table {
+    let text = std::fs::read_to_string(repository().join(file)).unwrap();
+    text.parse().unwrap_or_else(|error| panic!("{file}: {error}"))
+}
+
+fn at<'a>(table: &'a Table, path: &[&str]) -> &'a Table {
+    path.iter().fold(table, |table, name| table[*name].as_table().unwrap())
+}
+
+/// Returns a dependency with its path as seen from the repository's root.
+fn rooted(dependency: &Value) -> Value {
+    let mut dependency = dependency.clone();
+    if let Some(path) = dependency.get_mut("path") {
+        let from_lab = path.as_str().unwrap();
+        *path = match from_lab.strip_prefix("../") {
+            Some(from_root) => from_root.into(),
+            None => format!("lab/{from_lab}").into(),
+        };
+    }
+    dependency
+}
+
+#[test]
+fn the_laboratory_builds_as_the_product_does() {
+    let (product, lab) = (read("Cargo.toml"), read("lab/Cargo.toml"));
+    for table in ["package", "lints"] {
+        let path = ["workspace", table];
+        assert_eq!(at(&lab, &path), at(&product, &path), "[workspace.{table}]");
+    }
+    // Libraries that only the laboratory has.
+    let own = ["criterion", "towpath-report"];
+    let path = ["workspace", "dependencies"];
+    for (name, dependency) in at(&lab, &path) {
+        if !own.contains(&name.as_str()) {
+            let expected = at(&product, &path).get(name);
+            assert_eq!(Some(&rooted(dependency)), expected, "{name} in lab/Cargo.toml");
+        }
+    }
+    // Crates that only the product's tests have.
+    let absent = ["sha2", "smoltcp"];
+    let mut profiles = product["profile"].clone();
+    let packages = profiles["dev"]["package"].as_table_mut().unwrap();
+    absent.map(|name| packages.remove(name).unwrap());
+    assert_eq!(lab["profile"], profiles, "[profile]");
+}
+
+/// A library that has two versions is built twice.
+#[test]
+fn both_workspaces_lock_the_same_versions() {
+    let versions = |file: &str| -> Vec<(String, String)> {
+        let packages = read(file)["package"].as_array().unwrap().clone();
+        let text = |package: &Value, key: &str| package[key].as_str().unwrap().to_owned();
+        packages.iter().map(|one| (text(one, "name"), text(one, "version"))).collect()
+    };
+    let product = versions("Cargo.lock");
+    for (name, version) in versions("lab/Cargo.lock") {
+        let locked: Vec<_> = product.iter().filter(|one| one.0 == name).collect();
+        let same = locked.is_empty() || locked.iter().any(|one| one.1 == version);
+        assert!(same, "lab/Cargo.lock has {name} {version}, Cargo.lock has {locked:?}");
+    }
+}
