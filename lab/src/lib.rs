@@ -37,6 +37,7 @@
 //! | [`results`], [`age`] | the last full run of each experiment, in `lab/results` |
 //! | [`page`], `headlines` | the page `docs/benchmarks.md` |
 //! | [`prose`] | figures in other pages |
+//! | [`recording`] | the README's recorded terminal |
 //! | [`guest`] | virtual machines that run scripts of checks |
 //! | [`documents`] | writes all of these, or compares them with the results |
 //! | `techniques` | techniques that can be switched on and off |
@@ -92,6 +93,7 @@ pub mod prose;
 mod queue;
 mod race;
 mod rdma;
+pub mod recording;
 pub mod report;
 pub mod results;
 mod scale;

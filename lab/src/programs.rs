@@ -71,6 +71,22 @@ impl Drop for Running {
     }
 }
 
+/// Returns the process ID of a process's first child: of a keeper, its server.
+pub(crate) fn first_child(parent: u32) -> Option<u32> {
+    let children = format!("/proc/{parent}/task/{parent}/children");
+    let children = std::fs::read_to_string(children).unwrap_or_default();
+    children.split_whitespace().next()?.parse().ok()
+}
+
+/// Kills a process, and waits for its end.
+pub(crate) fn end_with_signal(pid: u32) -> anyhow::Result<()> {
+    let process = i32::try_from(pid).ok().and_then(Pid::from_raw).context("its number")?;
+    let process = pidfd_open(process, PidfdFlags::empty())?;
+    pidfd_send_signal(&process, Signal::KILL)?;
+    poll(&mut [PollFd::new(&process, PollFlags::IN)], None)?;
+    Ok(())
+}
+
 /// A server, `towpath serve`.
 pub(crate) struct Serve {
     pub(crate) socket: PathBuf,
@@ -115,10 +131,7 @@ impl Serve {
 
     /// Returns the server's process ID; `None` between two servers.
     pub(crate) fn server(&self) -> Option<u32> {
-        let keeper = self.process.0.id();
-        let children = format!("/proc/{keeper}/task/{keeper}/children");
-        let children = std::fs::read_to_string(children).unwrap_or_default();
-        children.split_whitespace().next()?.parse().ok()
+        first_child(self.process.0.id())
     }
 
     /// Returns the server's process ID.
@@ -129,10 +142,7 @@ impl Serve {
     /// Kills the server, and waits for its end. Returns its process ID.
     pub(crate) fn kill_server(&self) -> anyhow::Result<u32> {
         let server = self.pid()?;
-        let process = i32::try_from(server).ok().and_then(Pid::from_raw).context("its number")?;
-        let process = pidfd_open(process, PidfdFlags::empty())?;
-        pidfd_send_signal(&process, Signal::KILL)?;
-        poll(&mut [PollFd::new(&process, PollFlags::IN)], None)?;
+        end_with_signal(server)?;
         Ok(server)
     }
 
