@@ -1,5 +1,5 @@
-//! The documents that show figures: `docs/benchmarks.md`, its pictures, and the figures between
-//! markers in other pages. All come from `lab/results`. The picture of a recorded
+//! The documents that show figures: `docs/benchmarks.md`, its pictures, the README's chart, and the
+//! figures between markers in other pages. All come from `lab/results`. The picture of a recorded
 //! terminal comes from the recording beside it.
 
 use std::fmt;
@@ -10,7 +10,7 @@ use anyhow::{Context, ensure};
 use crate::age::Ages;
 use crate::prose::{Change, rewrite};
 use crate::results::Results;
-use crate::{headlines, output, page, recording};
+use crate::{headlines, how_fast, output, page, recording};
 
 /// The results, in the repository.
 pub const RESULTS: &str = "lab/results";
@@ -18,6 +18,8 @@ pub const RESULTS: &str = "lab/results";
 pub const PICTURES: &str = "docs/pictures";
 /// The page of headlines and pictures.
 const PAGE: &str = "docs/benchmarks.md";
+/// The page with the chart.
+const README: &str = "README.md";
 /// The ending of a recorded terminal's file.
 const CAST: &str = "cast";
 /// The largest number of lines of the page.
@@ -64,13 +66,24 @@ impl Documents {
         documents.pictures(repository, &results)?;
         documents.recordings(repository)?;
         documents.page(repository, &results, &ages)?;
+        let chart = how_fast::chart(&results, &ages)?;
         for file in with_prose(repository)? {
-            let text = read(&repository.join(&file))?;
+            let mut text = read(&repository.join(&file))?;
+            let mut changes = Vec::new();
+            if let (Some(chart), true) = (&chart, file == Path::new(README)) {
+                documents.chart(repository, &chart.picture, &ages)?;
+                let new = how_fast::with_caption(&text, &chart.caption)?;
+                if let Some(change) = difference(&text, &new, &ages) {
+                    changes.push(change);
+                    text = new;
+                }
+            }
             let rewritten =
                 rewrite(&text, &results, &ages).with_context(|| file.display().to_string())?;
             documents.figures += rewritten.figures;
-            if !rewritten.changes.is_empty() {
-                documents.differ(file, rewritten.changes, rewritten.text);
+            changes.extend(rewritten.changes);
+            if !changes.is_empty() {
+                documents.differ(file, changes, rewritten.text);
             }
         }
         documents.unknown = ages.unknown;
@@ -115,6 +128,15 @@ impl Documents {
                 let name = drawn.file_name().unwrap_or_default();
                 self.differ(Path::new(PICTURES).join(name), vec![change], new);
             }
+        }
+        Ok(())
+    }
+
+    fn chart(&mut self, repository: &Path, new: &str, ages: &Ages) -> anyhow::Result<()> {
+        let file = Path::new(PICTURES).join(how_fast::FILE);
+        let old = read_if_there(&repository.join(&file))?;
+        if let Some(change) = difference(&old, new, ages) {
+            self.differ(file, vec![change], new.to_owned());
         }
         Ok(())
     }

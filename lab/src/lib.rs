@@ -37,6 +37,7 @@
 //! | [`results`], [`age`] | the last full run of each experiment, in `lab/results` |
 //! | [`page`], `headlines` | the page `docs/benchmarks.md` |
 //! | [`prose`] | figures in other pages |
+//! | `how_fast` | the README's chart |
 //! | [`recording`] | the README's recorded terminal |
 //! | [`guest`] | virtual machines that run scripts of checks |
 //! | [`documents`] | writes all of these, or compares them with the results |
@@ -67,6 +68,7 @@ pub mod guest;
 mod handoff;
 mod headlines;
 mod hostile;
+mod how_fast;
 mod inline;
 mod interval;
 mod isolation;
