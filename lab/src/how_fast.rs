@@ -72,7 +72,7 @@ const BARS: [Bar; 6] = [
         Verdict::Loss,
         [
             "round trip of 60 B over TAP, all threads sleep",
-            "one thread with AF_PACKET on both ends of a veth",
+            "one thread with AF_PACKET on both ends of a veth, never asleep",
             "the time",
         ],
         "notre-dame; Towpath to AF_PACKET on both sides, all sleep; packet_bytes=60",
@@ -168,16 +168,27 @@ fn found(bar: &'static Bar, results: &Results, ages: &Ages) -> anyhow::Result<Op
     Ok(Some(Found { bar, better, measured, date, machine }))
 }
 
-/// Returns the bars in words: a line for the gains, and one for the losses.
+/// Returns the picture with all bars in words for readers who do not see it, and a sentence below it
+/// for each of gains, losses and machines.
 fn caption(all: &[Found]) -> String {
-    let mut caption = String::new();
-    for (verdict, title) in [(Verdict::Gain, "Gains"), (Verdict::Loss, "Losses")] {
+    let of = |verdict, text: fn(&Found) -> String| {
         let ones = all.iter().filter(|found| found.bar.verdict == verdict);
-        let texts: Vec<_> = ones.map(Found::text).collect();
-        // Writing to a string cannot fail.
-        let _ = writeln!(caption, "**{title}:** {}.", texts.join("; "));
-    }
-    caption
+        ones.map(text).collect::<Vec<_>>().join("; ")
+    };
+    let alternative = [("Gains", Verdict::Gain), ("Losses", Verdict::Loss)]
+        .map(|(title, verdict)| format!("{title}: {}", of(verdict, Found::text)));
+    let mut machines: Vec<_> =
+        all.iter().map(|found| format!("{}, {}", found.machine, found.date)).collect();
+    machines.sort();
+    machines.dedup();
+    format!(
+        "![{}]({}/{FILE})\n\nGains: {}. Losses: {}. Machines: {}.\n",
+        alternative.join(". "),
+        crate::documents::PICTURES,
+        of(Verdict::Gain, Found::label),
+        of(Verdict::Loss, Found::label),
+        machines.join("; ")
+    )
 }
 
 /// Returns the README with the caption between its comments.
@@ -325,9 +336,9 @@ mod tests {
             assert_eq!(picture.matches(bar).count(), 3, "{picture}");
         }
         let lines: Vec<_> = caption.lines().collect();
-        assert!(lines[0].starts_with("**Gains:** ") && lines[1].starts_with("**Losses:** "));
-        assert!(lines.len() == 2 && lines.iter().all(|line| line.matches("beside").count() == 3));
-        assert_eq!(caption.matches("(old)").count(), 1, "only old results are marked: {caption}");
+        assert!(lines[0].starts_with("![Gains: ") && lines[0].matches("beside").count() == 6);
+        assert!(lines[2].starts_with("Gains: ") && lines[2].contains(" Losses: "), "{caption}");
+        assert_eq!(caption.matches("(old)").count(), 2, "only old results are marked: {caption}");
     }
 
     #[test]
