@@ -33,6 +33,7 @@
 //! | `watchdog` | the cost of a device's watchdog |
 //! | `wakeups` | very many attempts to lose a wake-up |
 //! | `towpath_report` | reports, results and the documents that show them: a crate of its own, which builds quickly |
+//! | [`recording`] | the README\'s recorded terminal |
 //! | [`guest`] | virtual machines that run scripts of checks |
 //! | `techniques` | techniques that can be switched on and off |
 //! | `child`, `process`, `programs` | the other processes of an experiment |
@@ -77,6 +78,7 @@ mod programs;
 mod queue;
 mod race;
 mod rdma;
+pub mod recording;
 mod scale;
 mod sharing;
 mod soak;

@@ -26,11 +26,12 @@ Examples:
   towpath-lab cambridge --out measured
   towpath-lab isolation --check
   towpath-lab report --check
+  towpath-lab recording
   towpath-lab guest --script package
   towpath-lab guest -- sh -c 'ip link; ls /dev/vfio'"
 )]
 struct Args {
-    /// The experiment, `report` or `guest`
+    /// The experiment, `report`, `recording` or `guest`
     #[arg(required_unless_present = "role", value_parser = names(), value_name = "EXPERIMENT")]
     name: Option<String>,
     /// Print JSON and nothing else.
@@ -53,7 +54,7 @@ struct Args {
     /// from the results, which then stays as it is.
     #[arg(long)]
     check: bool,
-    /// For `report` and `guest`: the directory of the repository.
+    /// For `report`, `recording` and `guest`: the directory of the repository.
     #[arg(long, value_name = "DIRECTORY", default_value = ".")]
     repository: PathBuf,
     #[command(flatten)]
@@ -66,9 +67,11 @@ struct Args {
 fn names() -> Vec<PossibleValue> {
     let report =
         PossibleValue::new("report").help("write the figures of lab/results into the documents");
+    let recording = PossibleValue::new("recording")
+        .help("record the README's terminal: a server that is killed and upgraded");
     let guest = PossibleValue::new("guest").help("run the checks of lab/guest in virtual machines");
     let experiment = |one: Experiment| PossibleValue::new(one.name()).help(one.about());
-    Experiment::ALL.into_iter().map(experiment).chain([report, guest]).collect()
+    Experiment::ALL.into_iter().map(experiment).chain([report, recording, guest]).collect()
 }
 
 /// Prints help and version as clap formats them, and an error in one line, as `towpath` does.
@@ -121,6 +124,13 @@ fn measure(args: &Args) -> anyhow::Result<ExitCode> {
     if name == "report" {
         ensure!(!more, "report takes only --check and --repository");
         return documents::report(&args.repository, args.check);
+    }
+    if name == "recording" {
+        ensure!(!more && !args.check, "recording takes only --repository");
+        for file in towpath_lab::recording::record(&args.repository)? {
+            eprintln!("wrote {}", file.display());
+        }
+        return Ok(ExitCode::SUCCESS);
     }
     if name == "guest" {
         ensure!(
@@ -182,7 +192,9 @@ mod tests {
             assert!(found.is_some_and(|text| text.ends_with(one.about())), "{line} {help}");
             assert!(one.about().len() <= 80, "{}", one.about());
         }
-        assert!(help.contains("- report:") && help.contains("- guest:"), "{help}");
+        for other in ["report", "recording", "guest"] {
+            assert!(help.contains(&format!("- {other}:")), "{help}");
+        }
     }
 
     #[test]

@@ -20,9 +20,7 @@ pub(crate) fn own_program(name: &str) -> Result<PathBuf, String> {
     if path.is_file() {
         return Ok(path);
     }
-    Err(format!(
-        "there is no {name} beside this program; build it with: lab/build"
-    ))
+    Err(format!("there is no {name} beside this program; build it with: lab/build"))
 }
 
 /// Returns the path of a program of the system; or the line of a report.
@@ -70,6 +68,22 @@ impl Drop for Running {
     }
 }
 
+/// Returns the process ID of a process's first child: of a keeper, its server.
+pub(crate) fn first_child(parent: u32) -> Option<u32> {
+    let children = format!("/proc/{parent}/task/{parent}/children");
+    let children = std::fs::read_to_string(children).unwrap_or_default();
+    children.split_whitespace().next()?.parse().ok()
+}
+
+/// Kills a process, and waits for its end.
+pub(crate) fn end_with_signal(pid: u32) -> anyhow::Result<()> {
+    let process = i32::try_from(pid).ok().and_then(Pid::from_raw).context("its number")?;
+    let process = pidfd_open(process, PidfdFlags::empty())?;
+    pidfd_send_signal(&process, Signal::KILL)?;
+    poll(&mut [PollFd::new(&process, PollFlags::IN)], None)?;
+    Ok(())
+}
+
 /// A server, `towpath serve`.
 pub(crate) struct Serve {
     pub(crate) socket: PathBuf,
@@ -114,10 +128,7 @@ impl Serve {
 
     /// Returns the server's process ID; `None` between two servers.
     pub(crate) fn server(&self) -> Option<u32> {
-        let keeper = self.process.0.id();
-        let children = format!("/proc/{keeper}/task/{keeper}/children");
-        let children = std::fs::read_to_string(children).unwrap_or_default();
-        children.split_whitespace().next()?.parse().ok()
+        first_child(self.process.0.id())
     }
 
     /// Returns the server's process ID.
@@ -128,10 +139,7 @@ impl Serve {
     /// Kills the server, and waits for its end. Returns its process ID.
     pub(crate) fn kill_server(&self) -> anyhow::Result<u32> {
         let server = self.pid()?;
-        let process = i32::try_from(server).ok().and_then(Pid::from_raw).context("its number")?;
-        let process = pidfd_open(process, PidfdFlags::empty())?;
-        pidfd_send_signal(&process, Signal::KILL)?;
-        poll(&mut [PollFd::new(&process, PollFlags::IN)], None)?;
+        end_with_signal(server)?;
         Ok(server)
     }
 

@@ -3,7 +3,11 @@
 
 mod experiment;
 
-use crate::experiment::whole;
+use std::process::Command;
+
+use towpath_testkit::{check_tun, skip};
+
+use crate::experiment::{Directory, NOTHING, end_of, files_of, start, whole};
 
 #[test]
 fn notre_dame() {
@@ -500,4 +504,29 @@ fn scale() {
         ],
         &["idle"],
     );
+}
+
+/// The programs `towpath` and `udp_echo` have to be built, as `make test-experiments` does.
+#[test]
+fn recording() {
+    if let Err(why) = check_tun() {
+        skip("recording", &why);
+        return;
+    }
+    let directory = Directory::new();
+    let (temporary, repository) = (directory.make("tmp"), directory.make("repository"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_towpath-lab"));
+    command.args(["recording", "--repository"]).arg(&repository).env("TMPDIR", &temporary);
+    let child = start(&mut command);
+    let output = end_of(&command, child);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let pictures = repository.join("docs/pictures");
+    assert_eq!(files_of(&pictures), ["kill-and-upgrade.cast", "kill-and-upgrade.svg"]);
+    let cast = std::fs::read_to_string(pictures.join("kill-and-upgrade.cast")).unwrap();
+    for text in
+        ["$ kill -9 ", "killed by signal 9", "$ towpath upgrade", "# in all, from one udp_echo"]
+    {
+        assert!(cast.contains(text), "{text} in {cast}");
+    }
+    assert_eq!(files_of(&temporary), NOTHING);
 }

@@ -1,5 +1,6 @@
-//! The documents that show figures: `docs/benchmarks.md`, its pictures, and the figures between
-//! markers in other pages. All come from `lab/results`.
+//! The documents that show figures: `docs/benchmarks.md`, its pictures, the README's chart, and the
+//! figures between markers in other pages. All come from `lab/results`. The picture of a recorded
+//! terminal comes from the recording beside it.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,9 +9,10 @@ use std::process::ExitCode;
 use anyhow::{Context, ensure};
 
 use crate::age::Ages;
+use crate::cast::Cast;
 use crate::prose::{Change, rewrite};
 use crate::results::Results;
-use crate::{headlines, output, page};
+use crate::{headlines, how_fast, output, page, terminal};
 
 /// The results, in the repository.
 pub const RESULTS: &str = "lab/results";
@@ -18,6 +20,10 @@ pub const RESULTS: &str = "lab/results";
 pub const PICTURES: &str = "docs/pictures";
 /// The page of headlines and pictures.
 const PAGE: &str = "docs/benchmarks.md";
+/// The page with the chart.
+const README: &str = "README.md";
+/// The ending of a recorded terminal's file.
+const CAST: &str = "cast";
 /// The largest number of lines of the page.
 const MOST_LINES: usize = 400;
 
@@ -60,14 +66,26 @@ impl Documents {
         let ages = Ages::of(&results, repository);
         let mut documents = Documents::default();
         documents.pictures(repository, &results)?;
+        documents.recordings(repository)?;
         documents.page(repository, &results, &ages)?;
+        let chart = how_fast::chart(&results, &ages)?;
         for file in with_prose(repository)? {
-            let text = read(&repository.join(&file))?;
+            let mut text = read(&repository.join(&file))?;
+            let mut changes = Vec::new();
+            if let (Some(chart), true) = (&chart, file == Path::new(README)) {
+                documents.chart(repository, &chart.picture, &ages)?;
+                let new = how_fast::with_caption(&text, &chart.caption)?;
+                if let Some(change) = difference(&text, &new, &ages) {
+                    changes.push(change);
+                    text = new;
+                }
+            }
             let rewritten =
                 rewrite(&text, &results, &ages).with_context(|| file.display().to_string())?;
             documents.figures += rewritten.figures;
-            if !rewritten.changes.is_empty() {
-                documents.differ(file, rewritten.changes, rewritten.text);
+            changes.extend(rewritten.changes);
+            if !changes.is_empty() {
+                documents.differ(file, changes, rewritten.text);
             }
         }
         documents.unknown = ages.unknown;
@@ -96,6 +114,35 @@ impl Documents {
         Ok(())
     }
 
+    /// Draws each recording.
+    fn recordings(&mut self, repository: &Path) -> anyhow::Result<()> {
+        let directory = repository.join(PICTURES);
+        let entries = std::fs::read_dir(&directory).into_iter().flatten();
+        let mut casts: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+        casts.retain(|path| path.extension().is_some_and(|ending| ending == CAST));
+        casts.sort();
+        for cast in casts {
+            let read = Cast::read(&read(&cast)?).with_context(|| cast.display().to_string())?;
+            let new = terminal::draw(&read);
+            let drawn = cast.with_extension("svg");
+            let old = read_if_there(&drawn)?;
+            if let Some(change) = first_difference(&old, &new) {
+                let name = drawn.file_name().unwrap_or_default();
+                self.differ(Path::new(PICTURES).join(name), vec![change], new);
+            }
+        }
+        Ok(())
+    }
+
+    fn chart(&mut self, repository: &Path, new: &str, ages: &Ages) -> anyhow::Result<()> {
+        let file = Path::new(PICTURES).join(how_fast::FILE);
+        let old = read_if_there(&repository.join(&file))?;
+        if let Some(change) = difference(&old, new, ages) {
+            self.differ(file, vec![change], new.to_owned());
+        }
+        Ok(())
+    }
+
     fn page(&mut self, repository: &Path, results: &Results, ages: &Ages) -> anyhow::Result<()> {
         let names = results.0.iter().map(|report| report.experiment.clone());
         let remarks = names
@@ -104,14 +151,8 @@ impl Documents {
         let new = page::page(results, &headlines::table(results, ages)?, &remarks);
         let lines = new.lines().count();
         ensure!(lines <= MOST_LINES, "{PAGE} has {lines} lines, more than {MOST_LINES}");
-        let mut old = read_if_there(&repository.join(PAGE))?;
-        if !ages.unknown.is_empty() {
-            // The ages are unknown now, so the marks say nothing.
-            old = old.replace(headlines::OLD, "");
-        }
-        let compared =
-            if ages.unknown.is_empty() { new.clone() } else { new.replace(headlines::OLD, "") };
-        if let Some(change) = first_difference(&old, &compared) {
+        let old = read_if_there(&repository.join(PAGE))?;
+        if let Some(change) = difference(&old, &new, ages) {
             self.differ(PAGE.into(), vec![change], new);
         }
         Ok(())
@@ -122,6 +163,15 @@ impl Documents {
         self.differences.extend(changes.into_iter().map(one));
         self.files.push((file, text));
     }
+}
+
+/// Returns the first line that differs. Where ages are unknown, the marks of old results say nothing.
+fn difference(old: &str, new: &str, ages: &Ages) -> Option<Change> {
+    if ages.unknown.is_empty() {
+        return first_difference(old, new);
+    }
+    let [old, new] = [old, new].map(|text| text.replace(headlines::OLD, ""));
+    first_difference(&old, &new)
 }
 
 /// Returns the first line that differs.
@@ -259,6 +309,23 @@ mod tests {
     }
 
     #[test]
+    fn a_changed_recording_or_its_picture_is_found() {
+        let (_scratch, root) = repository();
+        let cast = root.join(PICTURES).join("kill.cast");
+        let text = "{\"version\":2,\"width\":9,\"height\":1,\"timestamp\":0,\"title\":\"t\"}\n\
+                    [0.5,\"o\",\"$ one\\r\\n\"]\n";
+        output::replace(&cast, text).unwrap();
+        assert!(said(&root)[0].starts_with("docs/pictures/kill.svg:1: "));
+        Documents::read(&root).unwrap().write(&root).unwrap();
+        assert_eq!(said(&root), [""; 0]);
+        edit(&cast, "$ one", "$ two");
+        assert_eq!(said(&root).len(), 1);
+        edit(&cast, "\"o\"", "\"i\"");
+        let error = format!("{:#}", Documents::read(&root).unwrap_err());
+        assert!(error.ends_with("kill.cast: the cast's line 2"), "{error}");
+    }
+
+    #[test]
     fn a_figure_without_a_row_names_file_line_and_row() {
         let (_scratch, root) = repository();
         edit(&root.join("docs/prose.md"), "bare queue", "other ring");
@@ -300,7 +367,7 @@ mod tests {
 
     #[test]
     fn links_between_pages_lead_to_files_and_headings() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let (mut links, mut dead) = (0, Vec::new());
         for page in pages(&root) {
             let text = std::fs::read_to_string(&page).unwrap();

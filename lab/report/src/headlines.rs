@@ -456,6 +456,17 @@ pub(crate) fn table(results: &Results, ages: &Ages) -> anyhow::Result<String> {
     Ok(table)
 }
 
+/// Returns the references of all headlines.
+#[cfg(test)]
+pub(crate) fn references() -> impl Iterator<Item = &'static str> {
+    HEADLINES.iter().map(|headline| headline.reference)
+}
+
+/// Returns the better side of the headline with this reference; `None` if there is none.
+pub(crate) fn better(reference: &str) -> Option<Better> {
+    HEADLINES.iter().find(|headline| headline.reference == reference).map(|found| found.better)
+}
+
 /// The mark behind an old result's date.
 pub(crate) const OLD: &str = " (old)";
 

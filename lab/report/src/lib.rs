@@ -8,16 +8,19 @@
 //! | [`output`], [`figure`], [`svg`] | a report as files, with pictures |
 //! | [`results`], [`age`] | the last full run of each experiment, in `lab/results` |
 //! | [`page`], `headlines` | the page `docs/benchmarks.md` |
-//! | [`prose`] | figures in other pages |
+//! | [`prose`], `how_fast` | figures in other pages, and the README's chart |
+//! | [`cast`], [`terminal`] | recorded terminals, and their pictures |
 //! | [`documents`] | writes all of these, or compares them with the results |
 
 #![forbid(unsafe_code)]
 
 pub mod age;
+pub mod cast;
 pub mod documents;
 pub mod experiment;
 pub mod figure;
 mod headlines;
+mod how_fast;
 pub mod machine;
 pub mod output;
 pub mod page;
@@ -28,6 +31,7 @@ pub mod results;
 mod scratch;
 pub mod statistics;
 pub mod svg;
+pub mod terminal;
 
 pub use experiment::Experiment;
 pub use report::{Length, Report, Row};

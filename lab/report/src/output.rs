@@ -42,7 +42,7 @@ pub(crate) fn picture(report: &Report, figure: &Figure) -> String {
 ///
 /// # Errors
 /// With the file's name.
-pub(crate) fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
+pub fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
     let in_its_place = || -> io::Result<()> {
         if let Some(directory) = path.parent() {
             std::fs::create_dir_all(directory)?;

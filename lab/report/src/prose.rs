@@ -5,6 +5,7 @@
 //! | form | written |
 //! |---|---|
 //! | `value` | the median |
+//! | `count` | the median, as a whole number |
 //! | `spread` | the median, and in brackets the lowest and the highest value |
 //! | `lower`, `higher` | `spread`, and whether that is a gain: where lower or higher is better |
 //! | `range` | the lowest and the highest median of several rows |
@@ -128,6 +129,7 @@ struct Figure {
 #[derive(Clone, Copy)]
 enum Form {
     Value,
+    Count,
     Spread,
     Verdict(Better),
     Range,
@@ -148,6 +150,7 @@ impl Figure {
                 |text: &str| text.parse::<f64>().with_context(|| format!("`{word}`: no number"));
             match word.split_once('=').unwrap_or((word, "")) {
                 ("value", "") => figure.form = Form::Value,
+                ("count", "") => figure.form = Form::Count,
                 ("spread", "") => figure.form = Form::Spread,
                 ("lower", "") => figure.form = Form::Verdict(Better::Lower),
                 ("higher", "") => figure.form = Form::Verdict(Better::Higher),
@@ -175,6 +178,7 @@ impl Figure {
                 format!("{}, **{verdict}**", spread())
             }
             Form::Value => value,
+            Form::Count => format!("{:.0}", self.scaled([measured.value; 2])[0]),
             Form::Spread | Form::Range => spread(),
         })
     }
@@ -255,6 +259,7 @@ mod tests {
             ("queue; ratio; n=2; higher", "0.500 (0.500 to 0.500), **no difference**"),
             ("queue; ratio; ; range", "0.500 to 0.915"),
             ("queue; rate; ; per=1000 value", "6.06"),
+            ("queue; rate; ; count", "165"),
             ("queue; rate; ; times=0.1 value", "16.5"),
         ] {
             assert_eq!(written(meant), expected, "{meant}");

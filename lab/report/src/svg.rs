@@ -211,12 +211,17 @@ fn document(scene: &Scene, title: &str) -> String {
     // The title takes the place of a comment that names the crate's version.
     let (svg, rest) = svg.split_once(">\n").expect("an element");
     let (_, rest) = rest.split_once("-->\n").expect("a comment");
-    let title = words(title).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    let title = escaped(title);
     let (width, height) = (scene.width, scene.height);
     format!(
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n{svg} viewBox=\"0 0 {width} {height}\">\n\
          <title>{title}</title>\n{rest}"
     )
+}
+
+/// Returns a text as the content of an XML element.
+pub(crate) fn escaped(text: &str) -> String {
+    words(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 /// Replaces control characters, which XML 1.0 does not allow.
