@@ -7,14 +7,17 @@
 //! The crate re-exports `towpath_sandbox`, since most tests need both.
 
 mod allocator;
+mod echo;
 mod family;
 mod held_pages;
 mod idle;
 mod isolated;
+mod mounts;
 mod offloads;
 mod packet_ring;
 mod packet_socket;
 mod pages;
+mod programs;
 mod realtime;
 mod ring;
 mod select;
@@ -22,17 +25,21 @@ mod steps;
 mod syscalls;
 mod tcp_info;
 mod times;
+mod tun;
 mod xdp_socket;
 
 pub use allocator::{Allocations, CountingAllocator};
+pub use echo::ping;
 pub use family::family;
 pub use held_pages::HeldPages;
 pub use idle::{IdleCounters, IdleMoment};
 pub use isolated::{ISOLATED_LIMIT, REQUIRE_ALL, isolated, required, skip, test_name};
+pub use mounts::{mount_tmpfs, own_mounts, without_users};
 pub use offloads::{set_tcp_segmentation, without_large_packets};
 pub use packet_ring::PacketRing;
 pub use packet_socket::PacketSocket;
 pub use pages::{Move, PAGE_BYTES, Pages};
+pub use programs::{find_program, has_programs};
 pub use realtime::run_before_others;
 pub use ring::Ring;
 pub use select::Selected;
@@ -44,4 +51,5 @@ pub use times::{
     this_thread_usage,
 };
 pub use towpath_sandbox::*;
+pub use tun::{TunMode, make_persistent};
 pub use xdp_socket::XdpSocket;
