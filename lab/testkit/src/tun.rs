@@ -47,8 +47,8 @@ pub fn make_persistent(name: &str, mode: TunMode, user: Option<u32>) -> io::Resu
             libc::ioctl(file.as_raw_fd(), libc::TUNSETOWNER, libc::c_ulong::from(user))
         })?;
     }
-    // SAFETY: the request takes a number, not an address.
     let stays: libc::c_ulong = 1;
+    // SAFETY: the request takes a number, not an address.
     done(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETPERSIST, stays) })
 }
 
