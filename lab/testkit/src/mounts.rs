@@ -1,16 +1,18 @@
 //! Files that a test and the programs it starts see, and the rest of the machine does not.
 //!
-//! Unsafe lives here for `mount`, for `unshare`, which is unsafe in rustix because of its file
-//! descriptor flag, and for the hook between fork and exec, which makes one system call.
+//! Unsafe lives here for `mount`, and for `unshare`, which is unsafe in rustix because of its file
+//! descriptor flag.
 
 use std::ffi::CString;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
 
+use rustix::fs::{CWD, FileType, Mode};
 use rustix::thread::UnshareFlags;
+
+/// The directory of the node of TUN and TAP interfaces.
+const DEV_NET: &str = "/dev/net";
 
 /// Gives the calling thread a private mount namespace. The threads and processes that it starts later
 /// share that namespace; the process' other threads do not.
@@ -44,14 +46,20 @@ fn mount(kind: Option<&str>, on: &Path, flags: libc::c_ulong, options: &str) -> 
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Makes a command start in a user namespace in which no user exists, so that it cannot change to
-/// another one. A program that does so as root, such as tcpdump, fails where a test's user namespace
-/// has only one user.
-pub fn without_users(command: &mut Command) {
-    let enter = || {
-        // SAFETY: descriptors stay shared; only the user namespace changes.
-        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER) }.map_err(io::Error::from)
-    };
-    // SAFETY: one system call.
-    unsafe { command.pre_exec(enter) };
+/// Hides `/dev/net`, as a thread with [`own_mounts`], and makes its node `tun` anew with these
+/// permissions; without permissions there is none.
+///
+/// # Errors
+/// Those of mount(2), and those of mknod(2), which is for root of the machine.
+pub fn replace_tun(permissions: Option<u32>) -> io::Result<()> {
+    mount_tmpfs(Path::new(DEV_NET), "mode=755")?;
+    if let Some(permissions) = permissions {
+        let (node, mode) = (format!("{DEV_NET}/tun"), Mode::from_raw_mode(permissions));
+        // The numbers of Documentation/admin-guide/devices.txt.
+        let tun = rustix::fs::makedev(10, 200);
+        rustix::fs::mknodat(CWD, &node, FileType::CharacterDevice, mode, tun)?;
+        // The file creation mask does not apply here.
+        rustix::fs::chmod(&node, mode)?;
+    }
+    Ok(())
 }
