@@ -17,12 +17,16 @@ use crate::isolated::skip;
 /// If a program is missing and all tests are [`required`](crate::required).
 #[must_use]
 pub fn has_programs(test: &str, programs: &[(&str, &str)]) -> bool {
-    let Some((program, package)) = programs.iter().find(|(name, _)| find_program(name).is_none())
-    else {
+    let is_missing = |(program, _): &&(&str, &str)| find_program(program).is_none();
+    let (missing, packages): (Vec<&str>, Vec<&str>) =
+        programs.iter().filter(is_missing).copied().unzip();
+    if missing.is_empty() {
         return true;
-    };
-    let cause = format!("{program}, a foreign program, is not in PATH");
-    skip(test, &Unavailable { cause, remedy: format!("apt-get install {package}") });
+    }
+    // tests/ordinary-user compares these with docs/testing.md.
+    let cause = format!("foreign programs not in PATH: {}", missing.join(", "));
+    let remedy = format!("apt-get install {}", packages.join(" "));
+    skip(test, &Unavailable { cause, remedy });
     false
 }
 

@@ -750,7 +750,7 @@ fn an_ssh_session_goes_on_beside_a_busy_application() {
             ("ssh", "openssh-client"),
             ("ssh-keygen", "openssh-client"),
         ];
-        if !may_attach(TEST) || !has_programs(TEST, &programs) {
+        if !has_programs(TEST, &programs) || !may_attach(TEST) {
             return;
         }
         let mut shared = Shared::start("generic", &[]);
