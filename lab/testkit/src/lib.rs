@@ -1,5 +1,5 @@
 //! Counters and tracers for tests and experiments: time, system calls, allocations, single steps;
-//! and tests in a network namespace of their own.
+//! and tests in a network namespace of their own, with mounts, interfaces and commands as they need them.
 //!
 //! A test becomes its own little network with [`isolated!`]. A refusal of the machine is an
 //! [`Unavailable`]: the test prints SKIP, or fails where everything is required.

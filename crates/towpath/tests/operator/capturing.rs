@@ -135,7 +135,8 @@ fn both_directions_with_times() {
     });
 }
 
-/// Returns a datagram's destination that nobody has: the kernel asks for its link address.
+/// Sends to an address that no host has, so that the kernel asks for its link address. Returns the
+/// address.
 fn ask_for(number: u8) -> [u8; 4] {
     let to = [10, 77, 0, number];
     let kernel = UdpSocket::bind("10.77.0.1:0").unwrap();

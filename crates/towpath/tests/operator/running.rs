@@ -95,8 +95,8 @@ pub(crate) fn towpath(arguments: &[&str]) -> Command {
     towpath_as(None, arguments)
 }
 
-/// Gives the calling thread, and all that it starts, a `/run` of its own, in which no subcommand finds
-/// this machine's servers.
+/// Gives the calling thread, and all programs that it starts, a private `/run`, in which no subcommand
+/// finds this machine's servers.
 pub(crate) fn hide_servers() {
     towpath_testkit::own_mounts().unwrap();
     towpath_testkit::mount_tmpfs(Path::new("/run"), "").unwrap();

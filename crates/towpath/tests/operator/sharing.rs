@@ -373,6 +373,7 @@ fn the_kernels_routes_and_neighbours_hold() {
         net().add_route(&via_far).unwrap();
         let mut stream = TcpStream::connect(network, elsewhere).unwrap();
         let (mut accepted, _) = listener.accept().unwrap();
+        accepted.set_read_timeout(Some(LIMIT)).unwrap();
         let mut goes_on = |stream: &mut TcpStream| {
             stream.write_all(b"on").unwrap();
             let mut got = [0; 2];

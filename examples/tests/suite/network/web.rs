@@ -8,7 +8,7 @@ use towpath_device::tap::TapDevice;
 
 use super::{Directory, Running, Served, outcome};
 
-/// The time limit of what should take no time.
+/// The time limit of operations that should take no time.
 const LIMIT: Duration = Duration::from_secs(40);
 
 pub(crate) const BIG_BYTES: usize = 5_000_000;
@@ -95,14 +95,14 @@ impl Client {
     }
 }
 
-/// Fetches a file by a connection of its own.
+/// Fetches a file by a new connection.
 pub(crate) fn get(host: &str, target: &str) -> Vec<u8> {
     let answer = Client::connect(host).ask(&format!("GET {target} HTTP/1.1"));
     assert_eq!(answer.status, 200, "{target}: {}", answer.head);
     answer.body
 }
 
-/// Uploads bytes by a connection of its own.
+/// Uploads bytes by a new connection.
 pub(crate) fn put(host: &str, bytes: &[u8]) {
     let mut client = Client::connect(host);
     client.send(&format!("PUT /up HTTP/1.1\nContent-Length: {}", bytes.len()));

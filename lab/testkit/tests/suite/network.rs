@@ -195,7 +195,7 @@ fn links_are_made_changed_and_deleted() {
 }
 
 #[test]
-fn a_limited_queue_drops_what_does_not_fit() {
+fn a_limited_queue_drops_packets_that_do_not_fit() {
     isolated!(|| {
         let (here, there) = (Namespace::current().unwrap(), Namespace::create().unwrap());
         let addresses = [[prefix("192.0.2.1/24")], [prefix("192.0.2.2/24")]];
@@ -265,7 +265,7 @@ fn hosts_answer_echo_requests() {
 }
 
 #[test]
-fn a_mount_is_for_its_thread_alone() {
+fn only_its_thread_sees_a_mount() {
     isolated!(|| {
         let place = std::env::temp_dir();
         let before = std::fs::read_dir(&place).unwrap().count();
