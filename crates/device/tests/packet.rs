@@ -8,7 +8,7 @@ mod packet_socket;
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
-use namespace::ip;
+use namespace::{net, new_veth, veth};
 use packet_socket::PacketSocket;
 use towpath_bpf::{Assembler, Link, Program, Reg};
 use towpath_device::conformance::{self, FarEnd, Pair};
@@ -19,8 +19,9 @@ use towpath_device::{
     Device, DeviceQueue, Filter, FlowRule, Kick, Meta, Received, Space, SpaceId, Spaces,
 };
 use towpath_memory::Region;
-use towpath_netlink::Netlink;
+use towpath_netlink::Veth;
 use towpath_packet::build::Flow;
+use towpath_testkit::Unavailable;
 
 /// `linux/bpf.h`.
 const TCX_PASS: i32 = 0;
@@ -49,61 +50,56 @@ fn main() {
 
 /// Ends the test where the user may not load programs.
 fn require_programs() {
-    veth("probe", "");
+    veth("probe", |_| {});
     match open("probe") {
         Ok(_) => {}
         Err(error @ (PacketError::NotPermitted { .. } | PacketError::NoHook { .. })) => {
             let text = error.to_string();
             assert!(text.contains("probe"), "{text}");
             println!("test packet::a_user_without_rights_is_told_what_is_missing ... ok");
-            namespace::skip("packet", &text);
+            let remedy = "run the test as root".to_owned();
+            namespace::skip("packet", &Unavailable { cause: text, remedy });
         }
         Err(error) => panic!("{error}"),
     }
-    ip("link delete probe");
+    net().delete_link("probe").unwrap();
 }
 
 fn open(interface: &str) -> Result<PacketDevice, PacketError> {
     PacketDevice::open(&Options { interface: interface.to_owned(), ..Options::default() })
 }
 
-/// Makes a veth pair NAME and NAMEp.
-fn veth(name: &str, more: &str) {
-    ip(format!("link add {name} {more} type veth peer name {name}p {more}")
-        .replace("  ", " ")
-        .trim());
-    ip(&format!("link set {name} up"));
-    ip(&format!("link set {name}p up"));
-}
-
 /// Makes a veth pair and attaches to one end. The far end sends metadata, which a veth carries to
 /// the packet socket.
-fn pair(name: &str, more: &str) -> Pair {
-    // The pair of the check before.
-    let _ = std::process::Command::new("ip").args(["link", "delete", name]).output();
-    veth(name, more);
+fn pair(name: &str, set: impl FnOnce(&mut Veth<'_>)) -> Pair {
+    // In the place of the pair of the check before.
+    new_veth(name, set);
     let far = PacketSocket::open(&format!("{name}p")).unwrap();
     Pair { device: Box::new(open(name).unwrap()), far: Box::new(far) }
 }
 
 fn conformance() {
-    conformance::run("packet sockets", 1, || pair("plain", ""));
+    conformance::run("packet sockets", 1, || pair("plain", |_| {}));
 }
 
 fn conformance_of_jumbo_frames() {
-    conformance::run("packet sockets, jumbo frames", 2, || pair("jumbo", "mtu 9000"));
+    conformance::run("packet sockets, jumbo frames", 2, || {
+        pair("jumbo", |pair| pair.mtu = Some(9000))
+    });
 }
 
 fn conformance_with_faults_at_no_rate() {
     conformance::run("packet sockets with faults", 3, || {
-        let pair = pair("faults", "");
+        let pair = pair("faults", |_| {});
         let device = FaultDevice::new(pair.device, &Spec::default());
         Pair { device: Box::new(device), far: pair.far }
     });
 }
 
 fn says_what_it_is() {
-    veth("info", "mtu 1400 address 02:11:22:33:44:55");
+    veth("info", |pair| {
+        (pair.mtu, pair.mac) = (Some(1400), Some([0x02, 0x11, 0x22, 0x33, 0x44, 0x55]));
+    });
     let device = open("info").unwrap();
     let info = device.info();
     assert_eq!((info.name.as_str(), info.mtu), ("info", 1400));
@@ -154,8 +150,8 @@ impl Receiver {
 /// Sends datagrams to an owned port and to a kernel socket, with and without promiscuous mode. Each
 /// comes to one of them, once.
 fn the_kernel_sees_no_packet_of_an_owned_flow() {
-    veth("owned", "address 02:00:00:00:00:01");
-    ip("address add 10.9.0.1/24 dev owned");
+    veth("owned", |pair| pair.mac = Some([2, 0, 0, 0, 0, 1]));
+    net().add_address("owned", "10.9.0.1/24".parse().unwrap()).unwrap();
     let kernel = UdpSocket::bind("10.9.0.1:8000").unwrap();
     let other = UdpSocket::bind("10.9.0.1:7000").unwrap();
     kernel.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -165,7 +161,7 @@ fn the_kernel_sees_no_packet_of_an_owned_flow() {
     pass.set(Reg::R0, TCX_PASS);
     pass.exit();
     let pass = Program::load_ingress("pass", &pass.finish().unwrap()).unwrap();
-    let index = Netlink::open().unwrap().index("owned").unwrap();
+    let index = net().index("owned").unwrap();
     let _other = Link::attach_ingress(&pass, index).unwrap();
     let mut device = open("owned").unwrap();
     let mut receiver = Receiver::new(&mut device);
@@ -224,7 +220,7 @@ fn open_errors() {
     let error = open("lo").unwrap_err();
     assert!(matches!(error, PacketError::NotEthernet { .. }), "{error}");
     // One server for an interface, of either driver. Programs of others do not matter.
-    veth("twice", "");
+    veth("twice", |_| {});
     let xdp = || {
         let options = xdp::Options { interface: "twice".to_owned(), ..xdp::Options::default() };
         XdpDevice::open(&options)

@@ -9,7 +9,7 @@ mod packet_socket;
 
 use std::time::{Duration, Instant};
 
-use namespace::ip;
+use namespace::{net, new_veth, veth};
 use own_queue::{Main, Own};
 use packet_socket::{FramesOnly, PacketSocket};
 use rustix::thread::CpuSet;
@@ -19,8 +19,9 @@ use towpath_device::conformance::{self, DeviceFarEnd, FarEnd, Pair};
 use towpath_device::fault::{FaultDevice, Spec};
 use towpath_device::xdp::{CopyMode, Mode, Options, TxChecksum, XdpDevice, XdpError};
 use towpath_device::{Completion, Device, Filter, FlowRule, Meta, OwnQueueError, TxHeadroom};
-use towpath_netlink::Netlink;
+use towpath_netlink::{Link as NetLink, Veth};
 use towpath_packet::build::Flow;
+use towpath_testkit::Unavailable;
 
 /// `linux/bpf.h`.
 const XDP_PASS: i32 = 2;
@@ -96,38 +97,29 @@ fn stay_on(processor: usize) {
 
 /// Ends the test where the user may not load XDP programs.
 fn require_xdp() {
-    veth("probe", "");
+    veth("probe", |_| {});
     match XdpDevice::open(&options("probe", Mode::Generic, true)) {
         Ok(_) => {}
         Err(error @ (XdpError::NotPermitted { .. } | XdpError::NoSockets { .. })) => {
             let text = error.to_string();
             assert!(text.contains("probe") && text.contains("CAP_PERFMON"), "{text}");
             println!("test xdp::a_user_without_rights_is_told_what_is_missing ... ok");
-            namespace::skip("xdp", &text);
+            let remedy = "run the test as root".to_owned();
+            namespace::skip("xdp", &Unavailable { cause: text, remedy });
         }
         Err(error) => panic!("{error}"),
     }
-    ip("link delete probe");
+    net().delete_link("probe").unwrap();
 }
 
 fn options(interface: &str, mode: Mode, exclusive: bool) -> Options {
     Options { interface: interface.to_owned(), mode, exclusive, ..Options::default() }
 }
 
-/// Makes a veth pair NAME and NAMEp.
-fn veth(name: &str, more: &str) {
-    ip(format!("link add {name} {more} type veth peer name {name}p {more}")
-        .replace("  ", " ")
-        .trim());
-    ip(&format!("link set {name} up"));
-    ip(&format!("link set {name}p up"));
-}
-
 /// Makes a veth pair and attaches to one end.
-fn pair(name: &str, more: &str, mode: Mode, exclusive: bool) -> Pair {
-    // The pair of the check before.
-    let _ = std::process::Command::new("ip").args(["link", "delete", name]).output();
-    veth(name, more);
+fn pair(name: &str, set: impl FnOnce(&mut Veth<'_>), mode: Mode, exclusive: bool) -> Pair {
+    // In the place of the pair of the check before.
+    new_veth(name, set);
     attach_to(&options(name, mode, exclusive))
 }
 
@@ -139,8 +131,7 @@ fn attach_to(options: &Options) -> Pair {
 
 /// Makes a veth pair and attaches to one end, which completes checksums.
 fn summing_pair(name: &str, mode: Mode, tx_checksum: TxChecksum) -> Pair {
-    let _ = std::process::Command::new("ip").args(["link", "delete", name]).output();
-    veth(name, "");
+    new_veth(name, |_| {});
     attach_to(&Options { tx_checksum, ..options(name, mode, true) })
 }
 
@@ -148,15 +139,15 @@ fn summing_pair(name: &str, mode: Mode, tx_checksum: TxChecksum) -> Pair {
 /// skipped.
 fn takes_metadata(test: &str) -> bool {
     let name = &test[test.len() - 8..];
-    veth(name, "");
+    veth(name, |_| {});
     let asked = Options { tx_checksum: TxChecksum::Interface, ..options(name, Mode::Auto, true) };
     let outcome = XdpDevice::open(&asked);
-    ip(&format!("link delete {name}"));
+    net().delete_link(name).unwrap();
     let Err(error) = outcome else { return true };
     let text = error.to_string();
     assert!(text.contains("this kernel takes no metadata"), "{text}");
-    println!("SKIP xdp::{test}: {text}");
-    assert!(!namespace::required(), "{text}");
+    let remedy = "use Linux 6.8 or later".to_owned();
+    towpath_testkit::skip(&format!("xdp::{test}"), &Unavailable { cause: text, remedy });
     false
 }
 
@@ -185,36 +176,38 @@ fn conformance_with_checksums_by_the_kernel() {
 }
 
 fn conformance_native() {
-    conformance::run("native", 1, || pair("native", "", Mode::Native, true));
+    conformance::run("native", 1, || pair("native", |_| {}, Mode::Native, true));
 }
 
 fn conformance_generic() {
-    conformance::run("generic", 2, || pair("generic", "", Mode::Generic, true));
+    conformance::run("generic", 2, || pair("generic", |_| {}, Mode::Generic, true));
 }
 
 /// Beside the kernel: what no flow rule names comes as a copy.
 fn conformance_of_copies() {
-    conformance::run("copies", 3, || pair("copies", "", Mode::Generic, false));
+    conformance::run("copies", 3, || pair("copies", |_| {}, Mode::Generic, false));
 }
 
 fn conformance_of_jumbo_frames_native() {
-    conformance::run("jumbo frames", 4, || pair("jumbo", "mtu 9000", Mode::Native, true));
+    conformance::run("jumbo frames", 4, || {
+        pair("jumbo", |pair| pair.mtu = Some(9000), Mode::Native, true)
+    });
 }
 
 fn conformance_of_jumbo_frames_generic() {
-    let make = || pair("jumbog", "mtu 9000", Mode::Generic, true);
+    let make = || pair("jumbog", |pair| pair.mtu = Some(9000), Mode::Generic, true);
     conformance::run("jumbo frames in generic mode", 4, make);
 }
 
 fn conformance_of_two_hardware_queues() {
-    let queues = "numrxqueues 2 numtxqueues 2";
+    let queues = |pair: &mut Veth<'_>| pair.queues = Some(2);
     conformance::run("two hardware queues", 5, || pair("two", queues, Mode::Native, true));
 }
 
 /// Each queue that is opened receives the packets of its own hardware queues, and so all packets of
 /// a flow: the other end chooses the hardware queue by a hash.
 fn lanes_divide_the_hardware_queues() {
-    veth("lanes", "numrxqueues 4 numtxqueues 4");
+    veth("lanes", |pair| pair.queues = Some(4));
     let few = Options { lanes: 5, ..options("lanes", Mode::Native, true) };
     let error = XdpDevice::open(&few).unwrap_err();
     let text = error.to_string();
@@ -259,7 +252,7 @@ fn a_session_has_a_hardware_queue_native() {
         );
         return;
     }
-    veth("own", "numrxqueues 2 numtxqueues 2");
+    veth("own", |pair| pair.queues = Some(2));
     let unprepared = XdpDevice::open(&options("own", Mode::Native, false)).unwrap();
     let refused = unprepared.own_queue_limits().unwrap_err();
     assert!(matches!(refused, OwnQueueError::NotPrepared { .. }), "{refused}");
@@ -360,7 +353,7 @@ fn wait_for<T>(what: &str, count: usize, mut poll: impl FnMut() -> Vec<T>) -> Ve
 }
 
 fn devices_without_queues_to_give_say_why() {
-    veth("few", "numrxqueues 2 numtxqueues 2");
+    veth("few", |pair| pair.queues = Some(2));
     let why = |options: &Options| {
         XdpDevice::open(options).unwrap().own_queue_limits().unwrap_err().to_string()
     };
@@ -377,14 +370,14 @@ fn devices_without_queues_to_give_say_why() {
         }
         Err(error) => println!("SKIP tx-checksum: {error}"),
     }
-    veth("single", "");
+    veth("single", |_| {});
     let one = options("single", Mode::Generic, false);
     assert!(why(&one).contains("keeps the first 1 of the 1"), "{}", why(&one));
 }
 
 fn conformance_with_faults_at_no_rate() {
     conformance::run("xdp with faults at no rate", 6, || {
-        let pair = pair("faults", "", Mode::Auto, true);
+        let pair = pair("faults", |_| {}, Mode::Auto, true);
         let device = FaultDevice::new(pair.device, &Spec::default());
         Pair { device: Box::new(device), far: pair.far }
     });
@@ -392,7 +385,7 @@ fn conformance_with_faults_at_no_rate() {
 
 fn conformance_while_captured() {
     conformance::run("captured xdp", 7, || {
-        let pair = pair("captured", "", Mode::Auto, true);
+        let pair = pair("captured", |_| {}, Mode::Auto, true);
         let options = capture::Options::default();
         let device = CaptureDevice::new(pair.device, std::io::sink(), options).unwrap();
         Pair { device: Box::new(device), far: pair.far }
@@ -408,12 +401,12 @@ fn checksums_that_nothing_completes() {
         XdpDevice::open(&Options { interface, ..options })
     };
     let asked = Options { tx_checksum: TxChecksum::Interface, ..Options::default() };
-    veth("sumsj", "mtu 9000");
+    veth("sumsj", |pair| pair.mtu = Some(9000));
     let error = open("sumsj", asked.clone()).unwrap_err();
     let text = error.to_string();
     assert!(matches!(error, XdpError::NoTxChecksum { .. }), "{text}");
     assert!(text.contains("sumsj") && text.contains("lower the MTU"), "{text}");
-    veth("sums", "");
+    veth("sums", |_| {});
     for (options, headroom) in [
         (Options::default(), TxHeadroom::None),
         (asked.clone(), TxHeadroom::Xsk),
@@ -428,7 +421,9 @@ fn checksums_that_nothing_completes() {
 }
 
 fn says_what_it_is() {
-    veth("info", "mtu 1400 address 02:11:22:33:44:55");
+    veth("info", |pair| {
+        (pair.mtu, pair.mac) = (Some(1400), Some([0x02, 0x11, 0x22, 0x33, 0x44, 0x55]));
+    });
     let device = XdpDevice::open(&options("info", Mode::Auto, false)).unwrap();
     let info = device.info();
     assert_eq!((info.name.as_str(), info.mtu), ("info", 1400));
@@ -439,37 +434,40 @@ fn says_what_it_is() {
 
 /// What an interface with filters of its own would otherwise drop.
 fn asks_the_interface_for_packets() {
-    veth("asks", "");
-    let link = || {
-        let output = std::process::Command::new("ip").args(["-d", "link", "show", "asks"]).output();
-        String::from_utf8(output.unwrap().stdout).unwrap().replace("  ", " ")
-    };
-    let shows = |part: &str| {
-        let text = link();
-        assert!(text.contains(part), "{part}: {text}");
+    veth("asks", |_| {});
+    let link = || net().link("asks").unwrap();
+    let asks = |promiscuity, all_multicast| {
+        let link = link();
+        // Linux before 6.0 does not say how many ask for all groups.
+        let told = link.all_multicast.is_none_or(|requests| requests == all_multicast);
+        assert!(link.promiscuity == promiscuity && told, "{link:?}");
     };
     // A program that another test starts has copies of all descriptors for a moment.
     let becomes_bare = || {
         let until = Instant::now() + Duration::from_secs(20);
-        let bare = |text: &str| !text.contains("xdp") && text.contains("promiscuity 0 allmulti 0");
+        let bare = |link: &NetLink| {
+            link.xdp.is_none() && link.promiscuity == 0 && link.all_multicast.unwrap_or(0) == 0
+        };
         while !bare(&link()) {
-            assert!(Instant::now() < until, "{}", link());
+            assert!(Instant::now() < until, "{:?}", link());
             std::thread::sleep(Duration::from_millis(2));
         }
     };
     let mut device = XdpDevice::open(&options("asks", Mode::Generic, false)).unwrap();
-    shows("promiscuity 0 allmulti 0");
+    asks(0, 0);
     device.add_filter(&Filter::AllGroups).unwrap();
-    shows("promiscuity 0 allmulti 1");
+    asks(0, 1);
     device.add_filter(&Filter::Everything).unwrap();
-    shows("promiscuity 1 allmulti 1");
+    asks(1, 1);
     device.remove_filter(&Filter::AllGroups);
     device.remove_filter(&Filter::Everything);
-    shows("promiscuity 0 allmulti 0");
+    asks(0, 0);
     let group = [0x33, 0x33, 0xff, 0, 0, 7];
     let groups = || {
-        let output = std::process::Command::new("ip").args(["maddress", "show", "asks"]).output();
-        String::from_utf8(output.unwrap().stdout).unwrap().contains("33:33:ff:00:00:07")
+        // Lines of index, name, two counts and the address (proc(5)).
+        let groups = std::fs::read_to_string("/proc/net/dev_mcast").unwrap();
+        let mut lines = groups.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        lines.any(|line| line[1] == "asks" && line[4] == "3333ff000007")
     };
     device.add_filter(&Filter::Address(group)).unwrap();
     assert!(groups());
@@ -478,7 +476,7 @@ fn asks_the_interface_for_packets() {
     drop(device);
     becomes_bare();
     let device = XdpDevice::open(&options("asks", Mode::Native, true)).unwrap();
-    shows("promiscuity 1");
+    assert_eq!(link().promiscuity, 1);
     drop(device);
     becomes_bare();
 }
@@ -487,7 +485,7 @@ fn open_errors() {
     let open = |name: &str, mode| XdpDevice::open(&options(name, mode, false));
     let error = open("absent", Mode::Auto).unwrap_err();
     assert!(matches!(error, XdpError::NoInterface(_)), "{error}");
-    veth("twice", "");
+    veth("twice", |_| {});
     let first = open("twice", Mode::Auto).unwrap();
     let error = open("twice", Mode::Auto).unwrap_err();
     let text = error.to_string();
@@ -510,17 +508,17 @@ fn open_errors() {
         std::thread::sleep(Duration::from_millis(1));
     }
     // A server that takes every packet; and a program that passes every packet, and is no server's.
-    veth("others", "");
+    veth("others", |_| {});
     let first = XdpDevice::open(&options("others", Mode::Generic, true)).unwrap();
     let error = open("others", Mode::Auto).unwrap_err();
     assert!(matches!(error, XdpError::OtherServer { .. }), "{error}");
     drop(first);
-    veth("passes", "");
+    veth("passes", |_| {});
     let mut pass = Assembler::default();
     pass.set(Reg::R0, XDP_PASS);
     pass.exit();
     let pass = Program::load_xdp("passes", &pass.finish().unwrap(), true).unwrap();
-    let index = Netlink::open().unwrap().index("passes").unwrap();
+    let index = net().index("passes").unwrap();
     let _link = Link::attach_xdp(&pass, index, XdpMode::Generic).unwrap();
     let error = open("passes", Mode::Auto).unwrap_err();
     assert!(matches!(error, XdpError::OtherProgram { .. }), "{error}");

@@ -27,6 +27,7 @@ mod message;
 mod neighbour;
 mod netdev;
 mod prefix;
+mod queue;
 mod route;
 mod socket;
 mod watch;

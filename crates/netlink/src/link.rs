@@ -20,13 +20,16 @@ const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
 const IFLA_LINK: u16 = 5;
 const IFLA_MASTER: u16 = 10;
+const IFLA_TXQLEN: u16 = 13;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_NET_NS_PID: u16 = 19;
 const IFLA_NET_NS_FD: u16 = 28;
 const IFLA_EXT_MASK: u16 = 29;
+const IFLA_PROMISCUITY: u16 = 30;
 const IFLA_NUM_TX_QUEUES: u16 = 31;
 const IFLA_NUM_RX_QUEUES: u16 = 32;
 const IFLA_XDP: u16 = 43;
+const IFLA_ALLMULTI: u16 = 61;
 /// Inside of `IFLA_XDP`: what runs the program.
 const IFLA_XDP_ATTACHED: u16 = 2;
 const XDP_ATTACHED_DRV: u8 = 1;
@@ -74,6 +77,12 @@ pub struct Link {
     pub xdp: Option<u32>,
     /// `true` if the interface's driver runs that program, and not the network stack.
     pub xdp_in_driver: bool,
+    /// The number of packets that the kernel queues for sending.
+    pub queue_packets: u32,
+    /// The number of requests, by sockets and by the administrator, for packets to all addresses.
+    pub promiscuity: u32,
+    /// The number of requests for packets to all groups; `None` before Linux 6.0.
+    pub all_multicast: Option<u32>,
 }
 
 /// A network namespace for an interface.
@@ -102,13 +111,24 @@ pub struct Veth<'a> {
     pub mtu: Option<u32>,
     /// The number of transmit and receive queues of each end; the kernel's choice if `None`.
     pub queues: Option<u32>,
+    /// The number of transmit and receive queues of the other end; that of `queues` if `None`.
+    pub peer_queues: Option<u32>,
 }
 
 impl<'a> Veth<'a> {
     /// Describes a pair with both ends in this namespace, and the kernel's defaults.
     #[must_use]
     pub fn new(name: &'a str, peer: &'a str) -> Veth<'a> {
-        Veth { name, peer, peer_place: None, mac: None, peer_mac: None, mtu: None, queues: None }
+        Veth {
+            name,
+            peer,
+            peer_place: None,
+            mac: None,
+            peer_mac: None,
+            mtu: None,
+            queues: None,
+            peer_queues: None,
+        }
     }
 }
 
@@ -195,6 +215,16 @@ impl Netlink {
         self.change("set the MAC address of", name, 0, 0, |r| r.attribute(IFLA_ADDRESS, &mac))
     }
 
+    /// Sets the number of packets that the kernel queues on an interface: for a TAP, those that its
+    /// program has not read.
+    ///
+    /// # Errors
+    /// Any [`Error`].
+    pub fn set_queue_packets(&mut self, name: &str, packets: u32) -> Result<(), Error> {
+        let operation = "set the queue's length of";
+        self.change(operation, name, 0, 0, |request| request.attribute_u32(IFLA_TXQLEN, packets))
+    }
+
     /// Moves an interface to another network namespace. It arrives there down and without its IP
     /// addresses.
     ///
@@ -238,14 +268,14 @@ impl Netlink {
     pub fn create_veth(&mut self, veth: &Veth<'_>) -> Result<(), Error> {
         check_name(veth.peer)?;
         self.create("veth", veth.name, |request| {
-            write_end(request, veth, veth.mac);
+            write_end(request, veth.mac, veth.mtu, veth.queues);
             request.nested(IFLA_LINKINFO, |info| {
                 info.attribute(IFLA_INFO_KIND, b"veth");
                 info.nested(IFLA_INFO_DATA, |data| {
                     data.nested(VETH_INFO_PEER, |peer| {
                         peer.fixed(&ifinfomsg(0, 0, 0));
                         peer.attribute_text(IFLA_IFNAME, veth.peer);
-                        write_end(peer, veth, veth.peer_mac);
+                        write_end(peer, veth.peer_mac, veth.mtu, veth.peer_queues.or(veth.queues));
                         if let Some(place) = veth.peer_place {
                             write_place(peer, place);
                         }
@@ -320,14 +350,14 @@ impl Netlink {
     }
 }
 
-fn write_end(request: &mut Request, veth: &Veth<'_>, mac: Option<[u8; 6]>) {
+fn write_end(request: &mut Request, mac: Option<[u8; 6]>, mtu: Option<u32>, queues: Option<u32>) {
     if let Some(mac) = mac {
         request.attribute(IFLA_ADDRESS, &mac);
     }
-    if let Some(mtu) = veth.mtu {
+    if let Some(mtu) = mtu {
         request.attribute_u32(IFLA_MTU, mtu);
     }
-    if let Some(queues) = veth.queues {
+    if let Some(queues) = queues {
         request.attribute_u32(IFLA_NUM_TX_QUEUES, queues);
         request.attribute_u32(IFLA_NUM_RX_QUEUES, queues);
     }
@@ -366,6 +396,9 @@ pub(crate) fn read_link(body: &[u8]) -> Result<Option<Link>, Malformed> {
         below: None,
         xdp: None,
         xdp_in_driver: false,
+        queue_packets: 0,
+        promiscuity: 0,
+        all_multicast: None,
     };
     for attribute in Attributes::after(body, IFINFOMSG_BYTES)? {
         let (kind, value) = attribute?;
@@ -375,6 +408,9 @@ pub(crate) fn read_link(body: &[u8]) -> Result<Option<Link>, Malformed> {
             IFLA_ADDRESS => link.mac = value.try_into().ok(),
             IFLA_MASTER => link.master = u32_at(value, 0),
             IFLA_LINK => link.below = u32_at(value, 0),
+            IFLA_TXQLEN => link.queue_packets = u32_at(value, 0).unwrap_or(0),
+            IFLA_PROMISCUITY => link.promiscuity = u32_at(value, 0).unwrap_or(0),
+            IFLA_ALLMULTI => link.all_multicast = u32_at(value, 0),
             IFLA_XDP => {
                 for attribute in Attributes::of(value) {
                     let (kind, value) = attribute?;

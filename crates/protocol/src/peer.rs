@@ -193,7 +193,12 @@ mod tests {
         let flags = rustix::process::PidfdFlags::empty();
         let open = |pid| rustix::process::pidfd_open(pid, flags).unwrap();
         let me = rustix::process::getpid();
-        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        // It waits for a line that never comes.
+        let mut child = std::process::Command::new("/bin/sh")
+            .args(["-c", "read -r line"])
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
         let number = rustix::process::Pid::from_child(&child);
         let [first, again, other] = [open(me), open(me), open(number)];
         assert!(is_same_process(&first, &again).unwrap());

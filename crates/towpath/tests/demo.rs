@@ -2,7 +2,7 @@
 //! requirement missing, and ended early. Afterwards nothing of it is left.
 
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,12 +10,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use towpath_testkit::{Unavailable, check_tun, skip};
+use towpath_testkit::{
+    Unavailable, as_only_user, check_tun, isolated, own_mounts, replace_tun, skip,
+    with_default_signals,
+};
 
 /// The time limit of a demonstration here, beside other running tests.
 const LIMIT: Duration = Duration::from_secs(45);
 /// An ordinary user: no account has this number.
-const ORDINARY: &str = "61009";
+const ORDINARY: u32 = 61009;
 
 fn program() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_towpath"))
@@ -30,16 +33,13 @@ fn possible(test: &str) -> bool {
     check_tun().map_err(|why| skip(test, &why)).is_ok()
 }
 
-/// Returns `true` if the features of `unshare(1)` that a test needs work; prints a message if not.
-fn works(test: &str, unshare: &[&str]) -> bool {
-    let tried = Command::new("unshare").args(unshare).arg("true").output();
-    let cause = match tried {
-        Ok(output) if output.status.success() => return true,
-        Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-        Err(error) => format!("unshare cannot be started: {error}"),
-    };
-    let remedy = "run as root, with util-linux installed".to_owned();
-    skip(test, &Unavailable { cause, remedy });
+/// Returns `true` if a command starts as `prepare` says; prints a message if not.
+fn works(test: &str, prepare: impl FnOnce(&mut Command)) -> bool {
+    let mut command = Command::new("/bin/sh");
+    prepare(command.args(["-c", ":"]));
+    let Err(error) = command.status() else { return true };
+    let cause = format!("a program with other users cannot be started: {error}");
+    skip(test, &Unavailable { cause, remedy: "run as root".to_owned() });
     false
 }
 
@@ -198,42 +198,31 @@ impl Drop for Copied {
     }
 }
 
-/// Returns a shell that hides the machine's `/dev/net` and then becomes the program.
-fn with_dev_net(unshare: &[&str], script: &str, program: &Path) -> Command {
-    let mut command = Command::new("unshare");
-    let script = format!("mount -t tmpfs -o mode=755 none /dev/net && {script} \"$0\" \"$@\"");
-    command.args(unshare).args(["sh", "-ec", &script]).arg(program).env_remove("TMPDIR");
-    command
-}
-
 #[test]
 fn the_demo_holds_as_an_ordinary_user() {
-    const TEST: &str = "the_demo_holds_as_an_ordinary_user";
-    if !is_root() || !possible(TEST) || !works(TEST, &["--mount"]) {
+    if !is_root() || !possible("the_demo_holds_as_an_ordinary_user") {
         // Without root, every other test runs as an ordinary user already.
         return;
     }
-    // With the mode that udev gives it.
-    let script = format!(
-        "mknod -m 666 /dev/net/tun c 10 200 && \
-         exec setpriv --reuid {ORDINARY} --regid {ORDINARY} --clear-groups"
-    );
     let copied = Copied::make();
     for embedded in [false, true] {
-        let mut command = with_dev_net(&["--mount"], &script, &copied.program());
-        command.args(["demo", "--quick"]);
+        let mut command = Command::new(copied.program());
+        command.args(["demo", "--quick"]).uid(ORDINARY).gid(ORDINARY).env_remove("TMPDIR");
         if embedded {
             command.arg("--embedded");
         }
-        let (pid, output) = run(&mut command);
+        // Only this thread's program sees the node, with the mode that udev gives it.
+        let by_user = || {
+            own_mounts().unwrap();
+            replace_tun(Some(0o666)).unwrap();
+            run(&mut command)
+        };
+        let ran = std::thread::scope(|scope| scope.spawn(by_user).join());
+        let (pid, output) = ran.unwrap();
         assert_held(pid, &output, ONE_USER);
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(text.contains("without root"), "{text}");
     }
-}
-
-fn namespaces() -> &'static [&'static str] {
-    if is_root() { &["--mount"] } else { &["--user", "--map-root-user", "--mount"] }
 }
 
 /// Checks that a demonstration reported that it cannot run here: one line, and nothing left.
@@ -249,42 +238,38 @@ fn assert_unavailable(pid: u32, output: &Output, cause: &str, remedy: &str) {
 
 #[test]
 fn without_tun_the_demo_is_unavailable() {
-    const TEST: &str = "without_tun_the_demo_is_unavailable";
-    if !possible(TEST) || !works(TEST, namespaces()) {
-        return;
-    }
-    let mut command = with_dev_net(namespaces(), "exec", program());
-    let (pid, output) = run(command.args(["demo", "--device", "tap"]));
-    assert_unavailable(pid, &output, "/dev/net/tun cannot be opened: No such file", "modprobe tun");
+    isolated!(|| {
+        if !possible("without_tun_the_demo_is_unavailable") {
+            return;
+        }
+        own_mounts().unwrap();
+        replace_tun(None).unwrap();
+        let (pid, output) = run(Command::new(program()).args(["demo", "--device", "tap"]));
+        let cause = "/dev/net/tun cannot be opened: No such file";
+        assert_unavailable(pid, &output, cause, "modprobe tun");
+    });
 }
 
 #[test]
 fn without_namespaces_the_demo_is_unavailable() {
     const TEST: &str = "without_namespaces_the_demo_is_unavailable";
-    let unshare = ["--user", "--map-root-user"];
-    if !possible(TEST) || !works(TEST, &unshare) {
+    if !possible(TEST) || !works(TEST, as_only_user) {
         return;
     }
     // The limit is the user namespace's own.
     let script = "echo 0 > /proc/sys/user/max_net_namespaces; exec \"$0\" demo";
-    let mut command = Command::new("unshare");
-    command.args(unshare).args(["sh", "-ec", script]).arg(program());
+    let mut command = Command::new("/bin/sh");
+    as_only_user(command.args(["-ec", script]).arg(program()));
     let (pid, output) = run(&mut command);
     assert_unavailable(pid, &output, "user.max_net_namespaces is 0", "sysctl");
 }
 
 /// Starts a demonstration, ends it in the middle, and waits until nothing is left of it.
 fn end_early(signal: Signal) {
-    // A shell without job control starts its background jobs with interrupts ignored.
-    let mut demonstration: Child = Command::new("env")
-        .arg("--default-signal")
-        .arg(program())
-        .arg("demo")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut command = Command::new(program());
+    command.arg("demo").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    with_default_signals(&mut command);
+    let mut demonstration: Child = command.spawn().unwrap();
     let pid = demonstration.id();
     let start = Instant::now();
     // Server and both applications, and the directory.

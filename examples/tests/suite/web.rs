@@ -1,16 +1,141 @@
-//! Runs curl and ping against the web example, from kernel sockets at a TAP's other end.
+//! Requests and echoes of the kernel's sockets at a TAP's other end to the web example, and curl's.
 
-use crate::network::web::{BIG_BYTES, content, curl, plain, start};
-use crate::network::{Served, assert_same, possible, run};
-use towpath_testkit::isolated;
+use std::time::Duration;
+
+use towpath_testkit::{isolated, ping};
+
+use crate::network::web::{BIG_BYTES, Client, HOSTS, content, curl, get, plain, put, start};
+use crate::network::{Served, assert_same, possible};
+
+const CURL: &[(&str, &str)] = &[("curl", "curl")];
+
+#[test]
+fn http_requests_get_the_expected_answers() {
+    if !possible("web::http_requests_get_the_expected_answers", &[]) {
+        return;
+    }
+    isolated!(|| {
+        let served = Served::start(1500, plain);
+        let (directory, big) = content();
+        let mut web = start(&served, &directory);
+        for host in HOSTS {
+            let ask = |request: &str| Client::connect(host).ask(request);
+            assert_eq!(get(host, "/"), b"hello\n");
+            assert_same(&get(host, "/big"), &big);
+            let head = ask("HEAD /big HTTP/1.1").head;
+            assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+            assert!(head.contains(&format!("Content-Length: {BIG_BYTES}\r\n")), "{head}");
+            assert!(!head.contains("Connection:"), "{head}");
+            let mut last = Client::connect(host);
+            let head = last.ask("HEAD /big HTTP/1.1\nConnection: close").head;
+            assert!(head.contains("\r\nConnection: close\r\n") && last.ends(), "{head}");
+            for target in ["/none", "/link", "/../secret", "///etc/passwd"] {
+                assert_eq!(ask(&format!("GET {target} HTTP/1.1")).status, 404, "{target}");
+            }
+            assert_eq!(ask("DELETE / HTTP/1.1").status, 405);
+            assert_eq!(ask("POST / HTTP/1.1\nTransfer-Encoding: chunked").status, 411);
+            // Both ways of uploading, one of which waits for "100 Continue".
+            put(host, &big);
+            let mut client = Client::connect(host);
+            let expects = format!("POST /up HTTP/1.1\nContent-Length: {BIG_BYTES}");
+            client.send(&format!("{expects}\nExpect: 100-continue"));
+            assert_eq!(client.answer(false).status, 100);
+            client.write(&big);
+            assert_eq!(client.answer(true).body, format!("{BIG_BYTES} bytes\n").as_bytes());
+        }
+        web.assert_alive();
+        served.server.stop().unwrap();
+    });
+}
+
+#[test]
+fn a_connection_serves_many_requests() {
+    if !possible("web::a_connection_serves_many_requests", &[]) {
+        return;
+    }
+    isolated!(|| {
+        let served = Served::start(1500, plain);
+        let (directory, big) = content();
+        let mut web = start(&served, &directory);
+        let mut client = Client::connect(HOSTS[0]);
+        for (target, status, len) in [
+            ("", 200, 6),
+            ("big", 200, big.len()),
+            ("none", 404, 0),
+            ("", 200, 6),
+            ("big", 200, big.len()),
+        ] {
+            let answer = client.ask(&format!("GET /{target} HTTP/1.1"));
+            assert_eq!((answer.status, answer.body.len()), (status, len), "{target}");
+        }
+        web.assert_alive();
+        served.server.stop().unwrap();
+    });
+}
+
+#[test]
+fn two_hundred_connections_at_once() {
+    if !possible("web::two_hundred_connections_at_once", &[]) {
+        return;
+    }
+    isolated!(|| {
+        let served = Served::start(1500, plain);
+        let (directory, _) = content();
+        let mut web = start(&served, &directory);
+        for host in HOSTS {
+            let mut clients: Vec<Client> = (0..200).map(|_| Client::connect(host)).collect();
+            clients.iter_mut().for_each(|client| client.send("GET /?n=1 HTTP/1.1"));
+            for client in &mut clients {
+                assert_eq!(client.answer(true).body, b"hello\n");
+            }
+        }
+        web.assert_alive();
+        served.server.stop().unwrap();
+    });
+}
+
+fn pings(mtu_bytes: u32) {
+    let served = Served::start(mtu_bytes, plain);
+    let (directory, big) = content();
+    let mut web = start(&served, &directory);
+    // Sizes that fit into one packet, and sizes of many fragments.
+    for bytes in [0, 56, mtu_bytes - 48, mtu_bytes, 20_000, 65_000] {
+        for host in HOSTS {
+            for _ in 0..5 {
+                let answer = ping(host.parse().unwrap(), bytes as usize, Duration::from_secs(5));
+                answer.unwrap_or_else(|error| panic!("{host}, {bytes} bytes: {error}"));
+            }
+        }
+    }
+    for host in HOSTS {
+        assert_same(&get(host, "/big"), &big);
+        put(host, &big);
+    }
+    web.assert_alive();
+    served.server.stop().unwrap();
+}
+
+#[test]
+fn pings_of_all_sizes() {
+    if possible("web::pings_of_all_sizes", &[]) {
+        isolated!(|| pings(1500));
+    }
+}
+
+#[test]
+fn pings_and_files_in_jumbo_frames() {
+    if possible("web::pings_and_files_in_jumbo_frames", &[]) {
+        isolated!(|| pings(9000));
+    }
+}
 
 fn status(arguments: &str) -> String {
     curl(&format!("-o /dev/null -w %{{http_code}} {arguments}"))
 }
 
 #[test]
-fn http_requests_get_the_expected_answers() {
-    if !possible("http_requests_get_the_expected_answers", &["curl"]) {
+fn curl_gets_the_expected_answers() {
+    if !possible("web::curl_gets_the_expected_answers", CURL) {
         return;
     }
     isolated!(|| {
@@ -51,8 +176,8 @@ fn http_requests_get_the_expected_answers() {
 }
 
 #[test]
-fn a_connection_serves_many_requests() {
-    if !possible("a_connection_serves_many_requests", &["curl"]) {
+fn curl_reuses_its_connection() {
+    if !possible("web::curl_reuses_its_connection", CURL) {
         return;
     }
     isolated!(|| {
@@ -73,8 +198,8 @@ fn a_connection_serves_many_requests() {
 }
 
 #[test]
-fn two_hundred_connections_at_once() {
-    if !possible("two_hundred_connections_at_once", &["curl"]) {
+fn curl_opens_two_hundred_connections() {
+    if !possible("web::curl_opens_two_hundred_connections", CURL) {
         return;
     }
     isolated!(|| {
@@ -99,41 +224,4 @@ fn two_hundred_connections_at_once() {
         web.assert_alive();
         served.server.stop().unwrap();
     });
-}
-
-fn pings(mtu_bytes: u32) {
-    let served = Served::start(mtu_bytes, plain);
-    let (directory, big) = content();
-    let mut web = start(&served, &directory);
-    // Sizes that fit into one packet, and sizes of many fragments.
-    for bytes in [0, 56, mtu_bytes - 48, mtu_bytes, 20_000, 65_000] {
-        for host in ["-4 10.77.0.2", "-6 fd77::2"] {
-            let said = run(&format!("ping -n -q -c 5 -i 0.02 -W 2 -s {bytes} {host}"));
-            assert!(said.contains("5 packets transmitted, 5 received, 0% packet loss"), "{said}");
-        }
-    }
-    for host in ["10.77.0.2", "[fd77::2]"] {
-        let copy = directory.0.join("copy");
-        curl(&format!("-o {} http://{host}/big", copy.display()));
-        assert_same(&std::fs::read(&copy).unwrap(), &big);
-        let file = directory.0.join("root/big");
-        let answer = curl(&format!("-T {} http://{host}/up", file.display()));
-        assert_eq!(answer, format!("{BIG_BYTES} bytes\n"));
-    }
-    web.assert_alive();
-    served.server.stop().unwrap();
-}
-
-#[test]
-fn pings_of_all_sizes() {
-    if possible("pings_of_all_sizes", &["curl", "ping"]) {
-        isolated!(|| pings(1500));
-    }
-}
-
-#[test]
-fn pings_and_files_in_jumbo_frames() {
-    if possible("pings_and_files_in_jumbo_frames", &["curl", "ping"]) {
-        isolated!(|| pings(9000));
-    }
 }

@@ -37,9 +37,9 @@ mod tests {
 
     #[test]
     fn a_child_and_its_child_belong_to_the_family() {
-        let mut shell = Command::new("sh");
+        let mut shell = Command::new("/bin/sh");
         // The shell stays, since a command follows.
-        shell.args(["-c", "cat; true"]).stdin(Stdio::piped()).stdout(Stdio::null());
+        shell.args(["-c", "/bin/cat; :"]).stdin(Stdio::piped()).stdout(Stdio::null());
         let mut shell = shell.spawn().unwrap();
         let has_child = || family(shell.id()).unwrap().len() == 2;
         assert!((0..5000).any(|_| {

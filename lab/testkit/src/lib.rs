@@ -1,5 +1,5 @@
 //! Counters and tracers for tests and experiments: time, system calls, allocations, single steps;
-//! and tests in a network namespace of their own.
+//! and tests in a network namespace of their own, with mounts, interfaces and commands as they need them.
 //!
 //! A test becomes its own little network with [`isolated!`]. A refusal of the machine is an
 //! [`Unavailable`]: the test prints SKIP, or fails where everything is required.
@@ -7,14 +7,18 @@
 //! The crate re-exports `towpath_sandbox`, since most tests need both.
 
 mod allocator;
+mod echo;
 mod family;
 mod held_pages;
 mod idle;
 mod isolated;
+mod mounts;
 mod offloads;
 mod packet_ring;
 mod packet_socket;
 mod pages;
+mod prepared;
+mod programs;
 mod realtime;
 mod ring;
 mod select;
@@ -22,17 +26,22 @@ mod steps;
 mod syscalls;
 mod tcp_info;
 mod times;
+mod tun;
 mod xdp_socket;
 
 pub use allocator::{Allocations, CountingAllocator};
+pub use echo::ping;
 pub use family::family;
 pub use held_pages::HeldPages;
 pub use idle::{IdleCounters, IdleMoment};
 pub use isolated::{ISOLATED_LIMIT, REQUIRE_ALL, isolated, required, skip, test_name};
+pub use mounts::{mount_tmpfs, own_mounts, replace_tun};
 pub use offloads::{set_tcp_segmentation, without_large_packets};
 pub use packet_ring::PacketRing;
 pub use packet_socket::PacketSocket;
 pub use pages::{Move, PAGE_BYTES, Pages};
+pub use prepared::{as_only_user, limit, with_default_signals, with_descriptors, without_users};
+pub use programs::{find_program, has_programs};
 pub use realtime::run_before_others;
 pub use ring::Ring;
 pub use select::Selected;
@@ -44,4 +53,5 @@ pub use times::{
     this_thread_usage,
 };
 pub use towpath_sandbox::*;
+pub use tun::{TunMode, make_persistent};
 pub use xdp_socket::XdpSocket;

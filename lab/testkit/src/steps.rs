@@ -397,7 +397,7 @@ mod tests {
             return;
         }
         let mut cat =
-            Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+            Command::new("/bin/cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (mut into, mut from) = (cat.stdin.take().unwrap(), cat.stdout.take().unwrap());
         let mut byte = [0];
         // The echo shows that `cat` has finished its start-up of a hundred thousand instructions.
@@ -440,7 +440,7 @@ mod tests {
         // Answers each signal with a line, and never sleeps.
         let script = "trap echo USR1; echo; while :; do :; done";
         let mut shell =
-            Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+            Command::new("/bin/sh").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
         let mut from = shell.stdout.take().unwrap();
         let pid = rustix::process::Pid::from_child(&shell);
         let answered = |from: &mut std::process::ChildStdout| {

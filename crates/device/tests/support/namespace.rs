@@ -1,67 +1,54 @@
 //! The test's own network namespace: all objects that the test creates there vanish with it.
 
-use std::process::{Command, exit};
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use std::process::exit;
+
+use towpath_netlink::{Netlink, Veth};
+use towpath_testkit::{Namespace, Unavailable};
 
 /// Moves the process into a network namespace of its own, as root or in a user namespace. If the
 /// kernel refuses, reports that and ends the process: with a failure if `TOWPATH_REQUIRE_ALL=1`,
 /// and else successfully.
 pub(crate) fn enter(test: &str) {
-    // SAFETY: the call takes no pointers, and the process has one thread.
-    let root = unsafe { libc::geteuid() } == 0;
-    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-    let flags = if root { libc::CLONE_NEWNET } else { libc::CLONE_NEWUSER | libc::CLONE_NEWNET };
-    // SAFETY: the call takes no pointers, and the process has one thread.
-    if unsafe { libc::unshare(flags) } != 0 {
-        let error = std::io::Error::last_os_error();
-        skip(test, &format!("no network namespace of its own: unshare: {error}"));
+    if let Err(why) = towpath_testkit::check_tun() {
+        skip(test, &why);
     }
-    if !root {
-        let maps = [
-            ("setgroups", "deny".to_owned()),
-            ("uid_map", format!("0 {uid} 1")),
-            ("gid_map", format!("0 {gid} 1")),
-        ];
-        for (file, text) in maps {
-            if let Err(error) = std::fs::write(format!("/proc/self/{file}"), text) {
-                skip(test, &format!("no user namespace of its own: {file}: {error}"));
-            }
-        }
-    }
-    if let Err(error) = std::fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun") {
-        skip(test, &format!("/dev/net/tun: {error}"));
-    }
-    if !has("ip") {
-        skip(test, "there is no command ip (iproute2)");
-    }
+    towpath_testkit::enter().unwrap();
     // Without IPv6 the kernel sends nothing by itself. A kernel without IPv6 does not have these
     // files.
-    let _ = std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1");
-    let _ = std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
-    ip("link set lo up");
+    let here = Namespace::current().unwrap();
+    for interfaces in ["all", "default"] {
+        let _ = here.set(&format!("net.ipv6.conf.{interfaces}.disable_ipv6"), "1");
+    }
 }
 
 /// Reports why a test cannot run here, and ends the process.
-pub(crate) fn skip(test: &str, why: &str) -> ! {
-    println!("SKIP {test}: {why}");
-    exit(i32::from(required()));
+pub(crate) fn skip(test: &str, why: &Unavailable) -> ! {
+    towpath_testkit::skip(test, why);
+    exit(0);
 }
 
-/// `true` if a test that cannot run is a failure.
-pub(crate) fn required() -> bool {
-    std::env::var_os("TOWPATH_REQUIRE_ALL").is_some_and(|value| value == "1")
+/// Returns the means to change interfaces.
+pub(crate) fn net() -> Netlink {
+    Netlink::open().unwrap()
 }
 
-/// `true` if a command exists.
-pub(crate) fn has(command: &str) -> bool {
-    let paths = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&paths)
-        .chain(["/usr/sbin".into(), "/sbin".into()])
-        .any(|folder| folder.join(command).is_file())
+/// Makes a veth pair NAME and NAMEp with the settings that `set` chooses, and sets both ends up.
+pub(crate) fn veth(name: &str, set: impl FnOnce(&mut Veth<'_>)) {
+    let peer = format!("{name}p");
+    let mut pair = Veth::new(name, &peer);
+    set(&mut pair);
+    let mut net = net();
+    net.create_veth(&pair).unwrap();
+    net.set_up(name).unwrap();
+    net.set_up(&peer).unwrap();
 }
 
-/// Runs `ip` with these arguments.
-pub(crate) fn ip(arguments: &str) {
-    let output = Command::new("ip").args(arguments.split(' ')).output().expect("ip runs");
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "ip {arguments}: {errors}");
+/// Makes a veth pair as [`veth`] does, in the place of an earlier one.
+pub(crate) fn new_veth(name: &str, set: impl FnOnce(&mut Veth<'_>)) {
+    if net().link(name).is_ok() {
+        net().delete_link(name).unwrap();
+    }
+    veth(name, set);
 }

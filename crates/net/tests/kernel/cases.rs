@@ -7,8 +7,13 @@ use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 use towpath_net::{Driving, Event, Network, Poller, TcpListener, TcpStream, UdpSocket};
+use towpath_netlink::Netlink;
+use towpath_testkit::ping;
 
-use crate::{Bench, PLAIN, Setting, eventually, namespace, ping};
+use crate::{Bench, PLAIN, Setting, eventually};
+
+/// The time limit of an echo.
+const ECHO_LIMIT: Duration = Duration::from_secs(5);
 
 pub(crate) const ALL: &[(&str, fn())] = &[
     ("echoes_of_any_size", echoes_of_any_size),
@@ -51,7 +56,7 @@ fn echoes_of_any_size() {
         let bench = Bench::new(Setting { mtu, ..PLAIN });
         for ip in bench.ours {
             for len in [0, 56, 1400, 1473, 8973, 20_000, 60_000] {
-                ping::ping(ip, len).unwrap_or_else(|error| panic!("{ip} {len}: {error}"));
+                ping(ip, len, ECHO_LIMIT).unwrap_or_else(|error| panic!("{ip} {len}: {error}"));
             }
         }
         assert_eq!(bench.network.counters().icmp_echoes, 14);
@@ -435,7 +440,7 @@ fn the_application_drives() {
     server.join().unwrap();
     // And with explicit calls of `drive`: no thread is blocked in a call.
     let ip = bench.ours[0];
-    let pinging = thread::spawn(move || ping::ping(ip, 5000));
+    let pinging = thread::spawn(move || ping(ip, 5000, ECHO_LIMIT));
     while !pinging.is_finished() {
         bench.network.drive(Duration::from_millis(20)).unwrap();
     }
@@ -454,7 +459,7 @@ fn a_dead_link_is_told_at_once() {
             thread::spawn(move || socket.recv(&mut [0; 10]).unwrap_err()),
         ];
         thread::sleep(Duration::from_millis(100));
-        namespace::ip(&format!("link del {}", bench.name)).unwrap();
+        Netlink::open().unwrap().delete_link(&bench.name).unwrap();
         for thread in blocked {
             let error = thread.join().unwrap();
             assert_eq!(error.kind(), ErrorKind::NetworkDown, "{error}");

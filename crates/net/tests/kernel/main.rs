@@ -2,8 +2,6 @@
 //! namespace.
 
 mod cases;
-mod namespace;
-mod ping;
 mod tap;
 mod throughput;
 
@@ -13,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use tap::TapLink;
 use towpath_net::{Config, Driving, Network};
+use towpath_netlink::{Netlink, Prefix};
 
 /// A network whose link leads to the kernel's stack.
 pub(crate) struct Bench {
@@ -42,13 +41,11 @@ impl Bench {
         let link = TapLink::new(&name, setting.mtu, setting.offload).unwrap();
         let v4 = |host| Ipv4Addr::new(10, 77, count, host);
         let v6 = |host| Ipv6Addr::new(0xfd77, 0, 0, count.into(), 0, 0, 0, host);
-        for command in [
-            format!("link set {name} mtu {} up", setting.mtu),
-            format!("addr add {}/24 dev {name}", v4(1)),
-            format!("addr add {}/64 dev {name} nodad", v6(1)),
-        ] {
-            namespace::ip(&command).unwrap();
-        }
+        let mut netlink = Netlink::open().unwrap();
+        netlink.set_mtu(&name, setting.mtu as u32).unwrap();
+        netlink.set_up(&name).unwrap();
+        netlink.add_address(&name, Prefix::new(v4(1).into(), 24).unwrap()).unwrap();
+        netlink.add_address(&name, Prefix::new(v6(1).into(), 64).unwrap()).unwrap();
         let mut config = Config::new([0; 6]);
         config.ipv4 = Some((v4(2), 24));
         config.ipv6 = vec![(v6(2), 64)];
@@ -74,13 +71,10 @@ fn main() {
         cases::ALL.iter().for_each(|(name, _)| println!("{name}: test"));
         return;
     }
-    let made = namespace::enter().and_then(|()| TapLink::new("tpprobe", 1500, true));
-    if let Err(error) = made.map(drop) {
-        let remedy = "see the checks of namespaces and TAP in `towpath doctor`";
-        println!("SKIP: all {} tests: {error}; {remedy}", cases::ALL.len());
-        assert!(!towpath_testkit::required(), "they have to run here: TOWPATH_REQUIRE_ALL=1");
-        return;
+    if let Err(why) = towpath_testkit::check_tun() {
+        return towpath_testkit::skip("kernel", &why);
     }
+    towpath_testkit::enter().unwrap();
     if arguments.iter().any(|argument| argument == "throughput") {
         return throughput::run();
     }

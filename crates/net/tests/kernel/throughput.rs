@@ -11,8 +11,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use towpath_net::{TcpListener, TcpStream};
+use towpath_testkit::{End, Namespace, connect};
 
-use crate::{Bench, PLAIN, Setting, namespace};
+use crate::{Bench, PLAIN, Setting};
 
 const TIME: Duration = Duration::from_millis(700);
 const WRITE: usize = 128 * 1024;
@@ -60,27 +61,21 @@ impl Peer {
     fn new() -> Peer {
         let (orders, addresses) = mpsc::channel::<SocketAddr>();
         let (results, sent) = mpsc::channel();
-        let (tell, ready) = mpsc::channel();
-        let (go, gone) = mpsc::channel();
-        thread::spawn(move || {
-            // SAFETY: no memory is involved; it concerns this thread alone.
-            assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
-            // SAFETY: no memory is involved.
-            tell.send(unsafe { libc::gettid() }).unwrap();
-            gone.recv().unwrap();
-            namespace::ip("addr add 10.76.0.2/24 dev tpveth1").unwrap();
-            namespace::ip("link set tpveth1 up").unwrap();
+        let (here, far) = (Namespace::current().unwrap(), Namespace::create().unwrap());
+        let [ours, theirs] = ["10.76.0.1/24", "10.76.0.2/24"].map(|one| one.parse().unwrap());
+        connect(
+            &End { namespace: &here, name: "tpveth0", addresses: &[ours] },
+            &End { namespace: &far, name: "tpveth1", addresses: &[theirs] },
+            None,
+        )
+        .unwrap();
+        let sending = move || {
             while let Ok(address) = addresses.recv() {
                 let sent = send(std::net::TcpStream::connect(address).unwrap());
                 results.send(sent).unwrap();
             }
-        });
-        let thread = ready.recv().unwrap();
-        namespace::ip("link add tpveth0 type veth peer name tpveth1").unwrap();
-        namespace::ip(&format!("link set tpveth1 netns {thread}")).unwrap();
-        namespace::ip("addr add 10.76.0.1/24 dev tpveth0").unwrap();
-        namespace::ip("link set tpveth0 up").unwrap();
-        go.send(()).unwrap();
+        };
+        far.run(|| thread::spawn(sending)).unwrap();
         Peer { orders, sent }
     }
 

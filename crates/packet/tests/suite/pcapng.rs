@@ -11,6 +11,7 @@ use pcap_file::pcapng::blocks::interface_statistics::InterfaceStatisticsOption;
 use pcap_file::pcapng::{Block, PcapNgReader};
 use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::pcapng::{Direction, InterfaceId, Writer};
+use towpath_testkit::has_programs;
 
 const TIME_NS: u64 = 1_800_000_000_123_456_789;
 
@@ -92,17 +93,6 @@ fn pcap_file_reads_it_back() {
     assert_eq!(seen[1], cut);
 }
 
-/// Returns `true` if a program that a test needs is installed; prints a message if not.
-fn have(program: &str) -> bool {
-    let there = Command::new(program).arg("--version").output().is_ok();
-    if !there {
-        let required = std::env::var("TOWPATH_REQUIRE_ALL").is_ok_and(|value| value == "1");
-        assert!(!required, "{program} is not installed, and TOWPATH_REQUIRE_ALL=1");
-        println!("SKIPPED: {program} is not installed");
-    }
-    there
-}
-
 /// A temporary file, which is removed when the test ends.
 struct File(std::path::PathBuf);
 
@@ -130,7 +120,7 @@ fn lines(program: &str, arguments: &[&str], file: &File) -> Vec<String> {
 
 #[test]
 fn tshark_reads_it_back() {
-    if !have("tshark") {
+    if !has_programs("pcapng::tshark_reads_it_back", &[("tshark", "tshark")]) {
         return;
     }
     let file = File::new("tshark", &capture());
@@ -165,7 +155,7 @@ fn tshark_reads_it_back() {
 
 #[test]
 fn tcpdump_reads_it_back() {
-    if !have("tcpdump") {
+    if !has_programs("pcapng::tcpdump_reads_it_back", &[("tcpdump", "tcpdump")]) {
         return;
     }
     // tcpdump requires one snap length for all interfaces.

@@ -12,7 +12,7 @@ use towpath_pdu::atm::{
     Accepted, Adaptation, CELL_BYTES, Cell, Circuit, Dropped, Limits, OpenError, Reassembler,
     Segmenter,
 };
-use towpath_testkit::{Unavailable, skip};
+use towpath_testkit::has_programs;
 
 const AAL5: Circuit = Circuit { vpi: 0, vci: 32 };
 const AAL5_TOO: Circuit = Circuit { vpi: 255, vci: 65_535 };
@@ -276,10 +276,9 @@ fn interleaved(pdus: &[Sent], order: &[u8]) -> Vec<Cell> {
 
 #[test]
 fn an_independent_decoder_says_the_same_of_each_cell() {
-    if Command::new("python3").arg("--version").output().is_err() {
-        let (cause, remedy) = ("python3 is not installed", "install python3");
-        let why = Unavailable { cause: cause.into(), remedy: remedy.into() };
-        return skip("an_independent_decoder_says_the_same_of_each_cell", &why);
+    let test = "cells::an_independent_decoder_says_the_same_of_each_cell";
+    if !has_programs(test, &[("python3", "python3")]) {
+        return;
     }
     let wire = (
         prop::collection::vec(sent(), 1..12),

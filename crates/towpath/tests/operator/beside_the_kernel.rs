@@ -3,7 +3,6 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::unix::fs::PermissionsExt;
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -13,9 +12,10 @@ use rustix::process::{Signal, kill_process};
 use towpath_client::Session;
 use towpath_device::xdp::{Mode, Options, XdpDevice, XdpError};
 use towpath_net::{Driving, Network, SessionLink, TcpStream};
+use towpath_netlink::Veth;
 use towpath_testkit::{Namespace, Unavailable, skip};
 
-use crate::networks::{both_ways, sh, wire};
+use crate::networks::{both_ways, net, wire};
 use crate::running::*;
 
 pub(crate) const FAR: [&str; 2] = ["192.0.2.200/24", "2001:db8::200/64"];
@@ -43,11 +43,9 @@ pub(crate) fn sockets() -> Directory {
 
 /// Returns `true` if this user may attach XDP programs.
 pub(crate) fn may_attach(test: &str) -> bool {
-    if !installed(test, "ip", "iproute2") {
-        return false;
-    }
-    sh("ip link add probe0 type veth peer name probe1
-        ip link set probe0 up");
+    let mut net = net();
+    net.create_veth(&Veth::new("probe0", "probe1")).unwrap();
+    net.set_up("probe0").unwrap();
     let options = Options { interface: "probe0".into(), mode: Mode::Generic, ..Options::default() };
     let outcome = XdpDevice::open(&options);
     let why = match outcome {
@@ -57,7 +55,7 @@ pub(crate) fn may_attach(test: &str) -> bool {
         }
         Err(error) => panic!("{error}"),
     };
-    sh("ip link delete probe0");
+    net.delete_link("probe0").unwrap();
     if let Some(cause) = why {
         skip(test, &Unavailable { cause, remedy: "run the test as root".into() });
         return false;
@@ -139,7 +137,7 @@ impl KernelTraffic {
 
 /// Returns `true` if no program is on the interface.
 pub(crate) fn is_bare() -> bool {
-    let mut kernel = towpath_netlink::Netlink::open().unwrap();
+    let mut kernel = net();
     let Ok(link) = kernel.link("uplink") else { return true };
     link.xdp.is_none() && towpath_bpf::attached_at_ingress(link.index).unwrap().is_empty()
 }
@@ -296,7 +294,7 @@ fn auto_works_beside_another_xdp_program() {
         pass.set(towpath_bpf::Reg::R0, 2);
         pass.exit();
         let pass = towpath_bpf::Program::load_xdp("other", &pass.finish().unwrap(), true).unwrap();
-        let index = towpath_netlink::Netlink::open().unwrap().index("uplink").unwrap();
+        let index = net().index("uplink").unwrap();
         let mode = towpath_bpf::XdpMode::Generic;
         let other = towpath_bpf::Link::attach_xdp(&pass, index, mode).unwrap();
         let (directory, user) = (sockets(), user());
@@ -340,12 +338,12 @@ fn the_interface_goes_down_and_vanishes() {
         let session = Session::attach(&server.socket, &options).unwrap();
         let own = session.info().ipv4.unwrap().0;
         let network = Network::over(session, Driving::Thread).unwrap();
-        sh("ip link set uplink down");
+        net().set_down("uplink").unwrap();
         until("the server says so", || server.log().contains("link is down"));
-        sh("ip link set uplink up");
+        net().set_up("uplink").unwrap();
         until("the server says so", || server.log().contains("link is up"));
         both_ways(&network, own.into(), &far, "192.0.2.200".parse().unwrap());
-        sh("ip link delete uplink");
+        net().delete_link("uplink").unwrap();
         assert_eq!(wait(&mut server.child).code(), Some(1));
         let log = server.log();
         let last = log.lines().last().unwrap_or_default();
@@ -357,19 +355,12 @@ fn the_interface_goes_down_and_vanishes() {
 #[test]
 fn a_queue_that_drops_large_packets_holds_nothing_up() {
     towpath_testkit::isolated!(|| {
-        const TEST: &str = "beside_the_kernel::a_queue_that_drops_large_packets_holds_nothing_up";
-        if !may_attach(TEST) {
+        if !may_attach("beside_the_kernel::a_queue_that_drops_large_packets_holds_nothing_up") {
             return;
         }
         let far = wire(&FAR, &NEAR);
         // Nothing of more than 100 bytes passes.
-        let limit = "qdisc add dev uplink root tbf rate 1mbit burst 1600 limit 100";
-        if !Command::new("tc").args(limit.split(' ')).status().is_ok_and(|status| status.success())
-        {
-            let cause = "tc has no token bucket filter here".to_owned();
-            let remedy = "install iproute2; a kernel with CONFIG_NET_SCH_TBF".to_owned();
-            return skip(TEST, &Unavailable { cause, remedy });
-        }
+        net().limit_queue("uplink", 100).unwrap();
         let (directory, user) = (sockets(), user());
         let mut arguments = vec!["--device", "xdp:uplink", "--user", user.as_str()];
         arguments.extend(LEASES);
@@ -402,16 +393,12 @@ fn what_cannot_be_is_refused_with_the_remedy() {
             return;
         }
         let _far = wire(&FAR, &NEAR);
-        sh("ip link add low0 type veth peer name low1");
-        sh("ip link add port0 up type veth peer name port1");
-        let bridged = Command::new("ip")
-            .args(["link", "add", "br0", "type", "bridge"])
-            .status()
-            .unwrap()
-            .success();
-        if bridged {
-            sh("ip link set port0 master br0");
-        }
+        let mut net = net();
+        net.create_veth(&Veth::new("low0", "low1")).unwrap();
+        net.create_veth(&Veth::new("port0", "port1")).unwrap();
+        net.set_up("port0").unwrap();
+        net.create_bridge("br0").unwrap();
+        net.enslave("port0", "br0").unwrap();
         let (directory, user) = (sockets(), user());
         let socket = directory.text("s.sock");
         let lease = ["--lease", "192.0.2.64/28"];
@@ -445,7 +432,7 @@ fn what_cannot_be_is_refused_with_the_remedy() {
             ("tap:uplink", &[], 1, "--device xdp:uplink"),
         ];
         let port = ("xdp:port0", &lease[..], 1, "port0 is a port of br0");
-        for (device, arguments, status, part) in cases.into_iter().chain(bridged.then_some(port)) {
+        for (device, arguments, status, part) in cases.into_iter().chain([port]) {
             let mut serve = towpath(&["serve", "--device", device, "--socket", &socket]);
             serve.args(["--user", &user]);
             let said = fails(serve.args(arguments), status);

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::UdpSocket;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -10,6 +11,7 @@ use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
 use pcap_file::pcapng::{Block, PcapNgReader};
 use rustix::process::Signal;
 use towpath_net::Network;
+use towpath_testkit::{has_programs, mount_tmpfs, own_mounts, without_users};
 
 use crate::running::*;
 
@@ -133,45 +135,85 @@ fn both_directions_with_times() {
     });
 }
 
+/// Sends to an address that no host has, so that the kernel asks for its link address. Returns the
+/// address.
+fn ask_for(number: u8) -> [u8; 4] {
+    let to = [10, 77, 0, number];
+    let kernel = UdpSocket::bind("10.77.0.1:0").unwrap();
+    kernel.send_to(b"who is it", (std::net::Ipv4Addr::from(to), 9)).unwrap();
+    to
+}
+
 #[test]
 fn packets_reach_a_capture_pipe_at_once() {
     towpath_testkit::isolated!(|| {
-        let test = "capturing::packets_reach_a_capture_pipe_at_once";
-        if !tun(test) || !installed(test, "tcpdump", "tcpdump") {
+        if !tun("capturing::packets_reach_a_capture_pipe_at_once") {
             return;
         }
         let directory = Directory::new();
         let server = start(&directory);
         let mut child = capture(&server, &["-w", "-"], Stdio::piped());
-        // As root, tcpdump changes its user. A user namespace with one user forbids that, so there
-        // the test runs tcpdump as no user at all.
-        let mut command = match users() {
-            Some(_) => Command::new("tcpdump"),
-            None => {
-                let mut command = Command::new("unshare");
-                command.args(["--user", "tcpdump"]);
-                command
+        let out = child.stdout.take().unwrap();
+        let (tell, packets) = std::sync::mpsc::channel();
+        // It takes two packets, and goes.
+        let reading = std::thread::spawn(move || {
+            let mut reader = PcapNgReader::new(out).unwrap();
+            for _ in 0..2 {
+                loop {
+                    let block = reader.next_block().unwrap().unwrap();
+                    if let Block::EnhancedPacket(packet) = block {
+                        tell.send(packet.data.to_vec()).unwrap();
+                        break;
+                    }
+                }
             }
-        };
+        });
+        for number in [8, 9] {
+            let to = ask_for(number);
+            let packet = packets.recv_timeout(LIMIT).unwrap();
+            // An ARP request (RFC 826), which ends with the address.
+            assert_eq!(packet[12..22], [8, 6, 0, 1, 8, 0, 6, 4, 0, 1], "{packet:x?}");
+            assert_eq!(packet[38..42], to, "{packet:x?}");
+        }
+        reading.join().unwrap();
+        // The reader has gone and no packet is sent: the capture ends all the same.
+        let status = wait(&mut child);
+        assert!(status.success(), "{}", said(&mut child));
+    });
+}
+
+#[test]
+fn tcpdump_reads_a_capture_pipe() {
+    towpath_testkit::isolated!(|| {
+        let test = "capturing::tcpdump_reads_a_capture_pipe";
+        if !tun(test) || !has_programs(test, &[("tcpdump", "tcpdump")]) {
+            return;
+        }
+        let directory = Directory::new();
+        let server = start(&directory);
+        let mut child = capture(&server, &["-w", "-"], Stdio::piped());
+        let mut command = Command::new("tcpdump");
+        // As root, tcpdump changes its user. A user namespace with one user forbids that.
+        if users().is_none() {
+            without_users(&mut command);
+        }
         command
             .args(["-l", "-n", "-c", "2", "-r", "-"])
             .stdin(child.stdout.take().unwrap())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin");
+            .stderr(Stdio::null());
         let mut reader = command.spawn().unwrap();
         // The reader alone holds the pipe's end.
         drop(command);
-        let mut lines = BufReader::new(reader.stdout.take().unwrap()).lines();
-        let kernel = UdpSocket::bind("10.77.0.1:0").unwrap();
+        let lines = BufReader::new(reader.stdout.take().unwrap()).lines();
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || lines.for_each(|line| tell.send(line.unwrap()).unwrap()));
         for number in [8, 9] {
-            let to = format!("10.77.0.{number}");
-            kernel.send_to(b"who is it", format!("{to}:9")).unwrap();
-            let line = lines.next().unwrap().unwrap();
+            let to = std::net::Ipv4Addr::from(ask_for(number));
+            let line = told.recv_timeout(LIMIT).unwrap();
             assert!(line.contains(&format!("ARP, Request who-has {to}")), "{line}");
         }
         assert!(wait(&mut reader).success());
-        // The reader has gone and no packet is sent: the capture ends all the same.
         let status = wait(&mut child);
         assert!(status.success(), "{}", said(&mut child));
     });
@@ -216,14 +258,17 @@ fn full_disks_and_stalled_readers() {
         // A disk that becomes full under it: a file system of 64 KiB.
         let small = directory.text("small");
         fs::create_dir(&small).unwrap();
-        let script = "mount -t tmpfs -o size=64k none \"$1\" && shift && exec \"$@\"";
-        let mut child = Command::new("unshare")
-            .args(["--mount", "sh", "-c", script, "sh", &small])
-            .arg(env!("CARGO_BIN_EXE_towpath"))
-            .args(["capture", "--socket", &server.socket, "-w", &format!("{small}/c.pcapng")])
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let file = format!("{small}/c.pcapng");
+        let mut full = server.subcommand("capture", &["-w", &file]);
+        full.stderr(Stdio::piped());
+        // Only this thread's program sees the file system.
+        let on_small_disk = || {
+            own_mounts().unwrap();
+            mount_tmpfs(Path::new(&small), "size=64k").unwrap();
+            full.spawn().unwrap()
+        };
+        let spawned = std::thread::scope(|scope| scope.spawn(on_small_disk).join());
+        let mut child = spawned.unwrap();
         until("the capture begins", || server.report()["sessions"][0]["endpoints"][0].is_object());
         let network = Network::attach(&server.socket).unwrap();
         // Sessions of captures that failed may still hold the first addresses.

@@ -6,6 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use towpath_client::{Kind, Setting};
+use towpath_testkit::has_programs;
 
 use crate::running::*;
 
@@ -106,7 +107,10 @@ impl Place {
 
 #[test]
 fn bash_completes_verbs_options_values_and_devices() {
-    if !installed("completing::bash_completes_verbs_options_values_and_devices", "bash", "bash") {
+    if !has_programs(
+        "completing::bash_completes_verbs_options_values_and_devices",
+        &[("bash", "bash")],
+    ) {
         return;
     }
     let place = Place::new("bash");
@@ -162,7 +166,10 @@ fn bash_completes_verbs_options_values_and_devices() {
 
 #[test]
 fn fish_completes_verbs_options_values_and_devices() {
-    if !installed("completing::fish_completes_verbs_options_values_and_devices", "fish", "fish") {
+    if !has_programs(
+        "completing::fish_completes_verbs_options_values_and_devices",
+        &[("fish", "fish")],
+    ) {
         return;
     }
     let place = Place::new("fish");
@@ -191,7 +198,10 @@ fn fish_completes_verbs_options_values_and_devices() {
 
 #[test]
 fn zsh_completes_verbs_options_values_and_devices() {
-    if !installed("completing::zsh_completes_verbs_options_values_and_devices", "zsh", "zsh") {
+    if !has_programs(
+        "completing::zsh_completes_verbs_options_values_and_devices",
+        &[("zsh", "zsh")],
+    ) {
         return;
     }
     let place = Place::new("zsh");

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::Read;
 use std::os::unix::net::UnixDatagram;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ impl Up {
 
     /// Starts a program that is elsewhere, as [`Up::start`] does.
     fn of(program: &str, directory: &Directory, file: &str) -> Up {
-        Up::with(plain("sh"), program, directory, file)
+        Up::with(plain("/bin/sh"), program, directory, file)
     }
 
     /// Starts a program by a shell, as [`Up::start`] does.
@@ -166,30 +166,28 @@ fn a_killed_server_leaves_the_other_device_alone() {
 fn ls_shows_all_devices() {
     towpath_testkit::isolated!(|| {
         let test = "devices::ls_shows_all_devices";
-        if !tun(test) || !installed(test, "unshare", "util-linux") {
+        if !tun(test) {
             return;
         }
         let directory = Directory::new();
         let file = two(&directory, "", "").replace(&directory.text(""), "/run/towpath/");
-        fs::write(directory.join("up.toml"), file.replace("a.sock", "opA.sock")).unwrap();
-        let script = r#"
-            set -e
-            mkdir -p /run/towpath/b.sock.lock
-            "$T" up --config "$D/up.toml" --ready-fd 1 2>"$D/log" >"$D/ready" & UP=$!
-            until [ -s "$D/ready" ]; do sleep 0.01; done
-            "$T" ls
-            "$T" ls --json >"$D/json"
-            "$T" stat --device b 2>&1 && exit 4
-            rmdir /run/towpath/b.sock.lock
-            until "$T" ls | grep -q '^opB .*serving'; do sleep 0.01; done
-            kill $UP; wait $UP
-            ls -A /run/towpath
-        "#;
-        let mut command = without_servers(script);
-        command.env("T", env!("CARGO_BIN_EXE_towpath")).env("D", directory.text(""));
-        let output = finish(&mut command);
-        let said = text(&output.stdout) + &text(&output.stderr);
-        assert!(output.status.success(), "{said}");
+        let file = file.replace("a.sock", "opA.sock");
+        hide_servers();
+        // A server cannot lock a directory.
+        let lock = Path::new("/run/towpath/b.sock.lock");
+        fs::create_dir_all(lock).unwrap();
+        let mut up = Up::start(&directory, &file);
+        let listed = prints(&mut towpath(&["ls"]));
+        let json = prints(&mut towpath(&["ls", "--json"]));
+        let refused = fails(&mut towpath(&["stat", "--device", "b"]), 1);
+        fs::remove_dir(lock).unwrap();
+        until("the failed device serves", || {
+            let listed = prints(&mut towpath(&["ls"]));
+            listed.lines().any(|line| line.starts_with("opB ") && line.contains("serving"))
+        });
+        assert!(up.stop(Signal::TERM).success(), "{}", up.log());
+        assert_eq!(fs::read_dir("/run/towpath").unwrap().count(), 0);
+        let said = listed + &refused;
         let lines: Vec<&str> = said.lines().collect();
         assert_eq!(lines.len(), 4, "{said}");
         let column = |line: &str, name: &str| line[lines[0].find(name).unwrap()..].to_owned();
@@ -206,7 +204,6 @@ fn ls_shows_all_devices() {
             lines[3].contains("opB: no server serves now (failed): the server ended"),
             "{said}"
         );
-        let json = fs::read_to_string(directory.join("json")).unwrap();
         let json: Value = serde_json::from_str(&json).unwrap();
         assert_eq!(json["devices"][0]["keeper"]["state"], "failed");
         assert_eq!(json["devices"][1]["device"]["name"], "opA");
@@ -310,7 +307,7 @@ fn the_service_manager_hears_of_all_devices_together() {
         };
         let policy = directory.text("policy.toml");
         fs::write(&policy, "").unwrap();
-        let mut shell = plain("sh");
+        let mut shell = plain("/bin/sh");
         shell.env("NOTIFY_SOCKET", directory.text("notify"));
         let file = two(&directory, &format!("policy = \"{policy}\""), "");
         let mut up = Up::with(shell, env!("CARGO_BIN_EXE_towpath"), &directory, &file);

@@ -12,7 +12,7 @@ use towpath_client::{
 };
 
 use crate::beside_the_kernel::{FAR, NEAR, device, may_attach, sockets, user};
-use crate::networks::{sh, wire};
+use crate::networks::{net, wire};
 use crate::running::*;
 
 const KILLS: usize = 8;
@@ -31,7 +31,8 @@ fn serve_host(directory: &Directory, name: &str, lease: &str) -> Running {
     let device = format!("tap:{name}");
     let arguments = ["--device", &device, "--subnet", "10.77.0.1/24", "--lease", lease, "--rdma"];
     let server = serve(directory, &format!("{name}.sock"), &arguments);
-    sh(&format!("ip link set {name} master br0; ip link set {name} up"));
+    net().enslave(name, "br0").unwrap();
+    net().set_up(name).unwrap();
     server
 }
 
@@ -95,7 +96,8 @@ fn kill(servers: &[Running; 2]) {
 }
 
 fn two_hosts(directory: &Directory) -> [Running; 2] {
-    sh("ip link set lo up; ip link add br0 type bridge; ip link set br0 up");
+    net().create_bridge("br0").unwrap();
+    net().set_up("br0").unwrap();
     [serve_host(directory, "opC", "10.77.0.16/28"), serve_host(directory, "opD", "10.77.0.32/28")]
 }
 
@@ -172,7 +174,7 @@ fn requests_outlive(servers: [&Running; 2]) {
 fn ten_thousand_requests_outlive_killed_servers() {
     towpath_testkit::isolated!(|| {
         let test = "hosts::ten_thousand_requests_outlive_killed_servers";
-        if !tun(test) || !installed(test, "ip", "iproute2") {
+        if !tun(test) {
             return;
         }
         let directory = Directory::new();
@@ -194,7 +196,7 @@ fn ten_thousand_requests_outlive_killed_servers() {
 fn connections_are_listed_with_their_peers() {
     towpath_testkit::isolated!(|| {
         let test = "hosts::connections_are_listed_with_their_peers";
-        if !tun(test) || !installed(test, "ip", "iproute2") {
+        if !tun(test) {
             return;
         }
         let directory = Directory::new();
@@ -238,7 +240,7 @@ fn connections_are_listed_with_their_peers() {
 fn connections_with_other_hosts_outlive_the_servers() {
     towpath_testkit::isolated!(|| {
         let test = "hosts::connections_with_other_hosts_outlive_the_servers";
-        if !tun(test) || !installed(test, "ip", "iproute2") {
+        if !tun(test) {
             return;
         }
         let directory = Directory::new();

@@ -10,7 +10,7 @@ use towpath_net::{Network, UdpSocket};
 use towpath_netlink::Netlink;
 
 use crate::beside_the_kernel::{FAR, NEAR, device, is_bare, may_attach, sockets, until_bare, user};
-use crate::networks::{sh, wire};
+use crate::networks::{net, wire};
 use crate::policies::attach_by;
 use crate::running::*;
 use crate::serving::{link_exists, round_trip};
@@ -250,7 +250,7 @@ fn a_server_that_fails_is_followed_by_another_one() {
         // A device that is gone gets no other server.
         let mut server = serve(&directory, "s.sock", &arguments);
         let mut session = idle(&server);
-        sh("ip link delete opA");
+        net().delete_link("opA").unwrap();
         assert_eq!(session.wait(Some(LIMIT)).unwrap_err(), Lost::ServerGone);
         assert_eq!(wait(&mut server.child).code(), Some(1));
         assert!(!server.log().contains("another server"));
@@ -429,7 +429,7 @@ fn a_killed_servers_program_stays_attached() {
             server.kill_server();
             assert_eq!(wait(&mut server.child).code(), Some(1));
             until_bare();
-            sh("ip link delete uplink");
+            net().delete_link("uplink").unwrap();
         }
     });
 }

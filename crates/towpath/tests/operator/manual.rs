@@ -2,6 +2,8 @@
 
 use std::process::Command;
 
+use towpath_testkit::has_programs;
+
 use crate::running::*;
 
 /// Writes the pages to a directory of a test's own, and returns their names.
@@ -88,7 +90,7 @@ fn formatted(command: &mut Command) -> (String, String) {
 #[test]
 fn man_and_groff_have_nothing_to_complain_about() {
     let test = "manual::man_and_groff_have_nothing_to_complain_about";
-    if !installed(test, "man", "man-db") || !installed(test, "groff", "groff-base") {
+    if !has_programs(test, &[("man", "man-db"), ("groff", "groff-base")]) {
         return;
     }
     let directory = Directory::new();

@@ -3,21 +3,26 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, TcpStream as KernelStream};
-use std::process::Command;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use towpath_client::Session;
 use towpath_net::{Driving, Network, SessionLink, TcpListener, TcpStream};
+use towpath_netlink::{Netlink, Route};
 use towpath_testkit::{End, Namespace, connect};
 
 use crate::running::*;
 
 const AMOUNT: usize = 4 << 20;
 
-pub(crate) fn sh(line: &str) {
-    let output = finish(Command::new("sh").args(["-ec", line]));
-    assert!(output.status.success(), "{line}: {}", text(&output.stderr));
+/// Returns the means to change the interfaces of the calling thread's namespace.
+pub(crate) fn net() -> Netlink {
+    Netlink::open().unwrap()
+}
+
+/// Returns a route to a network.
+pub(crate) fn route(to: &str) -> Route {
+    Route::to(to.parse().unwrap())
 }
 
 fn bytes(seed: u8) -> Vec<u8> {
@@ -87,7 +92,7 @@ pub(crate) fn wire(far_addresses: &[&str], near_addresses: &[&str]) -> Namespace
 fn a_bridge() {
     towpath_testkit::isolated!(|| {
         let test = "networks::a_bridge";
-        if !tun(test) || !installed(test, "ip", "iproute2") {
+        if !tun(test) {
             return;
         }
         let far = wire(&["192.0.2.200/24", "2001:db8::200/64"], &[]);
@@ -95,10 +100,11 @@ fn a_bridge() {
         let arguments =
             ["--device", "tap:tap0", "--subnet", "192.0.2.200/24", "--subnet", "2001:db8::200/64"];
         let server = serve(&directory, "s.sock", &arguments);
-        sh("ip link add br0 type bridge
-            ip link set uplink master br0
-            ip link set tap0 master br0
-            ip link set br0 up");
+        let mut net = net();
+        net.create_bridge("br0").unwrap();
+        net.enslave("uplink", "br0").unwrap();
+        net.enslave("tap0", "br0").unwrap();
+        net.set_up("br0").unwrap();
         std::thread::sleep(Duration::from_millis(100));
         let options = towpath_client::Options {
             ipv4: Some("192.0.2.77".parse().unwrap()),
@@ -116,7 +122,7 @@ fn a_bridge() {
 fn routes() {
     towpath_testkit::isolated!(|| {
         let test = "networks::routes";
-        if !tun(test) || !installed(test, "ip", "iproute2") {
+        if !tun(test) {
             return;
         }
         let here = Namespace::current().unwrap();
@@ -130,8 +136,9 @@ fn routes() {
         here.set("net.ipv6.conf.all.forwarding", "1").unwrap();
         // On the far host, or on its router.
         far.run(|| {
-            sh("ip route add 10.77.0.0/24 via 192.0.2.1
-                ip route add fd77::/64 via 2001:db8::1")
+            for (to, via) in [("10.77.0.0/24", "192.0.2.1"), ("fd77::/64", "2001:db8::1")] {
+                net().add_route(&route(to).via(via.parse().unwrap())).unwrap();
+            }
         })
         .unwrap();
         let network = Network::attach(&server.socket).unwrap();

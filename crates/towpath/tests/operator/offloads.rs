@@ -2,7 +2,6 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, UdpSocket};
-use std::process::Command;
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -12,7 +11,7 @@ use towpath_packet::Headers;
 use towpath_packet::checksum::{Verdict, verify};
 
 use crate::beside_the_kernel::{FAR, NEAR, may_attach, sockets, user};
-use crate::networks::{sh, wire};
+use crate::networks::{net, wire};
 use crate::running::*;
 
 const LEASE: [&str; 2] = ["--lease", "192.0.2.64/28"];
@@ -38,12 +37,8 @@ fn a_partial_checksum_is_completed(mode: &str) {
     let server = serve(&directory, "s.sock", &arguments);
     let mut session = Session::attach(&server.socket, &Options::default()).unwrap();
     let own = session.info().ipv4.unwrap().0;
-    let mac = session.info().mac.map(|byte| format!("{byte:02x}")).join(":");
-    far.run(|| {
-        let add = ["neigh", "add", &own.to_string(), "lladdr", &mac, "dev", "far"];
-        assert!(Command::new("ip").args(add).status().unwrap().success());
-    })
-    .unwrap();
+    let mac = session.info().mac;
+    far.run(|| net().add_neighbour("far", own.into(), mac).unwrap()).unwrap();
     session.open(&Rule::new().udp(5000)).unwrap();
     session.open(&Rule::new().udp(5001).with_offload()).unwrap();
     let socket = far.run(|| UdpSocket::bind("192.0.2.200:4000").unwrap()).unwrap();
@@ -113,7 +108,7 @@ fn checksums_of_the_engine(option: &str) -> u64 {
     drop(network);
     // A killed server's keeper would hold its locked memory for a while.
     assert_eq!(server.stop(Signal::TERM).code(), Some(0));
-    sh("ip link delete uplink");
+    net().delete_link("uplink").unwrap();
     completed
 }
 

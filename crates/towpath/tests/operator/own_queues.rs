@@ -13,13 +13,14 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, prlimit};
 use towpath_client::{AttachError, Options, Rule, Session};
 use towpath_net::{Driving, Network, SessionLink};
+use towpath_netlink::Veth;
 use towpath_packet::build::Flow;
 use towpath_protocol::channel::{Channel, Incoming};
 use towpath_protocol::message::{self, Attach, Message};
 use towpath_testkit::{Namespace, PacketSocket, User};
 
 use crate::beside_the_kernel::{may_attach, sockets, until_bare, user, user_id};
-use crate::networks::{both_ways, sh};
+use crate::networks::{both_ways, net};
 use crate::policies::{as_user, attach_by};
 use crate::running::*;
 
@@ -65,29 +66,28 @@ impl World {
         }
         let users = other_users(test)?.applications;
         let far = Namespace::create().unwrap();
-        let here = rustix::thread::gettid().as_raw_nonzero();
+        let here = Namespace::current().unwrap();
         // In generic mode, a packet of the sender's queue n > 0 arrives on queue n - 1, and in
         // native mode on queue n.
         let senders = if mode == "generic" { 3 } else { 2 };
-        far.run(|| {
-            sh(&format!(
-                "ip link add far numrxqueues 2 numtxqueues {senders} type veth \
-                 peer name uplink netns {here} numrxqueues 2 numtxqueues 2
-                 ip address add {FAR}/24 dev far
-                 ip address add 2001:db8::200/64 dev far nodad
-                 ip link set far up"
-            ));
-        })
-        .unwrap();
-        sh(&format!(
-            "ip address add {NEAR}/24 dev uplink
-                     ip address add 2001:db8::1/64 dev uplink nodad
-                     ip link set uplink up"
-        ));
+        let pair = Veth {
+            peer_place: Some(here.place()),
+            queues: Some(senders),
+            peer_queues: Some(2),
+            ..Veth::new("far", "uplink")
+        };
+        far.run(|| net().create_veth(&pair).unwrap()).unwrap();
+        let up = |name: &str, ipv4: &str, ipv6: &str| {
+            let mut net = net();
+            net.add_address(name, format!("{ipv4}/24").parse().unwrap()).unwrap();
+            net.add_address(name, format!("{ipv6}/64").parse().unwrap()).unwrap();
+            net.set_up(name).unwrap();
+        };
+        far.run(|| up("far", FAR, "2001:db8::200")).unwrap();
+        up("uplink", NEAR, "2001:db8::1");
         let (socket, far_mac) = far
             .run(|| {
-                let mut kernel = towpath_netlink::Netlink::open().unwrap();
-                let mac = kernel.link("far").unwrap().mac.unwrap();
+                let mac = net().link("far").unwrap().mac.unwrap();
                 (PacketSocket::open("far", 0x0800).unwrap(), mac)
             })
             .unwrap();
@@ -256,8 +256,7 @@ fn neighbours(world: &World, own: &[(u64, u64)]) -> (Session, Vec<u8>) {
     });
     let kernel = UdpSocket::bind((NEAR, 7777)).unwrap();
     kernel.set_read_timeout(Some(LIMIT)).unwrap();
-    let mut link = towpath_netlink::Netlink::open().unwrap();
-    let mac = link.link("uplink").unwrap().mac.unwrap();
+    let mac = net().link("uplink").unwrap().mac.unwrap();
     let (from, to): (IpAddr, IpAddr) = (FAR.parse().unwrap(), NEAR.parse().unwrap());
     let to_kernel = Flow::v4().macs(world.far_mac, mac).addresses(from, to);
     for port in SOURCES {

@@ -2,9 +2,13 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::process::Command;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
 
+use rustix::process::Resource;
 use towpath_client::{Options, Rule, Session};
+use towpath_testkit::{TunMode, limit, make_persistent, own_mounts, replace_tun};
 
 use crate::running::*;
 
@@ -127,11 +131,7 @@ fn impossible_values_leave_a_prepared_interface_as_it_is() {
         }
         let directory = Directory::new();
         let pcap = directory.text("new.pcapng");
-        let status = Command::new("ip")
-            .args(["tuntap", "add", "dev", "opA", "mode", "tap", "vnet_hdr"])
-            .status()
-            .unwrap();
-        assert!(status.success());
+        make_persistent("opA", TunMode::TapWithHeader, None).unwrap();
         let mut netlink = towpath_netlink::Netlink::open().unwrap();
         let before = netlink.link("opA").unwrap();
         for wrong in [["--set", "rx_batch=65"], ["--engine-cpu", "1023"]] {
@@ -268,31 +268,22 @@ fn refused_settings_leave_the_old_ones() {
     });
 }
 
-/// Returns a command that runs `change` in a mount namespace of its own, and then starts a server.
-fn serve_where(change: &str, arguments: &[&str]) -> Command {
-    let mut command = plain("unshare");
-    let script = format!("{change} && exec \"$@\"");
-    command.args(["--mount", "sh", "-c", &script, "sh", env!("CARGO_BIN_EXE_towpath"), "serve"]);
-    command.args(arguments);
-    command
-}
-
 #[test]
 fn a_directory_of_another_group_is_refused_with_the_remedies() {
     towpath_testkit::isolated!(|| {
         let test = "refusals::a_directory_of_another_group_is_refused_with_the_remedies";
-        if !tun(test) || !installed(test, "unshare", "util-linux") {
+        if !tun(test) {
             return;
         }
         let Some(users) = other_users(test) else { return };
         let [uid, gid] = [users.applications[0].uid, users.applications[1].gid];
-        let made = format!(
-            "mount -t tmpfs none /run && mkdir /run/towpath && chgrp {gid} /run/towpath && \
-             chmod 1775 /run/towpath"
-        );
+        hide_servers();
+        let directory = Path::new("/run/towpath");
+        std::fs::create_dir(directory).unwrap();
+        std::os::unix::fs::chown(directory, None, Some(gid)).unwrap();
+        std::fs::set_permissions(directory, PermissionsExt::from_mode(0o1775)).unwrap();
         let user = format!("{uid}:{uid}");
-        let arguments = ["--device", "tap:opA", "--user", &user];
-        let said = fails(&mut serve_where(&made, &arguments), 1);
+        let said = fails(&mut towpath(&["serve", "--device", "tap:opA", "--user", &user]), 1);
         for part in [
             format!("/run/towpath belongs to the servers of group {gid}; "),
             format!("serve with --user {uid}:{gid}, "),
@@ -307,37 +298,34 @@ fn a_directory_of_another_group_is_refused_with_the_remedies() {
 fn a_machine_without_tun_is_status_77() {
     towpath_testkit::isolated!(|| {
         let test = "refusals::a_machine_without_tun_is_status_77";
-        if !tun(test) || !installed(test, "unshare", "util-linux") {
+        if !tun(test) {
             return;
         }
         let directory = Directory::new();
         let socket = directory.text("s.sock");
-        let arguments = ["--device", "tap:opA", "--socket", &socket];
-        let said = fails(&mut serve_where("mount -t tmpfs none /dev/net", &arguments), 77);
+        let arguments = ["serve", "--device", "tap:opA", "--socket", &socket];
+        own_mounts().unwrap();
+        replace_tun(None).unwrap();
+        let said = fails(&mut towpath(&arguments), 77);
         assert!(said.contains("/dev/net/tun cannot be opened: No such file"), "{said}");
         assert!(said.contains("load the kernel module tun"), "{said}");
         assert!(!exists(&socket));
         let Some(users) = other_users(test) else { return };
         // As a user without rights, who may write the socket's directory, with a copy of the program
         // that this user may start.
-        let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        let open = PermissionsExt::from_mode(0o777);
         std::fs::set_permissions(directory.join(""), open).unwrap();
         let program = directory.text("towpath");
         std::fs::copy(env!("CARGO_BIN_EXE_towpath"), &program).unwrap();
         let uid = users.applications[0].uid;
-        let ordinary = |mode: &str, arguments: &[&str]| {
-            let script = format!(
-                "mount -t tmpfs none /dev/net && mknod /dev/net/tun c 10 200 && \
-                 chmod {mode} /dev/net/tun && \
-                 exec setpriv --reuid {uid} --regid {uid} --clear-groups \"$@\""
-            );
-            let mut command = plain("unshare");
-            command.args(["--mount", "sh", "-c", &script, "sh", &program, "serve"]).args(arguments);
-            fails(&mut command, 77)
+        let ordinary = |mode: u32, arguments: &[&str]| {
+            replace_tun(Some(mode)).unwrap();
+            let mut command = plain(&program);
+            fails(command.args(arguments).uid(uid).gid(uid), 77)
         };
-        let said = ordinary("0600", &arguments);
+        let said = ordinary(0o600, &arguments);
         assert!(said.contains("may not be opened by this user"), "{said}");
-        let said = ordinary("0666", &arguments);
+        let said = ordinary(0o666, &arguments);
         assert!(said.contains("needs CAP_NET_ADMIN") && said.contains("ip tuntap add"), "{said}");
     });
 }
@@ -346,33 +334,31 @@ fn a_machine_without_tun_is_status_77() {
 fn too_few_descriptors_and_too_little_memory_are_said() {
     towpath_testkit::isolated!(|| {
         let test = "refusals::too_few_descriptors_and_too_little_memory_are_said";
-        if !tun(test) || !installed(test, "prlimit", "util-linux") {
+        if !tun(test) {
             return;
         }
         let directory = Directory::new();
         let socket = directory.text("s.sock");
-        let serve = |limit: &str| {
-            let mut command = plain("prlimit");
-            command.args(["--core=0", limit, env!("CARGO_BIN_EXE_towpath")]);
-            command.args(["serve", "--device", "tap:opA"]);
-            command.args(["--socket", &socket]);
+        let serve = |resource: Resource, amount: u64| {
+            let mut command = towpath(&["serve", "--device", "tap:opA", "--socket", &socket]);
+            limit(&mut command, Resource::Core, 0);
+            limit(&mut command, resource, amount);
             command
         };
-        for (limit, remedy) in [
-            ("--nofile=5:5", "ulimit -n"),
-            ("--nofile=9:9", "ulimit -n"),
-            ("--nofile=14:14", "ulimit -n"),
-            ("--fsize=1000", "ulimit -f"),
+        for (resource, amount, remedy) in [
+            (Resource::Nofile, 5, "ulimit -n"),
+            (Resource::Nofile, 9, "ulimit -n"),
+            (Resource::Nofile, 14, "ulimit -n"),
+            (Resource::Fsize, 1000, "ulimit -f"),
         ] {
-            let said = fails(&mut serve(limit), 1);
-            assert!(said.contains(remedy), "{limit}: {said}");
-            assert!(!exists(&socket), "{limit}: {said}");
+            let said = fails(&mut serve(resource, amount), 1);
+            assert!(said.contains(remedy), "{amount}: {said}");
+            assert!(!exists(&socket), "{amount}: {said}");
         }
         // The memory of the program itself depends on its build: with less it does not start, or it
         // aborts.
-        let mut limits = (12..64).step_by(2).map(|mib: u64| format!("--as={}", mib << 20));
-        let said = limits.find_map(|limit| {
-            let output = finish(&mut serve(&limit));
+        let said = (12..64).step_by(2).find_map(|mib| {
+            let output = finish(&mut serve(Resource::As, mib << 20));
             let said = text(&output.stderr);
             let begins = output.status.code() == Some(1) && !said.contains("memory allocation");
             begins.then_some(said)

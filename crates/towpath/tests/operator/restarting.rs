@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::fs;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -12,15 +12,13 @@ use std::sync::{Arc, Mutex};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::Signal;
 use towpath_client::{Lost, Options, Session};
+use towpath_testkit::with_descriptors;
 
 use crate::running::*;
 use crate::serving::link_exists;
 use crate::upgrading::under_traffic;
 
 const ARGUMENTS: [&str; 5] = ["--device", "tap:opA", "--address", "10.77.0.1/24", "--fd-store"];
-
-/// The first number of a descriptor that the test gives to a service: beyond its own.
-const FIRST_DESCRIPTOR: i32 = 500;
 
 /// A service manager's store.
 struct Manager {
@@ -67,27 +65,22 @@ impl Manager {
     /// Starts the service with what the store has.
     fn serve(&self, directory: &Directory, arguments: &[&str]) -> Running {
         let held = self.held.lock().unwrap();
-        let mut script = String::new();
-        let mut copies = Vec::new();
-        for (number, (_, object)) in held.iter().enumerate() {
-            let copy = rustix::io::fcntl_dupfd_cloexec(object, FIRST_DESCRIPTOR).unwrap();
-            rustix::io::fcntl_setfd(&copy, rustix::io::FdFlags::empty()).unwrap();
-            script += &format!("exec {}<&{}-\n", 3 + number, copy.as_raw_fd());
-            copies.push(copy);
-        }
         let names: Vec<_> = held.iter().map(|(name, _)| name.as_str()).collect();
-        script += "LISTEN_PID=$$ exec \"$0\" \"$@\"";
-        let mut command: Command = plain("bash");
-        command.args(["-c", &script, env!("CARGO_BIN_EXE_towpath")]);
+        // The shell knows the service's process number, which becomes the program's.
+        let mut command: Command = plain("/bin/sh");
+        let script = "export LISTEN_PID=$$; exec \"$0\" \"$@\"";
+        command.args(["-c", script, env!("CARGO_BIN_EXE_towpath")]);
         command.env("NOTIFY_SOCKET", &self.path);
+        let objects = held.iter().map(|(_, object)| object.try_clone().unwrap()).collect();
+        with_descriptors(&mut command, objects);
         if !names.is_empty() {
             command.env("LISTEN_FDS", names.len().to_string());
             command.env("LISTEN_FDNAMES", names.join(":"));
         }
         let starting = Starting::with(command, directory, "s.sock", arguments);
-        // The service asks the manager to close its copies before it serves. So drop the test's copies
-        // now.
-        drop((held, copies));
+        // The service asks the manager to close its copies before it serves. The command's copies are
+        // closed as well.
+        drop(held);
         starting.ready().unwrap_or_else(|said| panic!("{said}"))
     }
 }

@@ -1,6 +1,5 @@
 //! Running the command: servers in a directory of their own, other subcommands to their end.
 
-use std::ffi::OsString;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -96,12 +95,11 @@ pub(crate) fn towpath(arguments: &[&str]) -> Command {
     towpath_as(None, arguments)
 }
 
-/// Returns a shell with a `/run` of its own, in which no subcommand finds this machine's servers.
-pub(crate) fn without_servers(script: &str) -> Command {
-    let mut command = plain("unshare");
-    let script = format!("mount -t tmpfs none /run || exit 1\n{script}");
-    command.args(["--mount", "sh", "-c", &script]);
-    command
+/// Gives the calling thread, and all programs that it starts, a private `/run`, in which no subcommand
+/// finds this machine's servers.
+pub(crate) fn hide_servers() {
+    towpath_testkit::own_mounts().unwrap();
+    towpath_testkit::mount_tmpfs(Path::new("/run"), "").unwrap();
 }
 
 /// Runs a command to its end. Kills a command that does not end, and fails the test. Also fails the
@@ -314,6 +312,27 @@ impl Starting {
         Starting { child, socket: path, log: log_of(directory, socket) }
     }
 
+    /// Starts a server of a device by a command that takes the arguments of the program. Without an
+    /// option, the server's socket is in a directory for the servers of its user.
+    pub(crate) fn in_place(
+        mut program: Command,
+        directory: &Directory,
+        servers: &Path,
+        interface: &str,
+        arguments: &[&str],
+    ) -> Starting {
+        let socket = servers.join(format!("{interface}.sock")).to_str().unwrap().to_owned();
+        let log = directory.join(&format!("{interface}.log"));
+        let child = program
+            .args(["serve", "--device", &format!("tap:{interface}"), "--ready-fd", "1"])
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(fs::File::create(&log).unwrap())
+            .spawn()
+            .unwrap();
+        Starting { child, socket, log }
+    }
+
     /// Waits until the server is ready. Returns its output if it does not become ready.
     pub(crate) fn ready(self) -> Result<Running, String> {
         let Starting { mut child, socket, log } = self;
@@ -438,22 +457,6 @@ pub(crate) fn other_users(test: &str) -> Option<Users> {
         towpath_testkit::skip(test, &towpath_testkit::Unavailable { cause, remedy });
     }
     users
-}
-
-/// Returns `true` if a program is installed.
-pub(crate) fn installed(test: &str, program: &str, package: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/usr/bin:/bin"));
-    let mut places: Vec<PathBuf> = std::env::split_paths(&path).collect();
-    places.extend(["/usr/sbin", "/sbin"].map(PathBuf::from));
-    if places.iter().any(|place| place.join(program).exists()) {
-        return true;
-    }
-    let why = towpath_testkit::Unavailable {
-        cause: format!("{program} is not installed"),
-        remedy: format!("apt-get install {package}"),
-    };
-    towpath_testkit::skip(test, &why);
-    false
 }
 
 /// Returns `true` if TAP interfaces are available here; prints a message if not.

@@ -2,13 +2,17 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixDatagram;
-use std::process::Command;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Stdio;
 use std::time::Duration;
 
 use rustix::process::Signal;
 use towpath_net::{Network, UdpSocket};
 use towpath_netlink::Netlink;
+use towpath_testkit::{TunMode, make_persistent, replace_tun};
 
+use crate::policies::as_user;
 use crate::running::*;
 
 pub(crate) fn link_exists(name: &str) -> bool {
@@ -103,11 +107,7 @@ fn an_interface_that_was_there_stays() {
             return;
         }
         let directory = Directory::new();
-        let made = Command::new("ip")
-            .args(["tuntap", "add", "dev", "opA", "mode", "tap", "vnet_hdr"])
-            .status()
-            .unwrap();
-        assert!(made.success());
+        make_persistent("opA", TunMode::TapWithHeader, None).unwrap();
         for _ in 0..2 {
             // In the second round, the interface already has the address.
             let arguments = ["--device", "tap:opA", "--address", "10.77.0.1/24", "--mtu", "1400"];
@@ -238,10 +238,11 @@ fn the_server_keeps_no_right_that_it_does_not_need() {
             assert_eq!(field("Groups"), "61001");
             assert_eq!(std::fs::metadata(&pcap).unwrap().uid(), 61001);
             // A process of the server's own user may not open the server's open files.
-            let mut look = Command::new("ls");
-            look.arg(format!("/proc/{process}/fd"));
-            users.server.confine(&mut look);
-            assert!(!finish(&mut look).status.success(), "the server's descriptors can be opened");
+            let open_files = format!("/proc/{process}/fd");
+            let user = (users.server.uid, users.server.gid);
+            let look = as_user(user, || std::fs::read_dir(&open_files).map(drop));
+            let refused = look.expect_err("the server's descriptors can be opened");
+            assert_eq!(refused.kind(), std::io::ErrorKind::PermissionDenied, "{refused}");
 
             let [allowed, stranger] = users.applications;
             let listed = prints(&mut server.subcommand_as(Some(&allowed), "ls", &[]));
@@ -375,45 +376,43 @@ fn the_server_survives_total_loss_and_a_full_disk() {
 fn the_only_server_needs_no_name() {
     towpath_testkit::isolated!(|| {
         let test = "serving::the_only_server_needs_no_name";
-        if !tun(test) || !installed(test, "unshare", "util-linux") {
+        if !tun(test) {
             return;
         }
         let directory = Directory::new();
-        let script = r#"
-            set -e
-            A='' B=''
-            trap 'kill $A $B 2>/dev/null || :' EXIT
-            unset XDG_RUNTIME_DIR
-            serve() { mkfifo "$D/$1"; "$T" serve --device "tap:$1" --log warn --ready-fd 1 >"$D/$1" & read -r _ <"$D/$1"; }
-            "$T" ls 2>&1 && exit 3
-            serve opA; A=$!
-            "$T" ls | grep -q opA
-            "$T" ls --device opA | grep -q opA
-            "$T" set opA wait=poll
-            "$T" stat | grep -q poll
-            serve opB; B=$!
-            "$T" stat 2>&1 && exit 4
-            "$T" ls | grep -q opA
-            "$T" ls | grep -q opB
-            "$T" ls --device opB | grep -q opB
-            "$T" ls --device opC 2>&1 && exit 5
-            kill $B; wait $B
-            "$T" ls | grep -q opA
-            stat -c %a /run/towpath
-            kill $A; wait $A
-            ls -A /run/towpath
-        "#;
-        let mut command = without_servers(script);
-        command.env("T", env!("CARGO_BIN_EXE_towpath")).env("D", directory.text(""));
-        let output = finish(&mut command);
-        let said = text(&output.stdout) + &text(&output.stderr);
-        assert!(output.status.success(), "{said}");
-        let lines: Vec<&str> = said.lines().collect();
-        assert_eq!(lines.len(), 4, "{said}");
-        assert!(lines[0].contains("no server runs"), "{said}");
-        assert!(lines[1].contains("several servers run: opA, opB"), "{said}");
-        assert!(lines[2].contains("no server of opC"), "{said}");
-        assert_eq!(lines[3], "755", "{said}");
+        hide_servers();
+        let servers = Path::new("/run/towpath");
+        let serve = |interface: &str| {
+            let command = towpath(&[]);
+            let arguments = ["--log", "warn"];
+            let starting =
+                Starting::in_place(command, &directory, servers, interface, &arguments).ready();
+            starting.unwrap_or_else(|said| panic!("{said}"))
+        };
+        let lists = |arguments: &[&str], interfaces: &[&str]| {
+            let listed = prints(&mut towpath(&[&["ls"], arguments].concat()));
+            interfaces.iter().for_each(|one| assert!(listed.contains(one), "{one}: {listed}"));
+        };
+        let said = fails(&mut towpath(&["ls"]), 1);
+        assert!(said.contains("no server runs"), "{said}");
+        let mut first = serve("opA");
+        lists(&[], &["opA"]);
+        lists(&["--device", "opA"], &["opA"]);
+        prints(&mut towpath(&["set", "opA", "wait=poll"]));
+        let counted = prints(&mut towpath(&["stat"]));
+        assert!(counted.contains("poll"), "{counted}");
+        let mut second = serve("opB");
+        let said = fails(&mut towpath(&["stat"]), 1);
+        assert!(said.contains("several servers run: opA, opB"), "{said}");
+        lists(&[], &["opA", "opB"]);
+        lists(&["--device", "opB"], &["opB"]);
+        let said = fails(&mut towpath(&["ls", "--device", "opC"]), 1);
+        assert!(said.contains("no server of opC"), "{said}");
+        assert!(second.stop(Signal::TERM).success());
+        lists(&[], &["opA"]);
+        assert_eq!(servers.metadata().unwrap().mode() & 0o7777, 0o755);
+        assert!(first.stop(Signal::TERM).success());
+        assert_eq!(std::fs::read_dir(servers).unwrap().count(), 0);
     });
 }
 
@@ -421,55 +420,47 @@ fn the_only_server_needs_no_name() {
 fn an_unprivileged_user_serves_a_prepared_interface() {
     towpath_testkit::isolated!(|| {
         let test = "serving::an_unprivileged_user_serves_a_prepared_interface";
-        if !tun(test) || !installed(test, "unshare", "util-linux") {
+        if !tun(test) {
             return;
         }
         // Without other users, the user itself has the right to make interfaces.
         let Some(users) = other_users(test) else { return };
         let user = users.server;
-        let script = r#"
-            set -e
-            S=''
-            trap 'kill $S 2>/dev/null || :' EXIT
-            mount -t tmpfs none /dev/net
-            mknod /dev/net/tun c 10 200
-            chmod 0666 /dev/net/tun
-            ip tuntap add dev opA mode tap user "$U" vnet_hdr
-            ip address add 10.77.0.1/24 dev opA
-            ip link set opA mtu 1400 up
-            as() { exec setpriv --reuid "$1" --regid "$1" --clear-groups env XDG_RUNTIME_DIR="$D/$1" "$T" $2; }
-            as "$U" "serve --device tap:opA --address 10.77.0.1/24 --mtu 1400 --allow-user $A --ready-fd 3" 3>"$D/ready" &
-            S=$!
-            while ! [ -s "$D/ready" ]; do sleep 0.01; done
-            cat "$D/ready"
-            (as "$U" "ls --device opA")
-            (as "$U" "stat")
-            kill $S
-            wait $S
-            ls -A "$D/$U/towpath"
-            # The user lacks the right to set another MTU.
-            (as "$U" "serve --device tap:opA --mtu 1500") && exit 1
-            ip link show opA >/dev/null
-        "#;
+        hide_servers();
+        replace_tun(Some(0o666)).unwrap();
+        make_persistent("opA", TunMode::TapWithHeader, Some(user.uid)).unwrap();
+        let mut netlink = Netlink::open().unwrap();
+        netlink.add_address("opA", "10.77.0.1/24".parse().unwrap()).unwrap();
+        netlink.set_mtu("opA", 1400).unwrap();
+        netlink.set_up("opA").unwrap();
         let directory = Directory::new();
         let program = directory.text("towpath");
         std::fs::copy(env!("CARGO_BIN_EXE_towpath"), &program).unwrap();
         let runtime = directory.join(&user.uid.to_string());
         std::fs::create_dir(&runtime).unwrap();
         std::os::unix::fs::chown(&runtime, Some(user.uid), Some(user.gid)).unwrap();
-        let mut command = without_servers(script);
-        command
-            .env("T", &program)
-            .env("D", directory.text("").trim_end_matches('/'))
-            .env("U", user.uid.to_string())
-            .env("A", users.applications[0].uid.to_string());
-        let output = finish(&mut command);
-        let (printed, said) = (text(&output.stdout), text(&output.stderr));
-        assert!(output.status.success(), "{printed}{said}");
-        let socket = runtime.join("towpath/opA.sock");
-        assert!(printed.starts_with(&format!("ready opA {}\n", socket.display())), "{printed}");
-        assert!(printed.contains("wait=spin-then-block"), "{printed}");
+        let by_user = |arguments: &[&str]| {
+            let mut command = plain(&program);
+            command.args(arguments).stdin(Stdio::null()).env("XDG_RUNTIME_DIR", &runtime);
+            command.uid(user.uid).gid(user.gid);
+            command
+        };
+        let allowed = users.applications[0].uid.to_string();
+        let arguments = ["--address", "10.77.0.1/24", "--mtu", "1400", "--allow-user", &allowed];
+        let servers = runtime.join("towpath");
+        let starting =
+            Starting::in_place(by_user(&[]), &directory, &servers, "opA", &arguments).ready();
+        let mut server = starting.unwrap_or_else(|said| panic!("{said}"));
+        let listed = prints(&mut by_user(&["ls", "--device", "opA"]));
+        assert!(listed.contains("opA"), "{listed}");
+        let counted = prints(&mut by_user(&["stat"]));
+        assert!(counted.contains("wait=spin-then-block"), "{counted}");
+        assert!(server.stop(Signal::TERM).success(), "{}", server.log());
+        assert_eq!(std::fs::read_dir(&servers).unwrap().count(), 0);
+        // The user lacks the right to set another MTU.
+        let said = fails(&mut by_user(&["serve", "--device", "tap:opA", "--mtu", "1500"]), 77);
         assert!(said.contains("set the MTU of opA: Operation not permitted"), "{said}");
+        assert!(link_exists("opA"));
     });
 }
 

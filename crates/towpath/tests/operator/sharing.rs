@@ -2,19 +2,25 @@
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use towpath_client::{Addresses, AttachError, Lost, Options, Rule, Session};
 use towpath_net::{Driving, Network, SessionLink, TcpListener, TcpStream, UdpSocket};
-use towpath_testkit::{End, Namespace, connect};
+use towpath_netlink::Prefix;
+use towpath_testkit::{
+    End, Namespace, connect, find_program, has_programs, mount_tmpfs, own_mounts, ping,
+};
 
 use crate::beside_the_kernel::{
     FAR, KernelTraffic, NEAR, device, may_attach, sockets, until_bare, user,
 };
 use crate::keeping::keeper_of;
-use crate::networks::{both_ways, sh, wire};
+use crate::networks::{both_ways, net, route, wire};
 use crate::policies::attach_by;
 use crate::running::*;
 
@@ -24,6 +30,10 @@ pub(crate) const ECHO: u16 = 7000;
 const OTHER: u16 = 7001;
 
 fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn prefix(text: &str) -> Prefix {
     text.parse().unwrap()
 }
 
@@ -77,7 +87,10 @@ impl Shared {
 
 /// Removes the wire, which the kernel removes at some time after the far host.
 pub(crate) fn remove_wire() {
-    sh("ip link delete uplink 2>/dev/null || true");
+    match net().delete_link("uplink") {
+        Err(error) if error.not_found() => {}
+        other => other.unwrap(),
+    }
 }
 
 /// Returns `true` if the kernel gives the port to a program.
@@ -349,15 +362,18 @@ fn the_kernels_routes_and_neighbours_hold() {
         let shared = Shared::start("generic", &[]);
         let (network, far) = (&shared.network, &shared.far);
         let elsewhere: SocketAddr = "203.0.113.9:7".parse().unwrap();
-        far.run(|| sh("ip address add 203.0.113.9/32 dev far")).unwrap();
+        let other = "203.0.113.9/32".parse().unwrap();
+        far.run(|| net().add_address("far", other).unwrap()).unwrap();
         let listener = far.run(|| std::net::TcpListener::bind(elsewhere).unwrap()).unwrap();
         let begun = Instant::now();
         let unreachable = TcpStream::connect(network, elsewhere).unwrap_err();
         assert_eq!(unreachable.kind(), ErrorKind::HostUnreachable, "{unreachable}");
         assert!(begun.elapsed() < LIMIT);
-        sh("ip route add 203.0.113.0/24 via 192.0.2.200");
+        let via_far = route("203.0.113.0/24").via(ip("192.0.2.200"));
+        net().add_route(&via_far).unwrap();
         let mut stream = TcpStream::connect(network, elsewhere).unwrap();
         let (mut accepted, _) = listener.accept().unwrap();
+        accepted.set_read_timeout(Some(LIMIT)).unwrap();
         let mut goes_on = |stream: &mut TcpStream| {
             stream.write_all(b"on").unwrap();
             let mut got = [0; 2];
@@ -367,25 +383,34 @@ fn the_kernels_routes_and_neighbours_hold() {
 
         // The gateway gets another link address, and says so by its next request.
         far.run(|| {
-            sh("ip link set far address 02:00:00:00:00:77
-                ip neigh flush dev far
-                ping -c 1 -W 5 192.0.2.1 >/dev/null || true");
+            net().set_mac("far", [2, 0, 0, 0, 0, 0x77]).unwrap();
+            until("the gateway reaches the host", || {
+                ping(ip("192.0.2.1"), 56, Duration::from_secs(1)).is_ok()
+            });
         })
         .unwrap();
         goes_on(&mut stream);
 
         // A route over another interface is no route for an application.
-        sh("ip link add other0 type veth peer name other1
-            ip address add 198.51.100.1/24 dev other0
-            ip link set other0 up
-            ip link set other1 up
-            ip route replace 203.0.113.0/24 dev other0");
+        let here = Namespace::current().unwrap();
+        connect(
+            &End {
+                namespace: &here,
+                name: "other0",
+                addresses: &["198.51.100.1/24".parse().unwrap()],
+            },
+            &End { namespace: &here, name: "other1", addresses: &[] },
+            None,
+        )
+        .unwrap();
+        let via_other = route("203.0.113.0/24").on(net().index("other0").unwrap());
+        net().replace_route(&via_other).unwrap();
         // The server tells the application of it soon.
         until("there is no route", || {
             let refused = TcpStream::connect(network, elsewhere).err();
             refused.is_some_and(|error| error.kind() == ErrorKind::HostUnreachable)
         });
-        sh("ip route replace 203.0.113.0/24 via 192.0.2.200");
+        net().replace_route(&via_far).unwrap();
         goes_on(&mut stream);
 
         // A neighbour that never answers is a named error.
@@ -407,14 +432,15 @@ fn an_address_that_goes_ends_its_sessions() {
         let own = session.info().ipv4.unwrap().0;
         session.open(&Rule::new().ip(own.into()).udp(5000)).unwrap();
         // The kernel keeps the addresses of an interface that is down only if it is told to.
-        sh("echo 1 > /proc/sys/net/ipv6/conf/uplink/keep_addr_on_down
-            ip link set uplink down");
+        let here = Namespace::current().unwrap();
+        here.set("net.ipv6.conf.uplink.keep_addr_on_down", "1").unwrap();
+        net().set_down("uplink").unwrap();
         until("the server notices", || shared.server.log().contains("the link is down"));
-        sh("ip link set uplink up");
+        net().set_up("uplink").unwrap();
         until("the server notices", || shared.server.log().contains("the link is up"));
         session.wait(Some(Duration::ZERO)).unwrap();
-        sh("ip address delete 192.0.2.1/24 dev uplink
-            ip address add 192.0.2.5/24 dev uplink");
+        net().delete_address("uplink", prefix("192.0.2.1/24")).unwrap();
+        net().add_address("uplink", prefix("192.0.2.5/24")).unwrap();
         let lost = loop {
             if let Err(lost) = session.wait(Some(LIMIT)) {
                 break lost;
@@ -428,8 +454,10 @@ fn an_address_that_goes_ends_its_sessions() {
             session.info().ipv4.is_some_and(|(ip, _)| ip.to_string() == "192.0.2.5")
         });
         // Without IPv6, sockets for every IPv6 address are possible, as those of a usual program.
-        sh("ip address flush dev uplink scope global
-            ip address add 192.0.2.6/24 dev uplink");
+        for gone in ["192.0.2.5/24", "2001:db8::1/64"] {
+            net().delete_address("uplink", prefix(gone)).unwrap();
+        }
+        net().add_address("uplink", prefix("192.0.2.6/24")).unwrap();
         until("sessions have IPv4 alone", || {
             let session = Session::attach(&shared.server.socket, &SessionLink::options("test"));
             let session = session.unwrap();
@@ -470,7 +498,8 @@ fn another_interface_has_no_owned_flows() {
             None,
         )
         .unwrap();
-        side.run(|| sh("ip route add 192.0.2.0/24 via 198.51.100.1")).unwrap();
+        let back = route("192.0.2.0/24").via(ip("198.51.100.1"));
+        side.run(|| net().add_route(&back).unwrap()).unwrap();
         let _listener = TcpListener::bind(&shared.network, ("192.0.2.1", ECHO)).unwrap();
         shared.echo(ECHO);
         let asking = side.run(|| std::net::UdpSocket::bind("198.51.100.2:0").unwrap()).unwrap();
@@ -525,8 +554,11 @@ fn what_cannot_be_shared_is_refused() {
         let mut serve = towpath(&["serve", "--socket", "/nonexistent/s", "--device"]);
         let refused = fails(serve.args(["xdp:uplink,exclusive", "--share-host"]), 2);
         assert!(refused.contains("exclude each other"), "{refused}");
-        let ports = prints(Command::new("ss").args(["-ulnH", "src", "192.0.2.1:6000"]));
-        assert!(ports.contains("192.0.2.1:6000"), "the administrator sees the port: {ports}");
+        // The local addresses of the kernel's sockets, in hexadecimal (proc(5)).
+        let address = format!("{:08X}:{:04X}", u32::from_ne_bytes([192, 0, 2, 1]), 6000);
+        let ports = std::fs::read_to_string("/proc/thread-self/net/udp").unwrap();
+        let held = |line: &str| line.split_whitespace().nth(1) == Some(&address);
+        assert!(ports.lines().any(held), "the administrator sees the port: {ports}");
     });
 }
 
@@ -585,32 +617,34 @@ fn a_killed_servers_flows_stay_closed_to_the_kernel() {
     });
 }
 
-/// Bytes that an application receives while the kernel's own traffic goes on.
+/// The amount that an application receives while the kernel's own traffic goes on.
 const BUSY_BYTES: usize = 200 << 20;
 
 /// Starts Debian's sshd on the host's address, in a mount namespace in which /run is its own.
 /// Returns the server, and a command for a session.
 fn ssh(directory: &Directory) -> (std::process::Child, Command) {
     let path = |name: &str| directory.text(name);
-    let keygen = format!(
-        "ssh-keygen -q -t ed25519 -N '' -f {0}; ssh-keygen -q -t ed25519 -N '' -f {1}; cp {1}.pub {2}
-         chmod go-w {3}",
-        path("host"), path("user"), path("authorized"), path("")
-    );
-    sh(&keygen);
+    for key in ["host", "user"] {
+        let mut keygen = Command::new("ssh-keygen");
+        prints(keygen.args(["-q", "-t", "ed25519", "-N", "", "-f", &path(key)]));
+    }
     let config = format!(
         "ListenAddress 192.0.2.1:2222\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nUsePAM no\n\
          StrictModes no\nPermitRootLogin yes\n",
         path("host"),
-        path("authorized")
+        path("user.pub")
     );
     std::fs::write(path("config"), config).unwrap();
-    let run = format!(
-        "mount -t tmpfs tmpfs /run; mkdir /run/sshd; exec /usr/sbin/sshd -D -f {} -E {}",
-        path("config"),
-        path("log")
-    );
-    let server = Command::new("unshare").args(["-m", "sh", "-ec", &run]).spawn().unwrap();
+    // It starts itself again, by its whole path.
+    let mut server = Command::new(find_program("sshd").unwrap());
+    server.args(["-D", "-f", &path("config"), "-E", &path("log")]);
+    let in_its_run = || {
+        own_mounts().unwrap();
+        mount_tmpfs(Path::new("/run"), "mode=755").unwrap();
+        std::fs::create_dir("/run/sshd").unwrap();
+        server.spawn().unwrap()
+    };
+    let server = std::thread::scope(|scope| scope.spawn(in_its_run).join()).unwrap();
     until("sshd listens", || std::net::TcpStream::connect("192.0.2.1:2222").is_ok());
     let mut session = Command::new("ssh");
     session.args(["-F", "none", "-p", "2222", "-i", &path("user"), "-o", "BatchMode=yes", "-o"]);
@@ -619,72 +653,120 @@ fn ssh(directory: &Directory) -> (std::process::Child, Command) {
     (server, session)
 }
 
-/// A busy application loses the kernel no packet: pings, an ssh session and a stream go on.
+/// Types lines into a session of the kernel's, each of which comes back.
+struct Typing<I, O> {
+    into: I,
+    from: O,
+    lines: usize,
+}
+
+impl<I: Write, O: BufRead> Typing<I, O> {
+    fn line(&mut self) {
+        self.lines += 1;
+        let typed = format!("line {}\n", self.lines);
+        self.into.write_all(typed.as_bytes()).unwrap();
+        let mut shown = String::new();
+        self.from.read_line(&mut shown).unwrap();
+        assert_eq!(shown, typed);
+    }
+}
+
+/// Sends an application much data by TCP, and types lines until it has all of them.
+fn while_busy(shared: &Shared, typing: &mut Typing<impl Write, impl BufRead>) {
+    let listener = TcpListener::bind(&shared.network, ("192.0.2.1", ECHO)).unwrap();
+    let connect = || std::net::TcpStream::connect(("192.0.2.1", ECHO)).unwrap();
+    let mut sender = shared.far.run(connect).unwrap();
+    let block: Vec<u8> = (0..1 << 20).map(|at: u32| (at.wrapping_mul(31) >> 7) as u8).collect();
+    let sent = block.clone();
+    let sending = std::thread::spawn(move || {
+        for _ in 0..BUSY_BYTES / sent.len() {
+            sender.write_all(&sent).unwrap();
+        }
+    });
+    let receiving = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut got = vec![0; block.len()];
+        for _ in 0..BUSY_BYTES / block.len() {
+            stream.read_exact(&mut got).unwrap();
+            assert!(got == block);
+        }
+    });
+    typing.line();
+    while !receiving.is_finished() {
+        typing.line();
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    receiving.join().unwrap();
+    sending.join().unwrap();
+    typing.line();
+}
+
+/// A busy application loses the kernel no packet: echoes, datagrams and a connection go on.
 #[test]
 fn a_busy_application_leaves_the_kernels_traffic_alone() {
     towpath_testkit::isolated!(|| {
-        const TEST: &str = "sharing::a_busy_application_leaves_the_kernels_traffic_alone";
-        let needed =
-            [("sshd", "openssh-server"), ("ssh", "openssh-client"), ("ping", "iputils-ping")];
-        if !may_attach(TEST) || needed.iter().any(|(name, from)| !installed(TEST, name, from)) {
+        if !may_attach("sharing::a_busy_application_leaves_the_kernels_traffic_alone") {
             return;
         }
         let mut shared = Shared::start("generic", &[]);
         let far = &shared.far;
+        let listener = std::net::TcpListener::bind("192.0.2.1:2222").unwrap();
+        let stream = far.run(|| std::net::TcpStream::connect("192.0.2.1:2222").unwrap()).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        let (session, _) = listener.accept().unwrap();
+        let echoing = std::thread::spawn(move || std::io::copy(&mut &session, &mut &session));
+        let from = BufReader::new(stream.try_clone().unwrap());
+        let mut typing = Typing { into: stream, from, lines: 0 };
+        let over = Arc::new(AtomicBool::new(false));
+        let told = over.clone();
+        let pings = move || {
+            let (mut sent, mut lost) = (0, 0);
+            while !told.load(Ordering::Relaxed) {
+                sent += 1;
+                lost += u64::from(ping(ip("192.0.2.1"), 56, Duration::from_secs(5)).is_err());
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            (sent, lost)
+        };
+        let pinging = far.run(|| std::thread::spawn(pings)).unwrap();
+        let kernel = KernelTraffic::start(far);
+
+        while_busy(&shared, &mut typing);
+        assert_eq!(kernel.stop(), 0, "datagrams of the kernel's sockets were lost");
+        over.store(true, Ordering::Relaxed);
+        let (sent, lost) = pinging.join().unwrap();
+        assert!(lost == 0 && sent > 0, "{lost} of {sent} echoes were lost");
+        drop(typing);
+        echoing.join().unwrap().unwrap();
+        assert_eq!(shared.server.stop(Signal::TERM).code(), Some(0));
+    });
+}
+
+#[test]
+fn an_ssh_session_goes_on_beside_a_busy_application() {
+    towpath_testkit::isolated!(|| {
+        const TEST: &str = "sharing::an_ssh_session_goes_on_beside_a_busy_application";
+        let programs = [
+            ("sshd", "openssh-server"),
+            ("ssh", "openssh-client"),
+            ("ssh-keygen", "openssh-client"),
+        ];
+        if !has_programs(TEST, &programs) || !may_attach(TEST) {
+            return;
+        }
+        let mut shared = Shared::start("generic", &[]);
         let keys = Directory::new();
         let (mut sshd, mut session) = ssh(&keys);
         session.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut session = far.run(|| session.spawn().unwrap()).unwrap();
-        let mut typing = session.stdin.take().unwrap();
-        let mut shown = BufReader::new(session.stdout.take().unwrap());
-        let mut types = |number: usize| {
-            writeln!(typing, "line {number}").unwrap();
-            let mut line = String::new();
-            shown.read_line(&mut line).unwrap();
-            assert_eq!(line, format!("line {number}\n"));
-        };
-        types(0);
-        let mut ping = Command::new("ping");
-        ping.args(["-i", "0.01", "-q", "192.0.2.1"]).stdout(Stdio::piped());
-        let ping = far.run(|| ping.spawn().unwrap()).unwrap();
-        let kernel = KernelTraffic::start(far);
-
-        let listener = TcpListener::bind(&shared.network, ("192.0.2.1", ECHO)).unwrap();
-        let connect = || std::net::TcpStream::connect(("192.0.2.1", ECHO)).unwrap();
-        let mut sender = far.run(connect).unwrap();
-        let block: Vec<u8> = (0..1 << 20).map(|at: u32| (at.wrapping_mul(31) >> 7) as u8).collect();
-        let sent = block.clone();
-        let sending = std::thread::spawn(move || {
-            for _ in 0..BUSY_BYTES / sent.len() {
-                sender.write_all(&sent).unwrap();
-            }
-        });
-        let receiving = std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            let mut got = vec![0; block.len()];
-            for _ in 0..BUSY_BYTES / block.len() {
-                stream.read_exact(&mut got).unwrap();
-                assert!(got == block);
-            }
-        });
-        let mut lines = 0;
-        while !receiving.is_finished() {
-            lines += 1;
-            types(lines);
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        receiving.join().unwrap();
-        sending.join().unwrap();
-        types(lines + 1);
-        assert_eq!(kernel.stop(), 0, "datagrams of the kernel's sockets were lost");
-        signal(&ping, Signal::INT);
-        let said = ping.wait_with_output().unwrap();
-        let said = text(&said.stdout);
-        assert!(said.contains(" 0% packet loss"), "{said}");
+        let mut session = shared.far.run(|| session.spawn().unwrap()).unwrap();
+        let into = session.stdin.take().unwrap();
+        let from = BufReader::new(session.stdout.take().unwrap());
+        let mut typing = Typing { into, from, lines: 0 };
+        while_busy(&shared, &mut typing);
         drop(typing);
-        assert!(session.wait().unwrap().success());
+        assert!(wait(&mut session).success());
         sshd.kill().unwrap();
-        sshd.wait().unwrap();
+        wait(&mut sshd);
         assert_eq!(shared.server.stop(Signal::TERM).code(), Some(0));
     });
 }

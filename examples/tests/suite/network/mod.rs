@@ -6,36 +6,31 @@
 pub(crate) mod web;
 
 use std::fmt::Debug;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use towpath_device::Device;
 use towpath_device::tap::{Options, TapDevice};
 use towpath_netlink::{Netlink, Prefix};
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Policy, Server, Subnet, Subnets};
-use towpath_testkit::{Namespace, Unavailable, check_tun, skip};
+use towpath_testkit::{Namespace, check_tun, has_programs, skip};
 
 /// The interface's name.
 pub(crate) const TAP: &str = "towpath0";
 
-/// Returns `true` if a TAP device can be created and the programs that a test needs are installed;
+/// Returns `true` if a TAP device can be created and the programs that a test compares with are there;
 /// prints the reason if not.
-pub(crate) fn possible(test: &str, programs: &[&str]) -> bool {
+pub(crate) fn possible(test: &str, programs: &[(&str, &str)]) -> bool {
     if let Err(why) = check_tun() {
         skip(test, &why);
         return false;
     }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let installed =
-        |name: &&&str| std::env::split_paths(&path).any(|place| place.join(name).is_file());
-    let Some(missing) = programs.iter().find(|name| !installed(name)) else { return true };
-    let cause = format!("{missing} is not installed");
-    let remedy = format!("install {missing}");
-    skip(test, &Unavailable { cause, remedy });
-    false
+    has_programs(test, programs)
 }
 
 /// A driver server of a TAP device with the kernel's addresses 10.77.0.1 and fd77::1.
@@ -140,18 +135,29 @@ impl Drop for Running {
     }
 }
 
-/// Runs a command line of words. Returns its standard output, and asserts its success.
-pub(crate) fn run(line: &str) -> String {
-    let output = outcome(line);
-    assert!(output.status.success(), "{line}: {output:?}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
+/// Runs a command line of words. Returns its outcome, also of a failure. Kills a command that does not
+/// end within the limit.
+pub(crate) fn outcome(line: &str, limit: Duration) -> Output {
+    let mut words = line.split_whitespace();
+    let mut command = Command::new(words.next().unwrap());
+    command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let (out, err) = (reading(child.stdout.take()), reading(child.stderr.take()));
+    let until = Instant::now() + limit;
+    while child.try_wait().unwrap().is_none() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let _ = child.kill();
+    let status = child.wait().unwrap();
+    Output { status, stdout: out.join().unwrap(), stderr: err.join().unwrap() }
 }
 
-/// Runs a command line of words. Returns its outcome, also of a failure.
-pub(crate) fn outcome(line: &str) -> Output {
-    let mut words = line.split_whitespace();
-    let command = words.next().unwrap();
-    Command::new(command).args(words).stdin(Stdio::null()).output().unwrap()
+fn reading(from: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = from.expect("a pipe was asked for").read_to_end(&mut bytes);
+        bytes
+    })
 }
 
 /// Checks that two values are equal, without printing them.

@@ -11,7 +11,10 @@ use towpath_netlink::{
     Error as NetlinkError, HostEvent, HostWatch, Neighbour, Netlink, Place, Prefix, Reachability,
     Route, RouteTo, Veth,
 };
-use towpath_testkit::{End, Error, Namespace, Unavailable, connect, isolated, skip};
+use towpath_testkit::{
+    End, Error, Namespace, TunMode, Unavailable, connect, isolated, make_persistent, mount_tmpfs,
+    own_mounts, ping, skip,
+};
 
 fn prefix(text: &str) -> Prefix {
     text.parse().unwrap()
@@ -86,14 +89,19 @@ fn a_program_starts_inside() {
     isolated!(|| {
         let inside = Namespace::create().unwrap();
         inside.netlink().unwrap().create_veth(&Veth::new("within", "beyond")).unwrap();
+        let shell = || {
+            let mut shell = Command::new("/bin/sh");
+            shell.args(["-c", "while read -r line; do echo \"$line\"; done </proc/net/dev"]);
+            shell
+        };
         let list = |command: &mut Command| {
-            let output = command.arg("/proc/net/dev").stderr(Stdio::inherit()).output().unwrap();
+            let output = command.stderr(Stdio::inherit()).output().unwrap();
             String::from_utf8(output.stdout).unwrap()
         };
-        let mut command = Command::new("cat");
+        let mut command = shell();
         inside.contain(&mut command);
         assert!(list(&mut command).contains("within"));
-        assert!(!list(&mut Command::new("cat")).contains("within"));
+        assert!(!list(&mut shell()).contains("within"));
     });
 }
 
@@ -155,14 +163,21 @@ fn links_are_made_changed_and_deleted() {
         netlink.set_mac("left", [2, 9, 9, 9, 9, 9]).unwrap();
         let left = netlink.link("left").unwrap();
         assert_eq!((left.mtu, left.mac), (1280, Some([2, 9, 9, 9, 9, 9])));
+        netlink.set_queue_packets("left", 77).unwrap();
+        assert_eq!(netlink.link("left").unwrap().queue_packets, 77);
 
         netlink.create_bridge("bridge0").unwrap();
         netlink.enslave("left", "bridge0").unwrap();
         let bridge = netlink.link("bridge0").unwrap();
         assert_eq!(bridge.kind.as_deref(), Some("bridge"));
-        assert_eq!(netlink.link("left").unwrap().master, Some(bridge.index));
+        // A bridge receives all packets of its ports.
+        let left = netlink.link("left").unwrap();
+        assert_eq!((left.master, left.promiscuity), (Some(bridge.index), 1));
+        assert!(left.all_multicast.is_none_or(|requests| requests == 1));
         netlink.release("left").unwrap();
-        assert_eq!(netlink.link("left").unwrap().master, None);
+        let left = netlink.link("left").unwrap();
+        assert_eq!((left.master, left.promiscuity), (None, 0));
+        assert!(left.all_multicast.is_none_or(|requests| requests == 0));
 
         let other = Namespace::create().unwrap();
         netlink.set_place("right", other.place()).unwrap();
@@ -176,6 +191,97 @@ fn links_are_made_changed_and_deleted() {
             assert!(netlink.link(gone).unwrap_err().not_found(), "{gone}");
         }
         assert!(netlink.links().unwrap().iter().any(|link| link.name == "bridge0"));
+    });
+}
+
+#[test]
+fn a_limited_queue_drops_packets_that_do_not_fit() {
+    isolated!(|| {
+        let (here, there) = (Namespace::current().unwrap(), Namespace::create().unwrap());
+        let addresses = [[prefix("192.0.2.1/24")], [prefix("192.0.2.2/24")]];
+        connect(
+            &End { namespace: &here, name: "near", addresses: &addresses[0] },
+            &End { namespace: &there, name: "far", addresses: &addresses[1] },
+            None,
+        )
+        .unwrap();
+        Netlink::open().unwrap().limit_queue("near", 100).unwrap();
+        let receiver = there.run(|| UdpSocket::bind("192.0.2.2:7").unwrap()).unwrap();
+        receiver.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let sender = UdpSocket::bind("192.0.2.1:0").unwrap();
+        for payload in [&b"first"[..], &[0; 1000], b"last"] {
+            sender.send_to(payload, "192.0.2.2:7").unwrap();
+        }
+        let mut buffer = [0; 2000];
+        for expected in [&b"first"[..], b"last"] {
+            let len = receiver.recv(&mut buffer).unwrap();
+            assert_eq!(&buffer[..len], expected);
+        }
+    });
+}
+
+#[test]
+fn a_persistent_interface_stays() {
+    isolated!(|| {
+        if let Err(why) = towpath_testkit::check_tun() {
+            return skip("a_persistent_interface_stays", &why);
+        }
+        let mut netlink = Netlink::open().unwrap();
+        for (name, mode) in [("tun0", TunMode::Tun), ("tap0", TunMode::Tap)] {
+            make_persistent(name, mode, Some(0)).unwrap();
+            let link = netlink.link(name).unwrap();
+            assert_eq!(link.kind.as_deref(), Some("tun"));
+            assert_eq!(link.mac.is_some(), mode == TunMode::Tap, "{name}");
+        }
+        // Another mode is no mode of an interface that exists.
+        assert!(make_persistent("tun0", TunMode::Tap, None).is_err());
+        netlink.delete_link("tap0").unwrap();
+    });
+}
+
+#[test]
+fn hosts_answer_echo_requests() {
+    isolated!(|| {
+        let (here, there) = (Namespace::current().unwrap(), Namespace::create().unwrap());
+        let ours = [prefix("192.0.2.1/24"), prefix("2001:db8::1/64")];
+        let theirs = [prefix("192.0.2.2/24"), prefix("2001:db8::2/64")];
+        connect(
+            &End { namespace: &here, name: "near", addresses: &ours },
+            &End { namespace: &there, name: "far", addresses: &theirs },
+            None,
+        )
+        .unwrap();
+        let limit = Duration::from_secs(5);
+        for len in [0, 1, 56, 1473, 60_000] {
+            // Its own addresses as well: there a socket also gets the request.
+            for to in ["192.0.2.2", "2001:db8::2", "127.0.0.1"] {
+                ping(address(to), len, limit).unwrap();
+            }
+            there.run(|| ping(address("192.0.2.1"), len, limit).unwrap()).unwrap();
+        }
+        let silent = ping(address("192.0.2.9"), 1, Duration::from_millis(100)).unwrap_err();
+        assert_eq!(silent.kind(), std::io::ErrorKind::TimedOut, "{silent}");
+    });
+}
+
+#[test]
+fn only_its_thread_sees_a_mount() {
+    isolated!(|| {
+        let place = std::env::temp_dir();
+        let before = std::fs::read_dir(&place).unwrap().count();
+        std::thread::spawn(move || {
+            own_mounts().unwrap();
+            mount_tmpfs(&place, "mode=755,size=64k").unwrap();
+            assert_eq!(std::fs::read_dir(&place).unwrap().count(), 0);
+            std::fs::write(place.join("full"), vec![1; 1 << 20]).unwrap_err();
+            // Programs that the thread starts see it.
+            let list = Command::new("/bin/sh").args(["-c", "echo \"$0\"/*"]).arg(&place).output();
+            let list = String::from_utf8(list.unwrap().stdout).unwrap();
+            assert_eq!(list.trim(), place.join("full").to_str().unwrap());
+        })
+        .join()
+        .unwrap();
+        assert!(before == 0 || std::fs::read_dir(std::env::temp_dir()).unwrap().count() > 0);
     });
 }
 
