@@ -305,8 +305,8 @@ mod tests {
         let error = run(&mut Command::new("/nonexistent/bsdtar")).unwrap_err().to_string();
         assert!(error.contains("/nonexistent/bsdtar is missing"), "{error}");
         assert!(error.contains("libarchive-tools"), "{error}");
-        let error = run(&mut Command::new("false")).unwrap_err().to_string();
-        assert!(error.contains("false: exit status: 1"), "{error}");
+        let error = run(&mut Command::new("/bin/false")).unwrap_err().to_string();
+        assert!(error.contains("/bin/false: exit status: 1"), "{error}");
     }
 
     #[test]

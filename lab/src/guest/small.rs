@@ -278,7 +278,8 @@ fn find(tool: &str) -> Option<PathBuf> {
 
 /// Returns the shared libraries that a program needs; none for a script.
 fn needs(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let listed = Command::new("ldd").arg(program).output().context("ldd")?;
+    let ldd = find("ldd").context("there is no ldd")?;
+    let listed = Command::new(ldd).arg(program).output().context("ldd")?;
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
     let path = |line: &str| {
         let word = line.split_whitespace().find(|word| word.starts_with('/'))?;
