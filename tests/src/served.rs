@@ -1,5 +1,6 @@
 //! A server in a process of its own, and its holdings.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -57,6 +58,9 @@ impl Served {
         let name = format!("towpath-tests-{}-{count}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         std::fs::create_dir(&directory).expect("a directory for the socket");
+        // Applications of other users reach the socket, whatever the umask.
+        let permissions = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(&directory, permissions).expect("its permissions");
         if let Some(user) = user {
             std::os::unix::fs::chown(&directory, Some(user.uid), Some(user.gid))
                 .expect("a directory for the server's user");

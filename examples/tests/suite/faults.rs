@@ -5,7 +5,7 @@
 //! selects other faults. The full test:
 //!
 //! ```text
-//! TOWPATH_FAULT_MIB=256 cargo test --release -p towpath-examples --test faults -- --test-threads=1
+//! TOWPATH_FAULT_MIB=256 cargo test --release -p towpath-examples --test suite faults:: -- --test-threads=1
 //! ```
 
 use std::io::{Read, Write};

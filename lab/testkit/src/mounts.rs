@@ -47,7 +47,7 @@ fn mount(kind: Option<&str>, on: &Path, flags: libc::c_ulong, options: &str) -> 
 }
 
 /// Hides `/dev/net`, as a thread with [`own_mounts`], and makes its node `tun` anew with these
-/// permissions; without permissions there is none.
+/// permissions. With `None`, makes no node.
 ///
 /// # Errors
 /// Those of mount(2), and those of mknod(2), which is for root of the machine.

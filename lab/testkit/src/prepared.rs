@@ -15,7 +15,7 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::thread::UnshareFlags;
 
 /// Makes a command start in a user namespace in which no user exists, so that it cannot change to
-/// another one. A program that does so as root, such as tcpdump, fails where a test's user namespace
+/// another user. A program that does so as root, such as tcpdump, fails where a test's user namespace
 /// has only one user.
 pub fn without_users(command: &mut Command) {
     // SAFETY: one system call.
@@ -37,7 +37,7 @@ pub fn as_only_user(command: &mut Command) {
     unsafe { command.pre_exec(enter) };
 }
 
-/// Limits a resource of a command, for good.
+/// Sets the soft and the hard limit of a command's resource.
 pub fn limit(command: &mut Command, resource: Resource, amount: u64) {
     let limit = Rlimit { current: Some(amount), maximum: Some(amount) };
     // SAFETY: one system call.
@@ -63,8 +63,8 @@ pub fn with_default_signals(command: &mut Command) {
 /// The lowest number of a descriptor in the test for a command: beyond those in the command.
 const FIRST_DESCRIPTOR: i32 = 500;
 
-/// Makes a command start with these descriptors as its numbers from 3 on, as from a service manager. If
-/// the program cannot be started, the error of `spawn` is lost.
+/// Makes a command start with these descriptors at the numbers from 3 on, as a service manager passes
+/// them. If the program cannot be started, the error of `spawn` is lost.
 ///
 /// # Panics
 /// If the process may not have that many descriptors.

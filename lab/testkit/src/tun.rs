@@ -17,8 +17,8 @@ pub enum TunMode {
     TapWithHeader,
 }
 
-/// Makes an interface in this namespace that stays without a program, for a user if one is given. It is
-/// down.
+/// Makes a persistent interface in this namespace, which stays after its program has ended. The interface
+/// is down. `user` may open it; with `None`, only an administrator may.
 ///
 /// # Errors
 /// The kernel's refusal: `EINVAL` for an interface that exists in another mode, `EPERM` without

@@ -90,7 +90,13 @@ impl Bench {
     fn open(&self, transmit_buffer_bytes: u32) -> PduEndpoint {
         let options = Options { receive_slots: 1024, transmit_buffer_bytes, ..Options::default() };
         let session = Session::attach_over(self.server.connect().unwrap(), &options).unwrap();
-        PduEndpoint::open(session, &towpath_pdu::Options::default()).unwrap()
+        // The endpoint remembers finished PDUs for longer than a slow machine takes to receive the second copy of a fragment.
+        let limits = towpath_pdu::Limits { time: PATIENCE * 10, ..towpath_pdu::Limits::default() };
+        PduEndpoint::open(
+            session,
+            &towpath_pdu::Options { limits, ..towpath_pdu::Options::default() },
+        )
+        .unwrap()
     }
 
     /// Returns the next frame of ethertype 0x88B5 that the device sends.

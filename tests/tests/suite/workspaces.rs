@@ -1,4 +1,4 @@
-//! The laboratory is a workspace of its own, and shares builds with the product's: both have the same
+//! The laboratory is its own workspace, and shares builds with the product's workspace: both have the same
 //! dependencies, lints and profiles, as far as the laboratory needs them.
 
 use std::path::{Path, PathBuf};
@@ -51,7 +51,9 @@ fn the_laboratory_builds_as_the_product_does() {
     let absent = ["sha2", "smoltcp"];
     let mut profiles = product["profile"].clone();
     let packages = profiles["dev"]["package"].as_table_mut().unwrap();
-    absent.map(|name| packages.remove(name).unwrap());
+    for name in absent {
+        assert!(packages.remove(name).is_some(), "{name} in Cargo.toml");
+    }
     assert_eq!(lab["profile"], profiles, "[profile]");
 }
 

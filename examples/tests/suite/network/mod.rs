@@ -7,6 +7,7 @@ pub(crate) mod web;
 
 use std::fmt::Debug;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -49,6 +50,8 @@ impl Directory {
         let name = format!("towpath-examples-{}-{count}", std::process::id());
         let path = std::env::temp_dir().join(name);
         std::fs::create_dir(&path).unwrap();
+        // Programs of other users are started from here, whatever the umask.
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         Directory(path)
     }
 }
