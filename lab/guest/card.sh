@@ -52,7 +52,7 @@ claims_the_card() {
 
 # As root: the far end of the suite is a packet socket.
 conforms() {
-    TOWPATH_CARD=$card TOWPATH_FAR=eth1 RUST_BACKTRACE=1 /guest/e1000e conformance
+    TOWPATH_CARD=$card TOWPATH_FAR=eth1 TOWPATH_WAKE_UPS=2000 RUST_BACKTRACE=1 /guest/e1000e conformance
 }
 
 # A test driver makes descriptors with wrong addresses. The kernel names the card and the address.

@@ -31,7 +31,7 @@ done
 prepares "$far"
 document_bytes=32000000
 
-export TOWPATH_CARD=$card TOWPATH_FAR=$far TOWPATH_MAC=$mac RUST_BACKTRACE=1
+export TOWPATH_CARD=$card TOWPATH_FAR=$far TOWPATH_MAC=$mac TOWPATH_WAKE_UPS=2000 RUST_BACKTRACE=1
 
 lists_the_card() {
     towpath device list >/tmp/said

@@ -11,10 +11,23 @@ use crate::random::Random;
 
 /// Polls without a sleep.
 const POLLS_AWAKE: usize = 5000;
-/// Frames that arrive. A sanitizer checks each access, so it needs few.
-const ARRIVALS: usize = if cfg!(towpath_sanitize) { 200 } else { 2000 };
-/// Frames that are sent: many times what a ring takes.
-const SENT: usize = if cfg!(towpath_sanitize) { 1500 } else { 4000 };
+/// The environment variable with the number of packets that arrive.
+const ARRIVALS: &str = "TOWPATH_WAKE_UPS";
+/// The packets that are sent, at least: many times the capacity of a ring.
+const LEAST_SENT: usize = 1500;
+
+/// Returns the number of packets that arrive, each of which has to wake the suite. A sanitizer checks each
+/// access, so a sanitizer needs few packets.
+///
+/// # Panics
+/// If the variable is no number.
+fn arrivals() -> usize {
+    match std::env::var(ARRIVALS) {
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{ARRIVALS}={text} is no number")),
+        Err(_) if cfg!(towpath_sanitize) => 200,
+        Err(_) => 500,
+    }
+}
 
 /// Ends the other thread's loop when this thread ends, also by a panic.
 struct Stop<'a>(&'a AtomicBool);
@@ -42,14 +55,14 @@ pub(super) fn wake_ups(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
 
 /// Sends one frame at a time, each when the suite may be falling asleep.
 fn arrivals_wake(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
-    const COUNT: usize = ARRIVALS;
+    let count = arrivals();
     let seen = AtomicUsize::new(0);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _stop = Stop(&stop);
         let sender = scope.spawn(|| {
             let mut random = Random::new(seed);
-            for number in 0..COUNT {
+            for number in 0..count {
                 while seen.load(Ordering::Acquire) < number {
                     if stop.load(Ordering::Relaxed) {
                         return;
@@ -66,7 +79,7 @@ fn arrivals_wake(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
             }
         });
         let mut received = 0;
-        while received < COUNT {
+        while received < count {
             let got = near.receive().len();
             received += got;
             seen.store(received, Ordering::Release);
@@ -81,11 +94,11 @@ fn arrivals_wake(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
 
 /// Fills the ring, while the other end takes some frames now and then.
 fn room_wakes(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
-    const COUNT: usize = SENT;
+    let count = LEAST_SENT.max(2 * arrivals());
     let taken = AtomicUsize::new(0);
     let stop = AtomicBool::new(false);
     let frames: Vec<Vec<u8>> =
-        (0..COUNT as u32).map(|number| frame(NEAR_MAC, number, 60)).collect();
+        (0..count as u32).map(|number| frame(NEAR_MAC, number, 60)).collect();
     std::thread::scope(|scope| {
         let stop_guard = Stop(&stop);
         let arrived = &taken;
@@ -93,7 +106,7 @@ fn room_wakes(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
         let handle = scope.spawn(move || {
             let mut random = Random::new(seed);
             let mut got = Vec::new();
-            while got.len() < COUNT && !stop.load(Ordering::Relaxed) {
+            while got.len() < count && !stop.load(Ordering::Relaxed) {
                 drain(far, &mut got);
                 arrived.store(got.len(), Ordering::Release);
                 for _ in 0..random.below(3000) {
@@ -103,19 +116,19 @@ fn room_wakes(near: &mut Near, far: &mut dyn FarEnd, seed: u64) {
             got
         });
         let mut sent = 0;
-        while sent < COUNT || near.outstanding() > 0 {
+        while sent < count || near.outstanding() > 0 {
             let packets: Vec<Outgoing<'_>> =
                 frames[sent..].iter().take(64).map(|frame| Outgoing::whole(frame)).collect();
-            let count = near.offer(&packets);
-            sent += count;
+            let offered = near.offer(&packets);
+            sent += offered;
             near.receive();
             let tokens = near.take_tokens(64);
-            if count == 0 && tokens == 0 {
-                near.sleep(sent < COUNT, &format!("for room after frame {sent}"));
+            if offered == 0 && tokens == 0 {
+                near.sleep(sent < count, &format!("for room after frame {sent}"));
             }
         }
         let deadline = Instant::now() + PATIENCE;
-        while taken.load(Ordering::Acquire) < COUNT && Instant::now() < deadline {
+        while taken.load(Ordering::Acquire) < count && Instant::now() < deadline {
             near.receive();
             std::thread::yield_now();
         }
