@@ -11,7 +11,7 @@ quick:
 	cargo run -- demo --quick
 
 test:
-	cargo test --workspace
+	cargo test --workspace --no-fail-fast
 
 test-long:
 	cargo test --workspace --test 'long-*'
@@ -37,8 +37,8 @@ test-experiments:
 	cargo test --release --manifest-path lab/Cargo.toml -p towpath-lab --test experiments
 
 test-older-version:
-	cargo build --workspace
-	tests/older-version target/debug
+	cargo build --release -p towpath -p towpath-examples
+	tests/older-version target/release
 
 test-beside-a-server:
 	cargo build --workspace

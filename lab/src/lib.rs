@@ -32,7 +32,7 @@
 //! | `notre_dame` … `freebsd` | the papers' own experiments, repeated |
 //! | `watchdog` | the cost of a device's watchdog |
 //! | `wakeups` | very many attempts to lose a wake-up |
-//! | `towpath_report` | reports, results and the documents that show them: a crate of its own, which builds quickly |
+//! | `towpath_report` | reports, results and the documents that show them: its own crate, which builds quickly |
 //! | [`recording`] | the README\'s recorded terminal |
 //! | [`guest`] | virtual machines that run scripts of checks |
 //! | `techniques` | techniques that can be switched on and off |
