@@ -33,7 +33,7 @@ fn serve([path, vlan]: [OsString; 2]) -> Result<(), Box<dyn Error>> {
         let wrong = || format!("VLAN {}: give a number from 1 to 4094", vlan.display());
         Network::attach_within_vlan(path, number.ok_or_else(wrong)?, Driving::Thread, |_| {})?
     };
-    // An address of the other family is another socket, as the standard library has it.
+    // IPv4 and IPv6 need one socket each, as in std::net.
     let v4 = UdpSocket::bind(&network, "0.0.0.0:7")?;
     let v6 = UdpSocket::bind(&network, "[::]:7")?;
     println!("answering at {:?}, port 7", network.addresses());
@@ -48,8 +48,7 @@ fn echo(socket: &UdpSocket) -> io::Result<()> {
         let sent = socket
             .recv_from(&mut datagram)
             .and_then(|(len, from)| socket.send_to(&datagram[..len], from));
-        // The server has gone, or its policy has taken the port away: neither passes. A peer that
-        // has closed its socket meanwhile ends no other exchange.
+        // Only these errors last: the server has gone, or its policy has taken the port away.
         if let Err(error) = sent
             && matches!(error.kind(), ErrorKind::NetworkDown | ErrorKind::PermissionDenied)
         {

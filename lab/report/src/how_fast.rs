@@ -1,7 +1,7 @@
 //! The README's chart: six of the headlines, three gains and three losses, as bars and in words.
 //!
-//! The losses are the largest ones of the headlines that compare Towpath with another program; a test
-//! holds that. [`chart`] fails if a row is no gain or no loss any more.
+//! A test checks that the losses are the largest of the headlines that compare Towpath with another program.
+//! [`chart`] fails if a gain is no longer a gain, or a loss no longer a loss.
 
 use std::fmt::Write;
 
@@ -44,7 +44,7 @@ const BARS: [Bar; 6] = [
     bar(
         Verdict::Gain,
         [
-            "messages of 64 B from one application to another",
+            "Messages of 64 B from one application to another",
             "UDP sockets over veth",
             "the bytes per second",
         ],
@@ -53,7 +53,7 @@ const BARS: [Bar; 6] = [
     bar(
         Verdict::Gain,
         [
-            "packets of 64 B from an emulated card, through a server",
+            "Packets of 64 B from an emulated card, through a server",
             "AF_PACKET on the kernel's driver",
             "the instructions",
         ],
@@ -71,7 +71,7 @@ const BARS: [Bar; 6] = [
     bar(
         Verdict::Loss,
         [
-            "round trip of 60 B over TAP, all threads sleep",
+            "Round trip of 60 B over TAP, all threads sleep",
             "one thread with AF_PACKET on both ends of a veth, never asleep",
             "the time",
         ],
@@ -88,7 +88,7 @@ const BARS: [Bar; 6] = [
     ),
     bar(
         Verdict::Loss,
-        ["round trip of 64 B between two applications, all spin", "Aeron IPC", "the time"],
+        ["Round trip of 64 B between two applications, all spin", "Aeron IPC", "the time"],
         "peers; round trip, both spin, Towpath to Aeron IPC, p50; packet_bytes=64",
     ),
 ];
@@ -118,7 +118,7 @@ impl Found {
         let (value, [lowest, highest]) = (self.measured.value, self.measured.spread);
         let [value, lowest, highest] = [value, lowest, highest].map(number);
         let date = &self.date;
-        format!("{what}, beside {beside}: {value} ({lowest} to {highest}) × {unit}, {date}")
+        format!("{what}: {value} ({lowest} to {highest}) times {unit} of {beside}, {date}")
     }
 
     fn label(&self) -> String {
@@ -133,10 +133,10 @@ pub(crate) struct HowFast {
     pub(crate) caption: String,
 }
 
-/// Returns picture and caption; `None` if an experiment of theirs has no results.
+/// Returns the picture and the caption; `None` if an experiment of a bar has no results.
 ///
 /// # Errors
-/// If a bar names no headline or no row, or if a gain or a loss is none any more.
+/// If a bar names no headline or no row, or if a gain is no longer a gain, or a loss no longer a loss.
 pub(crate) fn chart(results: &Results, ages: &Ages) -> anyhow::Result<Option<HowFast>> {
     let mut all = Vec::new();
     for bar in &BARS {
@@ -168,25 +168,22 @@ fn found(bar: &'static Bar, results: &Results, ages: &Ages) -> anyhow::Result<Op
     Ok(Some(Found { bar, better, measured, date, machine }))
 }
 
-/// Returns the picture with all bars in words for readers who do not see it, and a sentence below it
-/// for each of gains, losses and machines.
+/// Returns the Markdown of the chart: the picture, its alternative text with a sentence per bar, and the
+/// machines.
 fn caption(all: &[Found]) -> String {
-    let of = |verdict, text: fn(&Found) -> String| {
-        let ones = all.iter().filter(|found| found.bar.verdict == verdict);
-        ones.map(text).collect::<Vec<_>>().join("; ")
+    let of = |title, verdict| {
+        let bars = all.iter().filter(|found| found.bar.verdict == verdict).map(Found::text);
+        format!("{title}. {}.", bars.collect::<Vec<_>>().join(". "))
     };
-    let alternative = [("Gains", Verdict::Gain), ("Losses", Verdict::Loss)]
-        .map(|(title, verdict)| format!("{title}: {}", of(verdict, Found::text)));
     let mut machines: Vec<_> =
         all.iter().map(|found| format!("{}, {}", found.machine, found.date)).collect();
     machines.sort();
     machines.dedup();
     format!(
-        "![{}]({}/{FILE})\n\nGains: {}. Losses: {}. Machines: {}.\n",
-        alternative.join(". "),
+        "![{} {}]({}/{FILE})\n\nMachines: {}.\n",
+        of("Gains", Verdict::Gain),
+        of("Losses", Verdict::Loss),
         crate::documents::PICTURES,
-        of(Verdict::Gain, Found::label),
-        of(Verdict::Loss, Found::label),
         machines.join("; ")
     )
 }
@@ -336,8 +333,9 @@ mod tests {
             assert_eq!(picture.matches(bar).count(), 3, "{picture}");
         }
         let lines: Vec<_> = caption.lines().collect();
-        assert!(lines[0].starts_with("![Gains: ") && lines[0].matches("beside").count() == 6);
-        assert!(lines[2].starts_with("Gains: ") && lines[2].contains(" Losses: "), "{caption}");
+        assert!(lines[0].starts_with("![Gains. ") && lines[0].contains(" Losses. "), "{caption}");
+        assert_eq!(lines[0].matches(" times the ").count(), 6, "{caption}");
+        assert!(lines[2].starts_with("Machines: "), "{caption}");
         assert_eq!(caption.matches("(old)").count(), 2, "only old results are marked: {caption}");
     }
 
