@@ -12,7 +12,7 @@ fn shown(markdown: &str) -> &str {
 /// usage and an exit status, and may attach within a VLAN.
 fn from_sockets(program: &str) -> &str {
     let start =
-        program.find("    // An address of the other family").expect("the program has sockets");
+        program.find("    // IPv4 and IPv6 need one socket").expect("the program has sockets");
     &program[start..]
 }
 
