@@ -34,7 +34,7 @@
 //! | `wakeups` | very many attempts to lose a wake-up |
 //! | `towpath_report` | reports, results and the documents that show them: its own crate, which builds quickly |
 //! | [`recording`] | the README\'s recorded terminal |
-//! | [`guest`] | virtual machines that run scripts of checks |
+//! | `towpath_guest` | virtual machines that run scripts of checks: its own crate, which builds quickly |
 //! | `techniques` | techniques that can be switched on and off |
 //! | `child`, `process`, `programs` | the other processes of an experiment |
 //! | `trip` | the packet and the applications of round trips |
@@ -55,7 +55,6 @@ pub mod fit;
 mod flood;
 mod flow;
 mod freebsd;
-pub mod guest;
 mod handoff;
 mod hostile;
 mod inline;

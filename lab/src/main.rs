@@ -26,12 +26,10 @@ Examples:
   towpath-lab cambridge --out measured
   towpath-lab isolation --check
   towpath-lab report --check
-  towpath-lab recording
-  towpath-lab guest --script package
-  towpath-lab guest -- sh -c 'ip link; ls /dev/vfio'"
+  towpath-lab recording"
 )]
 struct Args {
-    /// The experiment, `report`, `recording` or `guest`
+    /// The experiment, `report` or `recording`
     #[arg(required_unless_present = "role", value_parser = names(), value_name = "EXPERIMENT")]
     name: Option<String>,
     /// Print JSON and nothing else.
@@ -54,11 +52,9 @@ struct Args {
     /// from the results, which then stays as it is.
     #[arg(long)]
     check: bool,
-    /// For `report`, `recording` and `guest`: the directory of the repository.
+    /// For `report` and `recording`: the directory of the repository.
     #[arg(long, value_name = "DIRECTORY", default_value = ".")]
     repository: PathBuf,
-    #[command(flatten)]
-    guest: towpath_lab::guest::Options,
     /// Run as a child process of another measurement.
     #[arg(long, hide = true)]
     role: Option<String>,
@@ -69,9 +65,8 @@ fn names() -> Vec<PossibleValue> {
         PossibleValue::new("report").help("write the figures of lab/results into the documents");
     let recording = PossibleValue::new("recording")
         .help("record the README's terminal: a server that is killed and upgraded");
-    let guest = PossibleValue::new("guest").help("run the checks of lab/guest in virtual machines");
     let experiment = |one: Experiment| PossibleValue::new(one.name()).help(one.about());
-    Experiment::ALL.into_iter().map(experiment).chain([report, recording, guest]).collect()
+    Experiment::ALL.into_iter().map(experiment).chain([report, recording]).collect()
 }
 
 /// Prints help and version as clap formats them, and an error in one line, as `towpath` does.
@@ -117,10 +112,6 @@ fn measure(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let name = args.name.as_deref().unwrap_or_default();
     let more = args.quick || args.full || args.json || args.out.is_some();
-    ensure!(
-        name == "guest" || args.guest.is_empty(),
-        "--script, --kernel and a command are for guest"
-    );
     if name == "report" {
         ensure!(!more, "report takes only --check and --repository");
         return documents::report(&args.repository, args.check);
@@ -131,17 +122,6 @@ fn measure(args: &Args) -> anyhow::Result<ExitCode> {
             eprintln!("wrote {}", file.display());
         }
         return Ok(ExitCode::SUCCESS);
-    }
-    if name == "guest" {
-        ensure!(
-            !more && !args.check,
-            "guest takes only --script, --kernel, --repository, and a command with its options"
-        );
-        if args.guest.has_command() {
-            return Ok(ExitCode::from(towpath_lab::guest::run_command(&args.guest)?));
-        }
-        let passed = towpath_lab::guest::run(&args.repository, &args.guest)?;
-        return Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
     let experiment = Experiment::from_name(name).context("no such experiment")?;
     let settings = Settings { quick: args.quick, full: args.full };
@@ -192,7 +172,7 @@ mod tests {
             assert!(found.is_some_and(|text| text.ends_with(one.about())), "{line} {help}");
             assert!(one.about().len() <= 80, "{}", one.about());
         }
-        for other in ["report", "recording", "guest"] {
+        for other in ["report", "recording"] {
             assert!(help.contains(&format!("- {other}:")), "{help}");
         }
     }

@@ -12,7 +12,7 @@ use super::styles::Style;
 use super::trial::{Amount, Load, Plan, Receiver, Shape, Testpmd, Trial, Way};
 use crate::Settings;
 use crate::child::{Child, OwnSocket, Role};
-use crate::guest::{Counted, card_mac};
+use towpath_guest::{Counted, card_mac};
 
 /// The cards, in the guest's order: one for each way, then the sender's.
 const KERNEL: (&str, usize) = ("eth0", 0);

@@ -19,9 +19,9 @@ use crate::Settings;
 use crate::card::{Accesses, EVENTS, logged};
 use crate::child::{Child, OwnSocket, Role};
 use crate::freebsd::batches;
-use crate::guest::{Counted, OWN_PROCESSORS};
 use crate::report::{Outcome, Row};
 use crate::statistics::ratios;
+use towpath_guest::{Counted, OWN_PROCESSORS};
 
 use trials::Trial;
 pub(crate) use trials::{Plan, run as run_trials, serve_steps};

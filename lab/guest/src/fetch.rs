@@ -10,7 +10,7 @@ use anyhow::{Context, ensure};
 
 /// A kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kernel {
+pub(crate) enum Kernel {
     /// That of the host's Debian release.
     Stable,
     /// The newer one that is built for this release.
@@ -18,14 +18,14 @@ pub(super) enum Kernel {
 }
 
 impl Kernel {
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Kernel::Stable => "stable",
             Kernel::Backports => "backports",
         }
     }
 
-    pub(super) fn from_name(name: &str) -> anyhow::Result<Kernel> {
+    pub(crate) fn from_name(name: &str) -> anyhow::Result<Kernel> {
         let mut all = [Kernel::Stable, Kernel::Backports].into_iter();
         all.find(|kernel| kernel.name() == name)
             .with_context(|| format!("no kernel {name}; use stable or backports"))
@@ -67,23 +67,23 @@ struct Archive {
 
 /// The directory with everything that was fetched.
 #[derive(Debug)]
-pub(super) struct Cache {
+pub(crate) struct Cache {
     directory: PathBuf,
 }
 
 impl Cache {
-    pub(super) fn new(directory: &Path) -> anyhow::Result<Cache> {
+    pub(crate) fn new(directory: &Path) -> anyhow::Result<Cache> {
         fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
         Ok(Cache { directory: directory.to_owned() })
     }
 
-    pub(super) fn directory(&self) -> &Path {
+    pub(crate) fn directory(&self) -> &Path {
         &self.directory
     }
 
     /// Waits until no other process or thread makes an archive, and keeps them from it for as long as the
     /// file is open.
-    pub(super) fn lock(&self) -> anyhow::Result<File> {
+    pub(crate) fn lock(&self) -> anyhow::Result<File> {
         let path = self.directory.join("lock");
         let file = File::create(&path).with_context(|| path.display().to_string())?;
         if file.try_lock().is_err() {
@@ -94,7 +94,7 @@ impl Cache {
     }
 
     /// Returns the archive (cpio) of the root file system. The caller has the lock.
-    pub(super) fn root(&self) -> anyhow::Result<PathBuf> {
+    pub(crate) fn root(&self) -> anyhow::Result<PathBuf> {
         let archive = self.directory.join("root.cpio");
         let recipe = format!("{PACKAGES} {LEFT_OUT:?}");
         if self.is_made(&archive, &recipe) {
@@ -122,7 +122,7 @@ impl Cache {
     }
 
     /// Returns a kernel's image, and the archive (cpio) of its modules. The caller has the lock.
-    pub(super) fn kernel(&self, kernel: Kernel) -> anyhow::Result<(PathBuf, PathBuf)> {
+    pub(crate) fn kernel(&self, kernel: Kernel) -> anyhow::Result<(PathBuf, PathBuf)> {
         let directory = self.directory.join(kernel.name());
         let (image, modules) = (directory.join("vmlinuz"), directory.join("modules.cpio"));
         let recipe = format!("{MODULES:?}");
@@ -160,7 +160,7 @@ impl Cache {
 }
 
 /// Writes a directory into an archive that the kernel unpacks at its start.
-pub(super) fn pack(directory: &Path, archive: &Path) -> anyhow::Result<()> {
+pub(crate) fn pack(directory: &Path, archive: &Path) -> anyhow::Result<()> {
     let mut pack = Command::new("bsdtar");
     pack.arg("-cf").arg(archive).args(["--format=newc", "--uid=0", "--gid=0", "-C"]);
     run(pack.arg(directory).arg("."))
@@ -281,7 +281,7 @@ fn only(directory: &Path) -> anyhow::Result<PathBuf> {
 }
 
 /// Runs a command. Its output is shown if it fails.
-pub(super) fn run(command: &mut Command) -> anyhow::Result<()> {
+pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().with_context(|| missing(&name))?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -290,7 +290,7 @@ pub(super) fn run(command: &mut Command) -> anyhow::Result<()> {
 }
 
 /// Says how to install a program, with the others that this experiment needs.
-pub(super) fn missing(program: &str) -> String {
+pub(crate) fn missing(program: &str) -> String {
     format!(
         "{program} is missing; apt-get install qemu-system-x86 mmdebstrap libarchive-tools kmod"
     )

@@ -11,7 +11,7 @@ struct Check {
 
 /// The result of one machine.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Outcome {
+pub(crate) struct Outcome {
     title: String,
     checks: Vec<Check>,
     /// The number of checks by the script's last line.
@@ -22,13 +22,13 @@ pub(super) struct Outcome {
 }
 
 impl Outcome {
-    pub(super) fn new(title: &str) -> Outcome {
+    pub(crate) fn new(title: &str) -> Outcome {
         Outcome { title: title.to_owned(), ..Outcome::default() }
     }
 
     /// Takes a line of the script: `check ok NAME`, `check FAILED NAME`, `end NUMBER`, or other
     /// text.
-    pub(super) fn take(&mut self, line: &str) {
+    pub(crate) fn take(&mut self, line: &str) {
         let mut words = line.trim().splitn(3, ' ');
         match (words.next(), words.next(), words.next()) {
             (Some("check"), Some(how @ ("ok" | "FAILED")), Some(name)) => {
@@ -39,12 +39,12 @@ impl Outcome {
         }
     }
 
-    pub(super) fn end(&mut self, seconds: u64, broken: Option<String>) {
+    pub(crate) fn end(&mut self, seconds: u64, broken: Option<String>) {
         (self.seconds, self.broken) = (seconds, broken);
     }
 
     /// Returns `true` if the script ran to its end, and all of its checks passed.
-    pub(super) fn passed(&self) -> bool {
+    pub(crate) fn passed(&self) -> bool {
         self.broken.is_none()
             && !self.checks.is_empty()
             && self.announced == Some(self.checks.len())

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 
-use super::fetch::{Cache, Kernel, missing, pack, run};
-use super::machine::{NO_PROGRAM, NO_SETPRIV, Processors, QEMU, Running, add_card, base_command};
-use super::place::Place;
+use crate::fetch::{Cache, Kernel, missing, pack, run};
+use crate::machine::{NO_PROGRAM, NO_SETPRIV, Processors, QEMU, Running, add_card, base_command};
+use crate::place::Place;
 
 /// Programs of the host that the guest's commands may use.
 const TOOLS: [&str; 34] = [
@@ -62,24 +62,24 @@ impl FirstCard {
 
 /// A command for a small guest.
 #[derive(Clone, Debug)]
-pub(super) struct GuestCommand<'a> {
-    pub(super) command: &'a [String],
-    pub(super) kernel: Kernel,
-    pub(super) processors: Processors,
+pub(crate) struct GuestCommand<'a> {
+    pub(crate) command: &'a [String],
+    pub(crate) kernel: Kernel,
+    pub(crate) processors: Processors,
     /// The number of cards, all on one hub. All but the first are e1000e.
-    pub(super) cards: u8,
-    pub(super) first_card: FirstCard,
+    pub(crate) cards: u8,
+    pub(crate) first_card: FirstCard,
     /// Files that the guest gets below `/guest`.
-    pub(super) files: Vec<PathBuf>,
+    pub(crate) files: Vec<PathBuf>,
     /// The directory for the files that the command leaves in `/out`.
-    pub(super) back: Option<&'a Path>,
-    pub(super) limit: Duration,
+    pub(crate) back: Option<&'a Path>,
+    pub(crate) limit: Duration,
     /// The file for the command's output; by default, standard output.
-    pub(super) output: Option<&'a Path>,
+    pub(crate) output: Option<&'a Path>,
 }
 
 /// Runs a command in a guest. Prints its output. Returns its exit status.
-pub(super) fn run_command(
+pub(crate) fn run_command(
     cache: &Cache,
     init: &str,
     order: &GuestCommand<'_>,

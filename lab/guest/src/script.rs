@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 
-use super::fetch::Kernel;
+use crate::fetch::Kernel;
 
 /// The first word of the line that describes the machine.
 const HEADER: &str = "# guest:";
@@ -17,18 +17,18 @@ const OTHERS: [&str; 9] =
 
 /// A script of checks.
 #[derive(Clone, Debug)]
-pub(super) struct Script {
-    pub(super) name: String,
-    pub(super) path: PathBuf,
+pub(crate) struct Script {
+    pub(crate) name: String,
+    pub(crate) path: PathBuf,
     /// The kernels that it runs on, each in a machine of its own.
-    pub(super) kernels: Vec<Kernel>,
+    pub(crate) kernels: Vec<Kernel>,
     /// The longest time that a machine may run.
-    pub(super) limit: Duration,
+    pub(crate) limit: Duration,
 }
 
 impl Script {
     /// Returns the scripts in a folder, by name.
-    pub(super) fn all(folder: &Path) -> anyhow::Result<Vec<Script>> {
+    pub(crate) fn all(folder: &Path) -> anyhow::Result<Vec<Script>> {
         let read = std::fs::read_dir(folder);
         let read = read.with_context(|| format!("{}; use --repository", folder.display()))?;
         let mut paths = read.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()?;

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
-use super::fetch::{Cache, Kernel, missing, pack};
-use super::outcome::Outcome;
-use super::place::Place;
-use super::script::Script;
+use crate::fetch::{Cache, Kernel, missing, pack};
+use crate::outcome::Outcome;
+use crate::place::Place;
+use crate::script::Script;
 
 /// Network cards: model, the machine's name for it, and the hub that it shares with its peer.
 const CARDS: [(&str, &str, u8); 4] = [
@@ -24,10 +24,10 @@ const CARDS: [(&str, &str, u8); 4] = [
 ];
 
 /// The program that is the machine.
-pub(super) const QEMU: &str = "qemu-system-x86_64";
+pub(crate) const QEMU: &str = "qemu-system-x86_64";
 /// The status of setpriv if it does not find the program that it is to start.
-pub(super) const NO_PROGRAM: i32 = 127;
-pub(super) const NO_SETPRIV: &str = "setpriv is missing; apt-get install util-linux";
+pub(crate) const NO_PROGRAM: i32 = 127;
+pub(crate) const NO_SETPRIV: &str = "setpriv is missing; apt-get install util-linux";
 
 /// The first process of the guest is systemd, which starts the script.
 const KERNEL_OPTIONS: &str = "console=ttyS0 panic=-1 intel_iommu=on \
@@ -42,7 +42,7 @@ const SERVICE: &str = "[Unit]\nAfter=basic.target systemd-udev-settle.service\n\
 
 /// A machine that is ready to start.
 #[derive(Debug)]
-pub(super) struct Machine {
+pub(crate) struct Machine {
     title: String,
     image: PathBuf,
     /// What the guest's memory holds at its start, in `place`.
@@ -54,7 +54,7 @@ pub(super) struct Machine {
 impl Machine {
     /// Puts together what the guest's memory holds: the root file system, the kernel's modules, and
     /// below `/guest` the script, its library and `files`.
-    pub(super) fn prepare(
+    pub(crate) fn prepare(
         cache: &Cache,
         kernel: Kernel,
         library: &Path,
@@ -105,7 +105,7 @@ impl Machine {
 
     /// Runs the machine until it switches itself off, at most for `limit`. Prints what the script
     /// reports.
-    pub(super) fn run(&self, limit: Duration) -> anyhow::Result<Outcome> {
+    pub(crate) fn run(&self, limit: Duration) -> anyhow::Result<Outcome> {
         println!("{}:", self.title);
         let started = Instant::now();
         let mut child = Running(self.command().spawn().context(NO_SETPRIV)?);
@@ -169,18 +169,23 @@ impl Machine {
 
 /// How a machine executes instructions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Processors {
+pub enum Processors {
     /// Two processors, each in a thread of its own.
     #[default]
     Two,
     /// One processor whose clock counts instructions: each takes a nanosecond, and a sleep takes no time of
     /// the host. QEMU writes the named events into a file.
-    Counted { events: Vec<String>, log: PathBuf },
+    Counted {
+        /// Their names.
+        events: Vec<String>,
+        /// The file.
+        log: PathBuf,
+    },
 }
 
 impl Processors {
     /// Returns options of the kernel.
-    pub(super) fn kernel_options(&self) -> &'static str {
+    pub(crate) fn kernel_options(&self) -> &'static str {
         match self {
             Processors::Two => "intel_iommu=on",
             // The kernel's own drivers work without an address space of their own, as fast as they can.
@@ -208,7 +213,7 @@ impl Processors {
 }
 
 /// Returns the command of a machine without cards, which starts a kernel from memory.
-pub(super) fn base_command(
+pub(crate) fn base_command(
     processors: &Processors,
     image: &Path,
     initial: &Path,
@@ -225,7 +230,7 @@ pub(super) fn base_command(
 }
 
 /// Adds a network card to a hub.
-pub(super) fn add_card(command: &mut Command, number: usize, model: &str, name: &str, hub: u8) {
+pub(crate) fn add_card(command: &mut Command, number: usize, model: &str, name: &str, hub: u8) {
     command.arg("-netdev").arg(format!("hubport,id={name},hubid={hub}"));
     command.arg("-device").arg(format!("{model},netdev={name},mac={}", mac(number)));
 }
@@ -237,12 +242,12 @@ fn mac(number: usize) -> String {
 /// Returns the Ethernet address of a card. It does not end with 00:01 as that of all IPv4 hosts does
 /// (01:00:5e:00:00:01): the table by which the card receives packets to groups has 12 bits of an address, and
 /// QEMU's model also looks addresses of hosts up there.
-pub(super) fn card_mac(number: usize) -> [u8; 6] {
+pub(crate) fn card_mac(number: usize) -> [u8; 6] {
     [0x52, 0x54, 0, 0, 0, 0x10 + number as u8]
 }
 
 /// The machine's process, which ends with this value.
-pub(super) struct Running(pub(super) Child);
+pub(crate) struct Running(pub(crate) Child);
 
 impl Drop for Running {
     fn drop(&mut self) {

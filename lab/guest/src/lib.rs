@@ -1,11 +1,14 @@
-//! `towpath-lab guest`: boots small virtual machines, and runs scripts of checks in them.
+//! Boots small virtual machines, and runs scripts of checks in them: the program `towpath-guest`.
 //!
 //! QEMU emulates the machine in software (TCG), so no right and no device of the host is needed.
 //! The kernel comes from a Debian package, and the root file system with systemd is unpacked from
 //! memory (initramfs). A script in `lab/guest` names the kernels that it runs on, and reports each
 //! check on a serial line of its own.
 //!
-//! With a command, it boots a small guest instead: a kernel and some programs of the host, without systemd.
+//! With a command, it boots a small guest instead: a kernel and some programs of the host, without systemd. The
+//! experiments `card` and `freebsd` of the laboratory count instructions in one by [`Counted`].
+
+#![forbid(unsafe_code)]
 
 mod fetch;
 mod machine;
@@ -21,7 +24,7 @@ use anyhow::{Context, bail, ensure};
 
 use fetch::{Cache, Kernel};
 use machine::Machine;
-pub(crate) use machine::Processors;
+pub use machine::Processors;
 use script::Script;
 use small::{FirstCard, GuestCommand};
 
@@ -32,38 +35,38 @@ const PROGRAMS: [&str; 2] = ["web", "udp_echo"];
 const PROJECT_PROGRAMS: [&str; 5] = ["towpath", "towpath-lab", "web", "udp_echo", "own_queue"];
 
 /// The first process of a small guest.
-const INIT: &str = include_str!("../guest/init.sh");
+const INIT: &str = include_str!("../init.sh");
 
 /// The longest time of a machine that counts instructions.
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// The options of `towpath-lab guest`.
+/// The options of `towpath-guest`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct Options {
-    /// For `guest`: run only the scripts of these names, such as package; may be given several
+    /// Run only the scripts of these names, such as package; may be given several
     /// times
     #[arg(long, value_name = "NAME")]
     script: Vec<String>,
-    /// For `guest`: run the scripts only on this kernel, stable or backports
+    /// Run the scripts only on this kernel, stable or backports
     #[arg(long, value_name = "KERNEL")]
     kernel: Option<String>,
-    /// For `guest` with a command: e1000e cards on one hub, 2 or 3
+    /// With a command: e1000e cards on one hub, 2 or 3
     #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u8).range(2..=3))]
     cards: u8,
-    /// For `guest` with a command: the model of the first card; the others are e1000e
+    /// With a command: the model of the first card; the others are e1000e
     #[arg(long, value_name = "MODEL", value_enum, default_value_t = FirstCard::E1000e)]
     first_card: FirstCard,
-    /// For `guest` with a command: a file that the guest gets below /guest; may be given several
+    /// With a command: a file that the guest gets below /guest; may be given several
     /// times
     #[arg(long, value_name = "FILE")]
     copy: Vec<PathBuf>,
-    /// For `guest` with a command: a directory for the files that the command leaves below /out
+    /// With a command: a directory for the files that the command leaves below /out
     #[arg(long, value_name = "DIRECTORY")]
     back: Option<PathBuf>,
-    /// For `guest` with a command: seconds that the machine may run
+    /// With a command: seconds that the machine may run
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     limit: u64,
-    /// For `guest`: a command that a small machine runs in place of the scripts, with its arguments. Its
+    /// A command that a small machine runs in place of the scripts, with its arguments. Its
     /// exit status is the result
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<String>,
@@ -75,30 +78,26 @@ impl Options {
     pub fn has_command(&self) -> bool {
         !self.command.is_empty()
     }
-
-    /// Returns `true` if no option is given but `--cards` and `--limit`.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        let none = Options { cards: self.cards, limit: self.limit, ..Options::default() };
-        *self == none
-    }
 }
 
 /// A command for a small machine that counts instructions: it has one processor, each instruction takes a
 /// nanosecond of its clock, and a sleep takes no time.
 #[derive(Clone, Debug)]
-pub(crate) struct Counted<'a> {
-    pub(crate) command: &'a [String],
-    pub(crate) cards: u8,
+pub struct Counted<'a> {
+    /// The command, with its arguments.
+    pub command: &'a [String],
+    /// How many e1000e cards it has on one hub, 2 or 3.
+    pub cards: u8,
     /// Files that the guest gets below `/guest`, beside the project's programs.
-    pub(crate) files: Vec<PathBuf>,
+    pub files: Vec<PathBuf>,
     /// The events that QEMU writes into `log`.
-    pub(crate) events: &'a [&'a str],
-    pub(crate) log: &'a Path,
+    pub events: &'a [&'a str],
+    /// The file for the events.
+    pub log: &'a Path,
     /// The directory for the files that the command leaves below `/out`.
-    pub(crate) back: &'a Path,
+    pub back: &'a Path,
     /// The file for the command's output.
-    pub(crate) output: &'a Path,
+    pub output: &'a Path,
 }
 
 impl Counted<'_> {
@@ -106,7 +105,7 @@ impl Counted<'_> {
     ///
     /// # Errors
     /// As [`run_command`].
-    pub(crate) fn run(&self) -> anyhow::Result<u8> {
+    pub fn run(&self) -> anyhow::Result<u8> {
         let events = self.events.iter().map(|event| (*event).to_owned()).collect();
         self.run_on(Processors::Counted { events, log: self.log.to_owned() })
     }
@@ -116,7 +115,7 @@ impl Counted<'_> {
     ///
     /// # Errors
     /// As [`run_command`].
-    pub(crate) fn run_on(&self, processors: Processors) -> anyhow::Result<u8> {
+    pub fn run_on(&self, processors: Processors) -> anyhow::Result<u8> {
         let (programs, cache) = places()?;
         let server = programs.join("towpath");
         ensure!(
@@ -141,10 +140,10 @@ impl Counted<'_> {
 }
 
 /// Two processors, each in a thread of its own.
-pub(crate) const OWN_PROCESSORS: Processors = Processors::Two;
+pub const OWN_PROCESSORS: Processors = Processors::Two;
 
 /// Returns the Ethernet address of a card in a small machine.
-pub(crate) fn card_mac(number: usize) -> [u8; 6] {
+pub fn card_mac(number: usize) -> [u8; 6] {
     machine::card_mac(number)
 }
 

@@ -16,7 +16,7 @@ const LOCK: &str = "lock";
 /// A directory of a machine's own, which is removed with this, or by the next machine if the process
 /// was killed.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(crate) struct Place {
     path: PathBuf,
     name: String,
     _lock: File,
@@ -24,7 +24,7 @@ pub(super) struct Place {
 
 impl Place {
     /// Makes a directory in another one.
-    pub(super) fn new(parent: &Path) -> anyhow::Result<Place> {
+    pub(crate) fn new(parent: &Path) -> anyhow::Result<Place> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         remove_left(parent);
         loop {
@@ -43,12 +43,12 @@ impl Place {
         }
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Returns a name that no other machine of this host has now.
-    pub(super) fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 }
