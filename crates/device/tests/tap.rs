@@ -23,7 +23,7 @@ use towpath_device::{
 use towpath_memory::Region;
 use towpath_packet::Headers;
 use towpath_packet::checksum::{Verdict, verify};
-use towpath_testkit::{TunMode, has_programs, make_persistent, without_users};
+use towpath_testkit::{TunMode, add_persistent_tun, has_programs, without_users};
 
 const TESTS: [(&str, fn()); 20] = [
     ("conformance", conformance),
@@ -134,7 +134,7 @@ fn open_errors() {
     assert!(matches!(open("a-name-that-is-too-long"), TapError::BadName { .. }));
     let error = open("lo");
     assert!(matches!(error, TapError::NotATap { .. }), "{error}");
-    make_persistent("tun7", TunMode::Tun, None).unwrap();
+    add_persistent_tun("tun7", TunMode::Tun, None).unwrap();
     let error = open("tun7");
     assert!(matches!(error, TapError::NotATap { .. }), "{error}");
     let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
@@ -144,7 +144,7 @@ fn open_errors() {
         std::fs::File::options().read(true).write(true).open("/dev/net/tun").unwrap().into();
     assert!(matches!(TapDevice::from_fd(fresh, true), Err(TapError::BadDescriptor { .. })));
     // The driver takes an existing persistent interface unchanged, which stays afterwards.
-    make_persistent("keep0", TunMode::Tap, None).unwrap();
+    add_persistent_tun("keep0", TunMode::Tap, None).unwrap();
     net().set_queue_packets("keep0", 77).unwrap();
     assert_eq!(open_held("keep0").info().rx_queue_packets, 77);
     drop(open_held("keep0"));
@@ -219,7 +219,7 @@ fn reports_its_link() {
             assert_eq!(event, Event::Link { up });
         }
     }
-    make_persistent("other0", TunMode::Tap, None).unwrap();
+    add_persistent_tun("other0", TunMode::Tap, None).unwrap();
     net().set_up("other0").unwrap();
     net().set_mtu("link0", 1400).unwrap();
     assert!(news(&device));

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use towpath_testkit::{
-    Unavailable, as_only_user, check_tun, isolated, own_mounts, replace_tun, skip,
+    Unavailable, as_only_user, check_tun, enter_own_mounts, isolated, replace_tun, skip,
     with_default_signals,
 };
 
@@ -213,7 +213,7 @@ fn the_demo_holds_as_an_ordinary_user() {
         }
         // Only this thread's program sees the node, with the mode that udev gives it.
         let by_user = || {
-            own_mounts().unwrap();
+            enter_own_mounts().unwrap();
             replace_tun(Some(0o666)).unwrap();
             run(&mut command)
         };
@@ -242,7 +242,7 @@ fn without_tun_the_demo_is_unavailable() {
         if !possible("without_tun_the_demo_is_unavailable") {
             return;
         }
-        own_mounts().unwrap();
+        enter_own_mounts().unwrap();
         replace_tun(None).unwrap();
         let (pid, output) = run(Command::new(program()).args(["demo", "--device", "tap"]));
         let cause = "/dev/net/tun cannot be opened: No such file";

@@ -16,7 +16,8 @@ const IPV4_MAX_BYTES: usize = 60;
 /// the reply with the same bytes. The caller needs `CAP_NET_RAW`, which a test has in its namespace.
 ///
 /// # Errors
-/// `TimedOut` if no such reply arrives within the limit; or a system call's error.
+/// `TimedOut` if no reply to this request arrives within the limit, `InvalidData` at once if one has other bytes or a
+/// wrong checksum, or a system call's error.
 pub fn ping(to: IpAddr, len_bytes: usize, limit: Duration) -> io::Result<()> {
     static NEXT: AtomicU16 = AtomicU16::new(1);
     let ipv4 = to.is_ipv4();
@@ -52,10 +53,17 @@ pub fn ping(to: IpAddr, len_bytes: usize, limit: Duration) -> io::Result<()> {
         };
         let header = if ipv4 { usize::from(buffer[0] & 15) * 4 } else { 0 };
         let got = buffer.get(header..got).unwrap_or_default();
+        // The socket also gets what answers others, and this namespace's own requests.
+        if got.first() != Some(&reply) || got.get(4..8) != Some(&message[4..8]) {
+            continue;
+        }
         let intact = !ipv4 || checksum(got) == 0;
-        if intact && got.first() == Some(&reply) && got.get(4..) == Some(&message[4..]) {
+        if intact && got[8..] == message[8..] {
             return Ok(());
         }
+        let text =
+            format!("the echo from {to} has other bytes than the request, or a wrong checksum");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, text));
     }
 }
 

@@ -7,6 +7,7 @@
 //! The crate re-exports `towpath_sandbox`, since most tests need both.
 
 mod allocator;
+mod command;
 mod echo;
 mod family;
 mod held_pages;
@@ -17,7 +18,6 @@ mod offloads;
 mod packet_ring;
 mod packet_socket;
 mod pages;
-mod prepared;
 mod programs;
 mod realtime;
 mod ring;
@@ -30,17 +30,17 @@ mod tun;
 mod xdp_socket;
 
 pub use allocator::{Allocations, CountingAllocator};
+pub use command::{as_only_user, set_limit, with_default_signals, with_descriptors, without_users};
 pub use echo::ping;
 pub use family::family;
 pub use held_pages::HeldPages;
 pub use idle::{IdleCounters, IdleMoment};
 pub use isolated::{ISOLATED_LIMIT, REQUIRE_ALL, isolated, required, skip, test_name};
-pub use mounts::{mount_tmpfs, own_mounts, replace_tun};
+pub use mounts::{enter_own_mounts, mount_tmpfs, replace_tun};
 pub use offloads::{set_tcp_segmentation, without_large_packets};
 pub use packet_ring::PacketRing;
 pub use packet_socket::PacketSocket;
 pub use pages::{Move, PAGE_BYTES, Pages};
-pub use prepared::{as_only_user, limit, with_default_signals, with_descriptors, without_users};
 pub use programs::{find_program, has_programs};
 pub use realtime::run_before_others;
 pub use ring::Ring;
@@ -53,5 +53,5 @@ pub use times::{
     this_thread_usage,
 };
 pub use towpath_sandbox::*;
-pub use tun::{TunMode, make_persistent};
+pub use tun::{TunMode, add_persistent_tun};
 pub use xdp_socket::XdpSocket;

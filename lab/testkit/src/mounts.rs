@@ -19,14 +19,14 @@ const DEV_NET: &str = "/dev/net";
 ///
 /// # Errors
 /// `EPERM` without `CAP_SYS_ADMIN`, which a test has in its namespace.
-pub fn own_mounts() -> io::Result<()> {
+pub fn enter_own_mounts() -> io::Result<()> {
     // SAFETY: descriptors stay shared; only this thread's mounts and directories become its own.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?;
     // No later mount reaches the machine.
     mount(None, Path::new("/"), libc::MS_REC | libc::MS_PRIVATE, "")
 }
 
-/// Mounts an empty file system in memory on a directory, as a thread with [`own_mounts`]. `options` are
+/// Mounts an empty file system in memory on a directory, as a thread with [`enter_own_mounts`]. `options` are
 /// those of tmpfs(5), such as `size=64k`.
 ///
 /// # Errors
@@ -46,7 +46,7 @@ fn mount(kind: Option<&str>, on: &Path, flags: libc::c_ulong, options: &str) -> 
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Hides `/dev/net`, as a thread with [`own_mounts`], and makes its node `tun` anew with these
+/// Hides `/dev/net`, as a thread with [`enter_own_mounts`], and makes its node `tun` anew with these
 /// permissions. With `None`, makes no node.
 ///
 /// # Errors

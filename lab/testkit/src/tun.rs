@@ -23,7 +23,7 @@ pub enum TunMode {
 /// # Errors
 /// The kernel's refusal: `EINVAL` for an interface that exists in another mode, `EPERM` without
 /// `CAP_NET_ADMIN`.
-pub fn make_persistent(name: &str, mode: TunMode, user: Option<u32>) -> io::Result<()> {
+pub fn add_persistent_tun(name: &str, mode: TunMode, user: Option<u32>) -> io::Result<()> {
     if name.len() >= libc::IFNAMSIZ {
         return Err(io::ErrorKind::InvalidInput.into());
     }

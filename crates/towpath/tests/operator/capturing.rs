@@ -11,7 +11,7 @@ use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
 use pcap_file::pcapng::{Block, PcapNgReader};
 use rustix::process::Signal;
 use towpath_net::Network;
-use towpath_testkit::{has_programs, mount_tmpfs, own_mounts, without_users};
+use towpath_testkit::{enter_own_mounts, has_programs, mount_tmpfs, without_users};
 
 use crate::running::*;
 
@@ -263,7 +263,7 @@ fn full_disks_and_stalled_readers() {
         full.stderr(Stdio::piped());
         // Only this thread's program sees the file system.
         let on_small_disk = || {
-            own_mounts().unwrap();
+            enter_own_mounts().unwrap();
             mount_tmpfs(Path::new(&small), "size=64k").unwrap();
             full.spawn().unwrap()
         };

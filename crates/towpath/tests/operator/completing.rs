@@ -106,9 +106,9 @@ impl Place {
 }
 
 #[test]
-fn bash_completes_verbs_options_values_and_devices() {
+fn bash_completes_subcommands_options_values_and_devices() {
     if !has_programs(
-        "completing::bash_completes_verbs_options_values_and_devices",
+        "completing::bash_completes_subcommands_options_values_and_devices",
         &[("bash", "bash")],
     ) {
         return;
@@ -165,9 +165,9 @@ fn bash_completes_verbs_options_values_and_devices() {
 }
 
 #[test]
-fn fish_completes_verbs_options_values_and_devices() {
+fn fish_completes_subcommands_options_values_and_devices() {
     if !has_programs(
-        "completing::fish_completes_verbs_options_values_and_devices",
+        "completing::fish_completes_subcommands_options_values_and_devices",
         &[("fish", "fish")],
     ) {
         return;
@@ -197,9 +197,9 @@ fn fish_completes_verbs_options_values_and_devices() {
 }
 
 #[test]
-fn zsh_completes_verbs_options_values_and_devices() {
+fn zsh_completes_subcommands_options_values_and_devices() {
     if !has_programs(
-        "completing::zsh_completes_verbs_options_values_and_devices",
+        "completing::zsh_completes_subcommands_options_values_and_devices",
         &[("zsh", "zsh")],
     ) {
         return;

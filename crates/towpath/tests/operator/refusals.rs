@@ -8,7 +8,7 @@ use std::path::Path;
 
 use rustix::process::Resource;
 use towpath_client::{Options, Rule, Session};
-use towpath_testkit::{TunMode, limit, make_persistent, own_mounts, replace_tun};
+use towpath_testkit::{TunMode, add_persistent_tun, enter_own_mounts, replace_tun, set_limit};
 
 use crate::running::*;
 
@@ -131,7 +131,7 @@ fn impossible_values_leave_a_prepared_interface_as_it_is() {
         }
         let directory = Directory::new();
         let pcap = directory.text("new.pcapng");
-        make_persistent("opA", TunMode::TapWithHeader, None).unwrap();
+        add_persistent_tun("opA", TunMode::TapWithHeader, None).unwrap();
         let mut netlink = towpath_netlink::Netlink::open().unwrap();
         let before = netlink.link("opA").unwrap();
         for wrong in [["--set", "rx_batch=65"], ["--engine-cpu", "1023"]] {
@@ -304,7 +304,7 @@ fn a_machine_without_tun_is_status_77() {
         let directory = Directory::new();
         let socket = directory.text("s.sock");
         let arguments = ["serve", "--device", "tap:opA", "--socket", &socket];
-        own_mounts().unwrap();
+        enter_own_mounts().unwrap();
         replace_tun(None).unwrap();
         let said = fails(&mut towpath(&arguments), 77);
         assert!(said.contains("/dev/net/tun cannot be opened: No such file"), "{said}");
@@ -341,8 +341,8 @@ fn too_few_descriptors_and_too_little_memory_are_said() {
         let socket = directory.text("s.sock");
         let serve = |resource: Resource, amount: u64| {
             let mut command = towpath(&["serve", "--device", "tap:opA", "--socket", &socket]);
-            limit(&mut command, Resource::Core, 0);
-            limit(&mut command, resource, amount);
+            set_limit(&mut command, Resource::Core, 0);
+            set_limit(&mut command, resource, amount);
             command
         };
         for (resource, amount, remedy) in [

@@ -98,7 +98,7 @@ pub(crate) fn towpath(arguments: &[&str]) -> Command {
 /// Gives the calling thread, and all programs that it starts, a private `/run`, in which no subcommand
 /// finds this machine's servers.
 pub(crate) fn hide_servers() {
-    towpath_testkit::own_mounts().unwrap();
+    towpath_testkit::enter_own_mounts().unwrap();
     towpath_testkit::mount_tmpfs(Path::new("/run"), "").unwrap();
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use towpath_net::{Network, UdpSocket};
 use towpath_netlink::Netlink;
-use towpath_testkit::{TunMode, make_persistent, replace_tun};
+use towpath_testkit::{TunMode, add_persistent_tun, replace_tun};
 
 use crate::policies::as_user;
 use crate::running::*;
@@ -107,7 +107,7 @@ fn an_interface_that_was_there_stays() {
             return;
         }
         let directory = Directory::new();
-        make_persistent("opA", TunMode::TapWithHeader, None).unwrap();
+        add_persistent_tun("opA", TunMode::TapWithHeader, None).unwrap();
         for _ in 0..2 {
             // In the second round, the interface already has the address.
             let arguments = ["--device", "tap:opA", "--address", "10.77.0.1/24", "--mtu", "1400"];
@@ -428,7 +428,7 @@ fn an_unprivileged_user_serves_a_prepared_interface() {
         let user = users.server;
         hide_servers();
         replace_tun(Some(0o666)).unwrap();
-        make_persistent("opA", TunMode::TapWithHeader, Some(user.uid)).unwrap();
+        add_persistent_tun("opA", TunMode::TapWithHeader, Some(user.uid)).unwrap();
         let mut netlink = Netlink::open().unwrap();
         netlink.add_address("opA", "10.77.0.1/24".parse().unwrap()).unwrap();
         netlink.set_mtu("opA", 1400).unwrap();

@@ -13,7 +13,7 @@ use towpath_client::{Addresses, AttachError, Lost, Options, Rule, Session};
 use towpath_net::{Driving, Network, SessionLink, TcpListener, TcpStream, UdpSocket};
 use towpath_netlink::Prefix;
 use towpath_testkit::{
-    End, Namespace, connect, find_program, has_programs, mount_tmpfs, own_mounts, ping,
+    End, Namespace, connect, enter_own_mounts, find_program, has_programs, mount_tmpfs, ping,
 };
 
 use crate::beside_the_kernel::{
@@ -639,7 +639,7 @@ fn ssh(directory: &Directory) -> (std::process::Child, Command) {
     let mut server = Command::new(find_program("sshd").unwrap());
     server.args(["-D", "-f", &path("config"), "-E", &path("log")]);
     let in_its_run = || {
-        own_mounts().unwrap();
+        enter_own_mounts().unwrap();
         mount_tmpfs(Path::new("/run"), "mode=755").unwrap();
         std::fs::create_dir("/run/sshd").unwrap();
         server.spawn().unwrap()

@@ -12,8 +12,8 @@ use towpath_netlink::{
     Route, RouteTo, Veth,
 };
 use towpath_testkit::{
-    End, Error, Namespace, TunMode, Unavailable, connect, isolated, make_persistent, mount_tmpfs,
-    own_mounts, ping, skip,
+    End, Error, Namespace, TunMode, Unavailable, add_persistent_tun, connect, enter_own_mounts,
+    isolated, mount_tmpfs, ping, skip,
 };
 
 fn prefix(text: &str) -> Prefix {
@@ -228,13 +228,13 @@ fn a_persistent_interface_stays() {
         }
         let mut netlink = Netlink::open().unwrap();
         for (name, mode) in [("tun0", TunMode::Tun), ("tap0", TunMode::Tap)] {
-            make_persistent(name, mode, Some(0)).unwrap();
+            add_persistent_tun(name, mode, Some(0)).unwrap();
             let link = netlink.link(name).unwrap();
             assert_eq!(link.kind.as_deref(), Some("tun"));
             assert_eq!(link.mac.is_some(), mode == TunMode::Tap, "{name}");
         }
         // Another mode is no mode of an interface that exists.
-        assert!(make_persistent("tun0", TunMode::Tap, None).is_err());
+        assert!(add_persistent_tun("tun0", TunMode::Tap, None).is_err());
         netlink.delete_link("tap0").unwrap();
     });
 }
@@ -270,7 +270,7 @@ fn only_its_thread_sees_a_mount() {
         let place = std::env::temp_dir();
         let before = std::fs::read_dir(&place).unwrap().count();
         std::thread::spawn(move || {
-            own_mounts().unwrap();
+            enter_own_mounts().unwrap();
             mount_tmpfs(&place, "mode=755,size=64k").unwrap();
             assert_eq!(std::fs::read_dir(&place).unwrap().count(), 0);
             std::fs::write(place.join("full"), vec![1; 1 << 20]).unwrap_err();

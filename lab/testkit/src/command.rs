@@ -38,7 +38,7 @@ pub fn as_only_user(command: &mut Command) {
 }
 
 /// Sets the soft and the hard limit of a command's resource.
-pub fn limit(command: &mut Command, resource: Resource, amount: u64) {
+pub fn set_limit(command: &mut Command, resource: Resource, amount: u64) {
     let limit = Rlimit { current: Some(amount), maximum: Some(amount) };
     // SAFETY: one system call.
     unsafe { command.pre_exec(move || Ok(setrlimit(resource, limit)?)) };
