@@ -53,8 +53,8 @@ const BARS: [Bar; 6] = [
     bar(
         Verdict::Gain,
         [
-            "Packets of 64 B from an emulated card, through a server",
-            "AF_PACKET on the kernel's driver",
+            "Packets of 64 B that a program receives from an emulated card",
+            "the kernel's driver and AF_PACKET",
             "the instructions",
         ],
         "card; received: Towpath server to kernel driver, AF_PACKET: processor time per packet; packet_bytes=64, packets_per_s=none",
@@ -63,7 +63,7 @@ const BARS: [Bar; 6] = [
         Verdict::Gain,
         [
             "HTTP files of 1 KiB over TAP, 100 lasting connections",
-            "the same server on kernel sockets over veth",
+            "the same program on kernel sockets over veth",
             "the files per second",
         ],
         "web; persistent connections, application to the kernel; connections=100",
@@ -72,7 +72,7 @@ const BARS: [Bar; 6] = [
         Verdict::Loss,
         [
             "Round trip of 60 B over TAP, all threads sleep",
-            "one thread with AF_PACKET on both ends of a veth, never asleep",
+            "AF_PACKET at both ends of a veth, polled by one thread",
             "the time",
         ],
         "notre-dame; Towpath to AF_PACKET on both sides, all sleep; packet_bytes=60",
@@ -81,7 +81,7 @@ const BARS: [Bar; 6] = [
         Verdict::Loss,
         [
             "48 B messages over TAP while five processes compute",
-            "read() and write() of the kernel",
+            "read() and write() on UDP sockets over veth",
             "the time",
         ],
         "penn; transfer time, loaded, Towpath to read() and write(); pdu_bytes=48, mbit_per_s=135",
