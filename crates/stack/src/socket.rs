@@ -71,8 +71,11 @@ pub enum SocketError {
     /// Another socket uses the address and port.
     #[error("the address is in use")]
     AddressInUse,
-    /// The address does not belong to this stack.
-    #[error("the address is not this host's")]
+    /// The address does not belong to this stack; or, for a connection without a port of its own, all ports of this
+    /// host lead to the peer already.
+    #[error(
+        "the address is not this host's, or each of its ports is connected to the peer already"
+    )]
     AddressNotAvailable,
     /// There is no route, or the next hop does not answer.
     #[error("the destination cannot be reached")]

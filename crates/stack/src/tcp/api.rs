@@ -78,10 +78,13 @@ impl Tcp {
                 && !self.listeners.bindings.is_taken(from.ip(), port)
         };
         let port = match from.port() {
-            0 => ephemeral_ports(&mut host.random).find(|&port| free(port)),
-            port => Some(port).filter(|&port| free(port)),
+            // All ports lead to this peer already: EADDRNOTAVAIL of connect(2).
+            0 => ephemeral_ports(&mut host.random)
+                .find(|&port| free(port))
+                .ok_or(SocketError::AddressNotAvailable)?,
+            port => Some(port).filter(|&port| free(port)).ok_or(SocketError::AddressInUse)?,
         };
-        from.set_port(port.ok_or(SocketError::AddressInUse)?);
+        from.set_port(port);
         let tuple = Tuple { local: from, remote };
         let sizes = self.sizes(now, host, ip);
         let config = &host.config.tcp;

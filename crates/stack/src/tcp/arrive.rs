@@ -47,6 +47,13 @@ impl Connection {
         let sending = &mut self.sending;
         let acceptable = seg.acknowledgement == sending.nxt && sending.nxt != sending.una;
         if seg.has(ACK) && !acceptable && !seg.has(RST) {
+            // The peer still has a connection of this tuple, such as one of a program that was killed, and
+            // challenges the SYN (RFC 5961, 4.2). The reset ends that connection, so the SYN follows at once, as
+            // on Linux. It does so once: each forged segment would bring another one.
+            if !self.syn_hastened && sending.rtt.backoff() == 0 {
+                self.syn_hastened = true;
+                self.syn_due = true;
+            }
             return Verdict::Refuse(seg.acknowledgement);
         }
         if seg.has(RST) {
@@ -238,15 +245,15 @@ impl Connection {
 
     /// Returns `false` for a segment whose timestamp is older than the last one: it is an old
     /// duplicate (PAWS; RFC 7323, 5.3).
+    ///
+    /// A segment without timestamps is accepted, although both sides agreed on them. RFC 7323, 3.2, recommends to drop
+    /// it; but some middleboxes and peers leave the option out, and a connection with them would never end. Linux
+    /// accepts it, too.
     fn is_timely(&mut self, env: &mut Env<'_>, seg: &Segment) -> bool {
         if !self.timestamps {
             return true;
         }
-        let Some((clock, _)) = seg.options.timestamps else {
-            // RFC 7323, 3.2: once agreed upon, timestamps are in each segment but a reset.
-            env.counters.tcp_paws_dropped += u64::from(!seg.has(RST));
-            return seg.has(RST);
-        };
+        let Some((clock, _)) = seg.options.timestamps else { return true };
         let receiving = &self.receiving;
         let is_old = (clock.wrapping_sub(receiving.recent) as i32) < 0;
         if is_old && !seg.has(RST) && env.now.since(receiving.recent_at) < TIMESTAMP_LASTS {

@@ -87,6 +87,8 @@ pub(super) struct Connection {
     /// `true` if a SYN is to be sent, and when it was sent first.
     pub(super) syn_due: bool,
     pub(super) syn_at: Instant,
+    /// `true` if the SYN was sent again at once, because the peer acknowledged an earlier connection.
+    pub(super) syn_hastened: bool,
     /// `true` if a reset is to be sent.
     pub(super) reset_due: bool,
     /// The reason why the connection ended, until the application has read it.
@@ -151,6 +153,7 @@ impl Connection {
             ecn: if config.ecn { Ecn::Asked } else { Ecn::Off },
             syn_due: true,
             syn_at: now,
+            syn_hastened: false,
             reset_due: false,
             error: None,
             read_shut: false,

@@ -60,6 +60,9 @@ impl Tcp {
             remote: SocketAddr::new(packet.src, seg.src_port),
         };
         let data = &packet.payload[packet.payload.len() - seg.payload_bytes..];
+        if seg.is_contradictory() {
+            return self.drop_contradictory(now, host, &tuple, &seg);
+        }
         if let Some(index) = self.find(&tuple) {
             return self.process(now, host, index, &seg, data);
         }
@@ -85,6 +88,20 @@ impl Tcp {
         if !seg.has(RST) && !is_ignored {
             self.refuse(now, host, &tuple, &seg);
         }
+    }
+
+    /// Drops a segment whose flags contradict each other. A closed port answers it as any other segment but a reset.
+    fn drop_contradictory(&mut self, now: Instant, host: &mut Host, tuple: &Tuple, seg: &Segment) {
+        let is_open = self.find(tuple).is_some()
+            || self.half_open.get(tuple).is_some()
+            || self.time_wait.get(now, tuple).is_some()
+            || self.listeners.find(tuple.local).is_some();
+        if is_open || seg.has(RST) {
+            host.counters.tcp_malformed += 1;
+            return;
+        }
+        host.counters.tcp_no_connection += 1;
+        self.refuse(now, host, tuple, seg);
     }
 
     /// Answers a segment for a TIME-WAIT entry. The peer repeats its FIN or an old segment: it has
@@ -146,6 +163,8 @@ impl Tcp {
                     let at = (number, seg.end());
                     self.send_reply(now, host, &tuple, at, (RST, 0), None);
                 }
+                // Its SYN may be due again.
+                self.mark(index);
             }
             Verdict::Failed(error) => {
                 host.counters.tcp_resets_received += 1;

@@ -303,13 +303,11 @@ fn agree(syn: &Segment, ours: Seq) -> Agreement {
     }
 }
 
-/// Returns `false` for a segment with an older timestamp than the SYN's, or without one (PAWS;
-/// RFC 7323, 5.3 and 3.2).
+/// Returns `false` for a segment with an older timestamp than the SYN's (PAWS; RFC 7323, 5.3).
 fn is_timely(agreement: &Agreement, seg: &Segment) -> bool {
     match (agreement.clock, seg.options.timestamps) {
         (Some(recent), Some((clock, _))) => clock.wrapping_sub(recent) as i32 >= 0 || seg.has(RST),
-        (Some(_), None) => seg.has(RST),
-        (None, _) => true,
+        (Some(_), None) | (None, _) => true,
     }
 }
 

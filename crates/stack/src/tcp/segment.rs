@@ -46,8 +46,8 @@ fn be32(bytes: &[u8], at: usize) -> u32 {
 }
 
 impl Segment {
-    /// Parses a header and its options. Returns `None` for an invalid header: shorter than it
-    /// states, a port of zero, or flags that contradict each other.
+    /// Parses a header and its options. Returns `None` for an invalid header: shorter than it states, or a port of
+    /// zero.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Segment> {
         if bytes.len() < HEADER_BYTES {
             return None;
@@ -68,11 +68,12 @@ impl Segment {
             payload_bytes: bytes.len() - header_bytes,
             congested: false,
         };
-        let control = segment.flags & (SYN | FIN | RST);
-        let ok = segment.src_port != 0
-            && segment.dst_port != 0
-            && (control & control.wrapping_sub(1)) == 0;
-        ok.then_some(segment)
+        (segment.src_port != 0 && segment.dst_port != 0).then_some(segment)
+    }
+
+    /// Returns `true` if the flags contradict each other: more than one of SYN, FIN and RST.
+    pub(crate) fn is_contradictory(&self) -> bool {
+        (self.flags & (SYN | FIN | RST)).count_ones() > 1
     }
 
     pub(crate) fn has(&self, flag: u8) -> bool {
@@ -147,10 +148,10 @@ mod tests {
     }
 
     #[test]
-    fn flags_that_contradict_each_other_are_refused() {
+    fn flags_that_contradict_each_other_are_found() {
         for (flags, ok) in [(SYN, true), (FIN | ACK, true), (SYN | FIN, false), (SYN | RST, false)]
         {
-            assert_eq!(Segment::parse(&header(flags)).is_some(), ok);
+            assert_eq!(Segment::parse(&header(flags)).unwrap().is_contradictory(), !ok);
         }
     }
 

@@ -142,10 +142,9 @@ impl Oracle {
     fn arrive_synchronized(&self, now: u64, segment: &Segment, old_stamp: bool) -> Choices {
         let same = self.clone();
         let exact = segment.sequence == self.rcv_nxt;
-        // RFC 7323, 5.3 R1 and 3.2: before the check of the sequence number.
-        let missing = segment.timestamps().is_none();
-        if self.stamps && !segment.has(RST) && (missing || old_stamp) {
-            return self.hear_untimely(segment);
+        // RFC 7323, 5.3 R1: before the check of the sequence number.
+        if self.stamps && !segment.has(RST) && old_stamp {
+            return vec![(same, Answer::Challenge)];
         }
         if segment.has(SYN) && !segment.has(RST) {
             return self.hear_late_syn(now, segment);
@@ -163,15 +162,6 @@ impl Oracle {
         // No sender puts data under the number of its SYN.
         if self.state == SynReceived && !at_least(segment.sequence, self.rcv_nxt) {
             choices.push((same, Answer::Challenge));
-        }
-        choices
-    }
-
-    /// RFC 7323, 5.3: a segment without timestamp, or with an old one.
-    fn hear_untimely(&self, segment: &Segment) -> Choices {
-        let mut choices = vec![(self.clone(), Answer::Challenge)];
-        if segment.timestamps().is_none() {
-            choices.push((self.clone(), Answer::Nothing));
         }
         choices
     }

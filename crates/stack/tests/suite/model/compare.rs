@@ -51,6 +51,10 @@ pub fn compare(oracle: &mut Oracle, answer: Answer, seen: &Observation) -> Resul
         if oracle.owed.is_some() && matches!(answer, Answer::Nothing | Answer::Reset(..)) {
             counts.pure = 0;
         }
+        // A SYN may go again after the reset that ends the peer's older connection.
+        if oracle.state == State::SynSent && matches!(answer, Answer::Reset(..)) {
+            counts.syns = counts.syns.saturating_sub(1);
+        }
         counts.compare(answer, seen, just)?;
     }
     let counts = matches!(answer, Answer::Challenge | Answer::MustAck | Answer::MaySyn);

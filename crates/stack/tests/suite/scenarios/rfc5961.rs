@@ -71,6 +71,35 @@ scenarios! {
         +1 < S 500000:500000(0) win 65535 <mss 1000>
         > S. 0:0(0) ack 500001
     ";
+    /// 4.2: a peer challenges our SYN, since it has an older connection of the same tuple. Our reset ends that one,
+    /// and our SYN goes again at once, with a new count of time.
+    challenged_syn: "
+        connect
+        > S 0:0(0)
+        +.3 < . 90000:90000(0) ack 70000
+        > R 70000:70000(0)
+        > S 0:0(0)
+        +.1 < S. 0:0(0) ack 1 win 65535 <mss 1000>
+        > . 1:1(0) ack 1
+        state established
+    ";
+    /// 4.2: further challenges bring resets, and no SYN before its time.
+    challenged_syn_again: "
+        connect
+        > S 0:0(0)
+        +.3 < . 90000:90000(0) ack 70000
+        > R 70000:70000(0)
+        > S 0:0(0)
+        +.1 < . 90000:90000(0) ack 70000
+        > R 70000:70000(0)
+        +.1 < . 90000:90000(0) ack 70000
+        > R 70000:70000(0)
+        none .5
+        +.3~.5 > S 0:0(0)
+        +.1 < . 90000:90000(0) ack 70000
+        > R 70000:70000(0)
+        none 1
+    ";
     /// 4.2: a SYN in the states after a close.
     syn_in_fin_wait: "
         passive win 65535 <mss 1000>

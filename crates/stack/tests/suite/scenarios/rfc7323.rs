@@ -97,6 +97,35 @@ scenarios! {
         recv 100
         recv error reset
     ";
+    /// 3.2: segments without timestamps after both sides agreed on them, from the handshake's last one to the FIN.
+    segments_without_timestamps: "
+        listen
+        < S 0:0(0) win 65535 <mss 1460,TS val 77 ecr 0>
+        > S. 0:0(0) ack 1 <TS val * ecr 77>
+        < . 1:1(0) ack 1
+        accept
+        < . 1:101(100) ack 1
+        ack > . 1:1(0) ack 101 <TS val * ecr 77>
+        recv 100
+        send 100
+        > P. 1:101(100) ack 101 <TS val * ecr 77>
+        +.1 < . 101:101(0) ack 101
+        < F. 101:101(0) ack 101
+        ack > . 101:101(0) ack 102 <TS val * ecr 77>
+        state peerclosed
+    ";
+    /// 5.3: the next segment with an older timestamp than the last one is old nevertheless.
+    paws_after_a_segment_without_timestamps: "
+        passive win 65535 <mss 1460,TS>
+        < . 1:101(100) ack 1 <TS val 6000000 ecr 1>
+        ack > . 1:1(0) ack 101
+        < . 101:201(100) ack 1
+        ack > . 1:1(0) ack 201 <TS val * ecr 6000000>
+        +1 < . 201:301(100) ack 1 <TS val 5999999 ecr 1>
+        > . 1:1(0) ack 201
+        recv 200
+        recv none
+    ";
     /// 3.2: a reset needs no timestamps.
     reset_without_timestamps: "
         passive win 65535 <mss 1460,TS>

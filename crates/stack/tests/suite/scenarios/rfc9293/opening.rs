@@ -130,12 +130,13 @@ scenarios! {
         < S. 0:0(0) ack 1 win 65535 <mss 1000>
         > . 1:1(0) ack 1
     ";
-    /// 3.10.7.3, first: an acknowledgement of something else gets a reset.
+    /// 3.10.7.3, first: an acknowledgement of something else gets a reset. The first one brings the SYN forward.
     another_acknowledgement_in_syn_sent: "
         connect
         > S 0:0(0)
         +.1 < . 5:5(0) ack 77
         > R 77:77(0)
+        > S 0:0(0)
         state connecting
         < S. 0:0(0) ack 77 win 65535 <mss 1000>
         > R 77:77(0)
@@ -150,6 +151,7 @@ scenarios! {
         > S 0:0(0)
         +.1 < S. 0:0(0) ack 0 win 65535 <mss 1000>
         > R 0:0(0)
+        > S 0:0(0)
         state connecting
     ";
     /// 3.10.7.3, fifth: a segment with neither SYN nor RST is dropped.
