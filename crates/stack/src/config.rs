@@ -130,10 +130,10 @@ pub struct Limits {
     pub sockets: usize,
     /// Neighbours (ARP, NDP). Default 1 024.
     pub neighbours: usize,
-    /// Frames that wait for one neighbour's address; at the limit the stack drops the oldest.
-    /// Default 16. The frames of all neighbours together take at most `transmit_bytes`, or 256 KiB
-    /// if that is more.
-    pub pending_frames: usize,
+    /// Memory of the frames that wait for one neighbour's address, in bytes; at the limit the stack drops the oldest.
+    /// Default 212 992, as on Linux (`unres_qlen_bytes`): two of the longest datagrams, or about 900 answers to SYNs.
+    /// The frames of all neighbours together take at most `transmit_bytes`, or 256 KiB if that is more.
+    pub pending_bytes: usize,
     /// Packets being reassembled from fragments. Default 64.
     pub reassemblies: usize,
     /// Bytes of all packets being reassembled. Default 4 MiB.
@@ -159,7 +159,7 @@ impl Default for Limits {
             time_wait: 32_768,
             sockets: 4_096,
             neighbours: 1_024,
-            pending_frames: 16,
+            pending_bytes: 212_992,
             reassemblies: 64,
             reassembly_bytes: 4 << 20,
             reassembly_time: Duration::from_secs(30),

@@ -61,7 +61,7 @@ impl Host {
             outbox: Outbox::new(limits.transmit_bytes),
             neighbours: Neighbours::new(
                 limits.neighbours,
-                limits.pending_frames,
+                limits.pending_bytes,
                 limits.transmit_bytes,
             ),
             paths: PathMtus::new(config.mtu),

@@ -30,6 +30,17 @@ const BUDGET: usize = 64;
 /// lower.
 const LEAST_HELD_BYTES: usize = 1 << 18;
 
+/// The longest frame that waits in memory of its own length.
+const SHORT_BYTES: usize = 512;
+/// The memory that a held frame takes beside its bytes.
+const FRAME_OVERHEAD: usize = 128;
+
+/// Returns the memory that a held frame takes.
+fn held_cost(frame: &Frame) -> usize {
+    let len = frame.bytes.len();
+    FRAME_OVERHEAD + if len <= SHORT_BYTES { len } else { Outbox::cost(len) }
+}
+
 #[derive(Default)]
 struct Entry {
     mac: Option<[u8; 6]>,
@@ -37,6 +48,8 @@ struct Entry {
     /// The number of requests since the last answer, and the time of the next.
     probe: Option<(u8, Instant)>,
     pending: VecDeque<Frame>,
+    /// The cost of these frames.
+    pending_bytes: usize,
     waiting: BTreeSet<TcpId>,
 }
 
@@ -71,7 +84,7 @@ pub(crate) struct Neighbours {
     /// Neighbours with a pending request, by the time of the next one.
     probing: BTreeSet<(Instant, u32)>,
     limit: usize,
-    /// The limit of frames that wait for one neighbour.
+    /// The limit of the cost of frames that wait for one neighbour.
     pending_limit: usize,
     /// The cost of all frames that wait for a neighbour, and its limit.
     held_bytes: usize,
@@ -142,18 +155,18 @@ impl Neighbours {
         let Some(entry) = self.table.remove(index) else { return BTreeSet::new() };
         counters.neighbour_dropped += entry.pending.len() as u64;
         for frame in entry.pending {
-            self.held_bytes -= Outbox::cost(frame.bytes.len());
+            self.held_bytes -= held_cost(&frame);
             outbox.recycle(frame.bytes);
         }
         entry.waiting
     }
 
     /// Holds a frame until its neighbour's address is known. At the neighbour's limit the frame
-    /// replaces the oldest one. At the limit of all neighbours together the frame is dropped.
+    /// replaces the oldest ones. At the limit of all neighbours together the frame is dropped.
     pub(crate) fn hold(
         &mut self,
         address: IpAddr,
-        frame: Frame,
+        mut frame: Frame,
         outbox: &mut Outbox,
         counters: &mut Counters,
     ) {
@@ -162,19 +175,26 @@ impl Neighbours {
             counters.neighbour_dropped += 1;
             return outbox.recycle(frame.bytes);
         };
-        if entry.pending.len() >= self.pending_limit
+        // A short frame, such as the answer to a SYN, waits in memory of its own length.
+        if frame.bytes.len() <= SHORT_BYTES {
+            let short = frame.bytes.as_slice().to_vec();
+            outbox.recycle(std::mem::replace(&mut frame.bytes, short));
+        }
+        let cost = held_cost(&frame);
+        while entry.pending_bytes + cost > self.pending_limit
             && let Some(oldest) = entry.pending.pop_front()
         {
             counters.neighbour_dropped += 1;
-            self.held_bytes -= Outbox::cost(oldest.bytes.len());
+            entry.pending_bytes -= held_cost(&oldest);
+            self.held_bytes -= held_cost(&oldest);
             outbox.recycle(oldest.bytes);
         }
-        let cost = Outbox::cost(frame.bytes.len());
         if self.held_bytes + cost > self.held_limit {
             counters.neighbour_dropped += 1;
             return outbox.recycle(frame.bytes);
         }
         self.held_bytes += cost;
+        entry.pending_bytes += cost;
         entry.pending.push_back(frame);
     }
 
@@ -211,8 +231,8 @@ impl Neighbours {
         entry.mac = Some(mac);
         entry.confirmed = now;
         // The waiting frames go first: they are older than those in the outbox.
+        self.held_bytes -= std::mem::take(&mut entry.pending_bytes);
         for frame in entry.pending.drain(..).rev() {
-            self.held_bytes -= Outbox::cost(frame.bytes.len());
             outbox.unpop(frame);
         }
         outcome.resume.extend(std::mem::take(&mut entry.waiting));

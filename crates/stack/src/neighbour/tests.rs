@@ -14,6 +14,10 @@ struct Bench {
     now: Instant,
 }
 
+/// The memory for the frames of one neighbour, and a frame that waits in a buffer of the outbox.
+const PENDING_BYTES: usize = 10_000;
+const LONG_BYTES: usize = 600;
+
 fn ip(number: usize) -> IpAddr {
     [10, 1, (number >> 8) as u8, number as u8].into()
 }
@@ -21,7 +25,7 @@ fn ip(number: usize) -> IpAddr {
 impl Bench {
     fn new(held_limit: usize) -> Bench {
         Bench {
-            neighbours: Neighbours::new(LIMIT, 16, held_limit),
+            neighbours: Neighbours::new(LIMIT, PENDING_BYTES, held_limit),
             outbox: Outbox::new(1 << 20),
             counters: Counters::default(),
             outcome: Outcome::default(),
@@ -34,10 +38,10 @@ impl Bench {
         neighbours.lookup(*now, ip(number), outbox, counters)
     }
 
-    fn hold(&mut self, number: usize) {
+    fn hold(&mut self, number: usize, len: usize) {
         let Bench { neighbours, outbox, counters, .. } = self;
         let to = NextHop::Neighbour(ip(number));
-        let frame = Frame { bytes: vec![0; 60], meta: Meta::FULL, to };
+        let frame = Frame { bytes: vec![0; len], meta: Meta::FULL, to };
         neighbours.hold(ip(number), frame, outbox, counters);
     }
 
@@ -88,7 +92,7 @@ fn costs(known: usize) -> Vec<(&'static str, u64)> {
     cost("a poll with nothing due", &mut |bench| {
         assert_eq!((bench.due(), bench.neighbours.poll_at()), (0, Some(bench.now + RETRY)));
     });
-    cost("a frame held", &mut |bench| bench.hold(middle));
+    cost("a frame held", &mut |bench| bench.hold(middle, 60));
     cost("a connection that waits", &mut |bench| bench.neighbours.wait(ip(middle), id));
     cost("an answer", &mut |bench| bench.learn(middle));
     cost("an unsolicited answer", &mut |bench| bench.learn(middle));
@@ -128,18 +132,19 @@ fn the_least_recently_used_neighbour_is_evicted() {
 #[test]
 fn held_packets_are_bounded_in_total() {
     let mut bench = Bench::new(0);
-    let most = LEAST_HELD_BYTES / Outbox::cost(60);
+    let cost = FRAME_OVERHEAD + Outbox::cost(LONG_BYTES);
+    let most = LEAST_HELD_BYTES / cost;
     for number in 0..LIMIT {
         bench.lookup(number);
-        bench.hold(number);
+        bench.hold(number, LONG_BYTES);
     }
-    assert_eq!(bench.neighbours.held_bytes, most * Outbox::cost(60));
+    assert_eq!(bench.neighbours.held_bytes, most * cost);
     assert_eq!(bench.counters.neighbour_dropped, (LIMIT - most) as u64);
     // An answer releases a neighbour's frames and makes room for those of another.
     bench.learn(0);
     assert_eq!(bench.outbox.len(), 1);
-    bench.hold(LIMIT - 1);
-    assert_eq!(bench.neighbours.held_bytes, most * Outbox::cost(60));
+    bench.hold(LIMIT - 1, LONG_BYTES);
+    assert_eq!(bench.neighbours.held_bytes, most * cost);
     // Each poll gives up a bounded number of the other neighbours.
     let mut polls = 0;
     while bench.neighbours.poll_at().is_some() {
@@ -150,4 +155,22 @@ fn held_packets_are_bounded_in_total() {
     assert_eq!(bench.counters.neighbour_failures, LIMIT as u64 - 1);
     assert_eq!((bench.neighbours.held_bytes, bench.neighbours.len()), (0, 1));
     assert!(polls >= 4 * LIMIT / BUDGET, "{polls}");
+}
+
+/// Short frames wait in memory of their own length, so many more of them fit; the oldest one makes room.
+#[test]
+fn the_memory_of_one_neighbours_frames_is_bounded() {
+    for len in [60, SHORT_BYTES, LONG_BYTES] {
+        let mut bench = Bench::new(1 << 20);
+        let cost = FRAME_OVERHEAD + if len > SHORT_BYTES { Outbox::cost(len) } else { len };
+        let most = PENDING_BYTES / cost;
+        bench.lookup(0);
+        for _ in 0..100 {
+            bench.hold(0, len);
+        }
+        assert_eq!(bench.neighbours.held_bytes, most * cost, "{len}");
+        assert_eq!(bench.counters.neighbour_dropped, 100 - most as u64, "{len}");
+        bench.learn(0);
+        assert_eq!((bench.outbox.len(), bench.neighbours.held_bytes), (most, 0), "{len}");
+    }
 }
