@@ -26,6 +26,12 @@ impl VlanTag {
     /// The size of the tag in a frame, in bytes.
     pub const BYTES: usize = 4;
 
+    /// Returns `true` if the tag carries only a priority, and names no VLAN (IEEE 802.1Q, 9.6).
+    #[must_use]
+    pub fn is_priority(self) -> bool {
+        self.control & 0xfff == 0
+    }
+
     /// Returns the tag as it is in a frame.
     #[must_use]
     pub fn to_bytes(self) -> [u8; VlanTag::BYTES] {
@@ -63,6 +69,7 @@ mod tests {
             frame[12..16].copy_from_slice(&tag.to_bytes());
             assert_eq!(VlanTag::of(&frame), Some(tag));
             assert_eq!(VlanTag::of(&frame[..15]), None, "cut off");
+            assert!(!tag.is_priority() && VlanTag { control: 0xf000, ..tag }.is_priority());
         }
         assert_eq!(VlanTag::of(&[0; 60]), None);
     }

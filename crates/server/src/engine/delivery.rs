@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use towpath_device::{Checksum, Meta};
+use towpath_device::{Checksum, Meta, VlanTag};
 use towpath_memory::{Mapping, Region};
 use towpath_packet::segment::{MAX_HEADER_BYTES, Segmenter};
 use towpath_protocol::counters::{self, Endpoint as EndpointCount};
@@ -49,6 +49,22 @@ impl<'a> Delivery<'a> {
         self.sessions.get_mut(key)
     }
 
+    /// Calls a function with a tagged packet without its tag, or with `None` if that cannot be removed.
+    pub(crate) fn with_untagged<R>(
+        &mut self,
+        packet: &Packet<'_>,
+        function: impl FnOnce(&mut Self, Option<&Packet<'_>>) -> R,
+    ) -> R {
+        let mut room = [0; UNTAGGED_BYTES];
+        let mut pieces = std::mem::take(&mut self.software.untagged);
+        let whole = (packet.source, packet.beginning, packet.meta);
+        let untagged = without_tag(whole, &mut room, &mut pieces);
+        let untagged = untagged.map(|(source, beginning, meta)| Packet { source, beginning, meta });
+        let result = function(self, untagged.as_ref());
+        self.software.untagged = pieces;
+        result
+    }
+
     /// Returns the sessions and the notifier.
     #[inline]
     pub(crate) fn parts(&mut self) -> (&mut SessionTable, &mut Notifier) {
@@ -89,7 +105,7 @@ impl<'a> Delivery<'a> {
     }
 
     /// Delivers a packet that may have a VLAN tag, as [`Delivery::deliver`] does. An endpoint within
-    /// the VLAN receives the packet without the tag.
+    /// the VLAN receives the packet without the tag, and each endpoint one whose tag carries only a priority.
     #[inline(never)]
     pub(crate) fn deliver_tagged(&mut self, destination: Destination, packet: &Packet<'_>) -> Work {
         let Destination { session: key, endpoint } = destination;
@@ -97,7 +113,8 @@ impl<'a> Delivery<'a> {
         let mut room = [0; UNTAGGED_BYTES];
         let mut pieces = std::mem::take(&mut self.software.untagged);
         let whole = (packet.source, packet.beginning, packet.meta);
-        let untagged = if session.is_within_vlan(endpoint) {
+        let is_priority = VlanTag::of(packet.beginning).is_some_and(VlanTag::is_priority);
+        let untagged = if is_priority || session.is_within_vlan(endpoint) {
             without_tag(whole, &mut room, &mut pieces)
         } else {
             Some(whole)

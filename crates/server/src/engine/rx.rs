@@ -339,6 +339,51 @@ fn deliver_packet<const CAPTURES: bool>(
         counters.add(Count::RxMalformed, 1);
         return work;
     };
+    if headers.is_tagged() && headers.vlan.is_none() {
+        work += deliver_priority::<CAPTURES>(packet, flows, delivery, inbox, counters, found);
+        return work;
+    }
+    work += deliver_to_flows::<CAPTURES>(packet, headers, flows, delivery, inbox, counters, found);
+    work
+}
+
+/// Delivers a packet whose VLAN tag carries only a priority: without the tag, as an untagged packet (IEEE 802.1Q, 9.6).
+#[cold]
+#[inline(never)]
+fn deliver_priority<const CAPTURES: bool>(
+    packet: &Packet<'_>,
+    flows: &mut FlowTable,
+    delivery: &mut Delivery<'_>,
+    inbox: &mut Inbox,
+    counters: &mut DeviceCounters,
+    found: &mut Vec<Destination>,
+) -> Work {
+    delivery.with_untagged(packet, |delivery, packet| {
+        let read = |packet: &Packet<'_>| {
+            let headers = Headers::parse(packet.beginning, packet.source.len()).ok();
+            headers.filter(|headers| headers.malformed.is_none())
+        };
+        let Some((packet, headers)) = packet.and_then(|packet| Some((packet, read(packet)?)))
+        else {
+            counters.add(Count::RxMalformed, 1);
+            return Work::default();
+        };
+        deliver_to_flows::<CAPTURES>(packet, &headers, flows, delivery, inbox, counters, found)
+    })
+}
+
+/// Delivers a packet to the receivers that its flow has.
+#[inline(always)]
+fn deliver_to_flows<const CAPTURES: bool>(
+    packet: &Packet<'_>,
+    headers: &Headers,
+    flows: &mut FlowTable,
+    delivery: &mut Delivery<'_>,
+    inbox: &mut Inbox,
+    counters: &mut DeviceCounters,
+    found: &mut Vec<Destination>,
+) -> Work {
+    let mut work = Work::default();
     if inbox.is_on() && remote::concerns(headers) {
         inbox.push(packet.source.len(), |to| packet.source.copy_beginning(to));
         if Plain::of(headers).is_some_and(|plain| is_rdma(&plain)) {

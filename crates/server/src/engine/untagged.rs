@@ -1,6 +1,6 @@
-//! Removes the outer VLAN tag of packets for endpoints that lie within the VLAN: the copy into the
-//! receive buffers leaves the tag out. `tx/tag.rs` inserts the tag into packets that such
-//! endpoints send.
+//! Removes the outer VLAN tag of packets for endpoints that lie within the VLAN, and of packets whose tag carries only
+//! a priority: the copy into the receive buffers leaves the tag out. `tx/tag.rs` inserts the tag into packets that
+//! endpoints within a VLAN send.
 
 use towpath_device::{Meta, TagProtocol, VlanTag};
 
@@ -11,16 +11,17 @@ pub(crate) const UNTAGGED_BYTES: usize = TAGGED_BYTES - VlanTag::BYTES;
 /// The end of a tag in a packet.
 const END: usize = VlanTag::OFFSET + VlanTag::BYTES;
 
-/// Returns a tagged packet (its source, its beginning, its metadata) without its outer tag. Returns `None` if that is not a tag of IEEE 802.1Q: the
-/// VLANs of a service provider have the same numbers (802.1ad), and the application could not tell them
-/// apart. Also returns `None` if the packet or its metadata leave no room for a tag. `room` and `pieces` are
-/// memory for the result.
+/// Returns a tagged packet (its source, its beginning, its metadata) without its outer tag. Returns `None` if that is a
+/// tag of a service provider's VLAN: those have the same numbers (IEEE 802.1ad) as a customer's, and the application
+/// could not tell them apart. Also returns `None` if the packet or its metadata leave no room for a tag. `room` and
+/// `pieces` are memory for the result.
 pub(crate) fn without_tag<'a>(
     (source, beginning, meta): (Source<'a>, &[u8], Meta),
     room: &'a mut [u8; UNTAGGED_BYTES],
     pieces: &'a mut SegmentPieces,
 ) -> Option<(Source<'a>, &'a [u8], Meta)> {
-    if VlanTag::of(beginning)?.protocol != TagProtocol::Customer {
+    let tag = VlanTag::of(beginning)?;
+    if tag.protocol == TagProtocol::Service && !tag.is_priority() {
         return None;
     }
     let meta = meta.without_tag(VlanTag::BYTES as u16)?;

@@ -326,9 +326,14 @@ impl Queue<'_, '_> {
             }
             return (false, work);
         };
-        if let [one] = buffers {
+        // A tag that carries only a priority, and that the device left in the packet, is left out by a copy.
+        let is_priority = headers.is_tagged() && headers.vlan.is_none();
+        if let [one] = buffers
+            && (one.tag.is_some() || !is_priority)
+        {
             let Received { offset, buffer, len, .. } = *one;
-            let placed = Placed { offset, buffer, len, tag_removed: one.tag.is_some() };
+            let tag_removed = one.tag.is_some() && !is_priority;
+            let placed = Placed { offset, buffer, len, tag_removed };
             match self.delivery.deliver_in_place(destination, placed, one.meta) {
                 InPlace::Given => return (true, work),
                 InPlace::Dropped => return (false, work),

@@ -241,7 +241,7 @@ impl TxPath {
         let local = self.found.len();
         let (mut work, mut captures) = (Work::default(), Work::default());
         if local > 0 || CAPTURES && !context.flows.captures().is_empty() {
-            let packet = (meta, headers.vlan.is_some());
+            let packet = (meta, headers.is_tagged());
             (work, captures) = self.deliver_here::<CAPTURES>(one, packet, members, context);
         }
         if group {

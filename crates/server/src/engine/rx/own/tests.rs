@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use towpath_device::{
     Access, Armed, Completion, Counters, DeviceQueue, Dma, DmaError, Kick, Meta, Outcome, Part,
-    Received, Registration, SpaceId, Spaces, loopback,
+    Received, Registration, SpaceId, Spaces, TagProtocol, VlanTag, loopback,
 };
 use towpath_memory::{Mapping, Region};
 use towpath_protocol::counters::Endpoint as EndpointCount;
@@ -177,11 +177,16 @@ impl World {
 
     /// Puts a packet into the buffer that the device got first.
     fn arrive(&mut self, frame: &[u8], meta: Meta) {
+        self.arrive_without(None, frame, meta);
+    }
+
+    /// As [`World::arrive`], with a VLAN tag that the device removed.
+    fn arrive_without(&mut self, tag: Option<VlanTag>, frame: &[u8], meta: Meta) {
         let buffer = self.seen.lock().unwrap().filled.pop_front().unwrap();
         let offset = buffer + HEADROOM;
         assert!(self.session().receive_pool.copy_in(offset as usize, frame));
         let len = frame.len() as u32;
-        let one = Received::whole(SpaceId(0), buffer, offset, len, meta);
+        let one = Received { tag, ..Received::whole(SpaceId(0), buffer, offset, len, meta) };
         self.seen.lock().unwrap().arrived.push(one);
     }
 
@@ -226,6 +231,23 @@ fn packets_stay_where_the_device_put_them() {
     assert_eq!(world.count(EndpointCount::RxPackets), frames.len() as u64);
     assert_eq!(world.count(EndpointCount::RxCopies), 0);
     assert_eq!(world.counters.get(Count::RxPackets), frames.len() as u64);
+}
+
+/// A tag that carries only a priority is left out, by a copy if the device left it in the packet.
+#[test]
+fn packets_with_a_priority_alone_are_as_untagged_ones() {
+    let mut world = World::new();
+    world.poll();
+    let expected = inward(PORT).udp(&[7; 300]);
+    world.arrive(&inward(PORT).vlan(0xe000).udp(&[7; 300]), Meta::FULL);
+    world.poll();
+    assert_eq!(world.application.packets(), [(0, expected.clone())]);
+    assert_eq!(world.count(EndpointCount::RxCopies), 1);
+    let tag = VlanTag { protocol: TagProtocol::Customer, control: 0xe000 };
+    world.arrive_without(Some(tag), &expected, Meta::FULL);
+    world.poll();
+    assert_eq!(world.application.packets(), [(0, expected)]);
+    assert_eq!(world.count(EndpointCount::RxCopies), 1);
 }
 
 #[test]
