@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
 
 use rustix::io::Errno;
 
@@ -38,6 +39,9 @@ const XDP_PROG_IDS: std::ops::RangeInclusive<u16> = 4..=7;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
 const IFLA_VLAN_ID: u16 = 1;
+const IFLA_BR_MCAST_SNOOPING: u16 = 23;
+const IFLA_BR_MCAST_QUERIER: u16 = 25;
+const IFLA_BR_MCAST_QUERY_RESPONSE_INTVL: u16 = 34;
 const VETH_INFO_PEER: u16 = 1;
 
 const IFF_UP: u32 = 0x1;
@@ -312,6 +316,32 @@ impl Netlink {
     pub fn create_bridge(&mut self, name: &str) -> Result<(), Error> {
         self.create("bridge", name, |request| {
             request.nested(IFLA_LINKINFO, |info| info.attribute(IFLA_INFO_KIND, b"bridge"));
+        })
+    }
+
+    /// Creates a bridge that forwards packets to a group only where a station reports the group (IGMP and MLD
+    /// snooping), and that asks for reports itself. Stations answer within `response`.
+    ///
+    /// # Errors
+    /// Any [`Error`].
+    pub fn create_querying_bridge(&mut self, name: &str, response: Duration) -> Result<(), Error> {
+        // In hundredths of a second (USER_HZ).
+        let response = (response.as_millis() / 10) as u64;
+        let multicast = |request: &mut Request, fill: &dyn Fn(&mut Request)| {
+            request.nested(IFLA_LINKINFO, |info| {
+                info.attribute(IFLA_INFO_KIND, b"bridge");
+                info.nested(IFLA_INFO_DATA, |data| fill(data));
+            });
+        };
+        self.create("bridge", name, |request| {
+            multicast(request, &|data| {
+                data.attribute(IFLA_BR_MCAST_SNOOPING, &[1]);
+                data.attribute(IFLA_BR_MCAST_QUERY_RESPONSE_INTVL, &response.to_ne_bytes());
+            });
+        })?;
+        // From when it becomes a querier, the bridge forwards to all stations for the time that it has then.
+        self.change("make a querier of", name, 0, 0, |request| {
+            multicast(request, &|data| data.attribute(IFLA_BR_MCAST_QUERIER, &[1]));
         })
     }
 

@@ -40,7 +40,8 @@ counters! {
     rx_ip_checksum,
     /// Dropped: wrong TCP, UDP or ICMP checksum.
     rx_checksum,
-    /// Dropped: an IPv6 extension header or option that the stack does not support.
+    /// Dropped: an IPv6 extension header or option that the stack does not support, an IPv4 source route, or a
+    /// malformed IPv4 option.
     rx_extension,
     /// Dropped: an IP protocol that the stack does not support.
     rx_protocol,
@@ -66,6 +67,10 @@ counters! {
     ndp_received,
     /// NDP messages sent.
     ndp_sent,
+    /// Queries of multicast listeners received (MLD).
+    mld_received,
+    /// Reports of multicast listeners sent.
+    mld_sent,
     /// Claims of another station on one of our addresses.
     address_conflicts,
     /// Neighbours that did not answer.
@@ -135,7 +140,7 @@ counters! {
     tcp_time_wait_evicted,
     /// TIME-WAIT entries reused by a newer SYN.
     tcp_time_wait_reused,
-    /// Segments dropped: too short, port zero, or flags that contradict each other.
+    /// Segments dropped: too short, port zero, or flags that contradict each other at an open port.
     tcp_malformed,
     /// Segments that the link refused after reporting room; they are sent later.
     tcp_transmit_refused,
@@ -158,7 +163,7 @@ counters! {
     /// Segments wholly outside of the window. The stack drops their data; the acknowledgement of an
     /// old one counts.
     tcp_unacceptable,
-    /// Segments dropped: an old timestamp, or none where they were agreed upon (PAWS, RFC 7323, 5).
+    /// Segments dropped: an old timestamp (PAWS, RFC 7323, 5).
     tcp_paws_dropped,
     /// Segments ignored: no acknowledgement where each segment has one, no SYN where one is awaited,
     /// data after the peer's FIN, or anything but a reset or a newer SYN in TIME-WAIT.

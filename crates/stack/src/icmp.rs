@@ -2,7 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::{ip, path};
+use crate::ip::{self, Parameter};
+use crate::path;
 
 /// The problem that an error reports, if a host uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +71,7 @@ pub(crate) fn is_error(of: IpAddr, kind: u8) -> bool {
 pub(crate) fn parse(of: IpAddr, message: &[u8]) -> Message {
     let (kind, code) = (message[0], message[1]);
     let problem = match (of, kind, code) {
-        (IpAddr::V4(_), 8, 0) | (IpAddr::V6(_), 128, 0) => return Message::EchoRequest,
+        (IpAddr::V4(_), 8, _) | (IpAddr::V6(_), 128, _) => return Message::EchoRequest,
         (IpAddr::V4(_), 3, 2 | 3) | (IpAddr::V6(_), 1, 4) => Problem::Refused,
         (IpAddr::V4(_), 3, 4) => {
             Problem::TooBig(usize::from(u16::from_be_bytes([message[6], message[7]])))
@@ -140,7 +141,9 @@ pub(crate) enum Report {
     Port,
     /// The host does not support the protocol; the value is the offset of its number in the packet
     /// (IPv6).
-    Protocol(u32),
+    Protocol(usize),
+    /// Another part of the headers.
+    Parameter(Parameter),
 }
 
 impl Report {
@@ -150,7 +153,14 @@ impl Report {
             (Report::Port, IpAddr::V4(_)) => (3, 3, 0),
             (Report::Port, IpAddr::V6(_)) => (1, 4, 0),
             (Report::Protocol(_), IpAddr::V4(_)) => (3, 2, 0),
-            (Report::Protocol(at), IpAddr::V6(_)) => (4, 1, at),
+            (Report::Protocol(at), IpAddr::V6(_)) => (4, ip::UNKNOWN_PROTOCOL, at as u32),
+            // Over IPv4 one byte holds the pointer (RFC 792).
+            (Report::Parameter(parameter), IpAddr::V4(_)) => {
+                (12, parameter.code, (parameter.at as u32) << 24)
+            }
+            (Report::Parameter(parameter), IpAddr::V6(_)) => {
+                (4, parameter.code, parameter.at as u32)
+            }
         };
         let [a, b, c, d] = u32::to_be_bytes(pointer);
         [kind, code, 0, 0, a, b, c, d]

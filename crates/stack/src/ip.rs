@@ -8,7 +8,7 @@ pub(crate) const ICMP: u8 = 1;
 pub(crate) const TCP: u8 = 6;
 pub(crate) const UDP: u8 = 17;
 pub(crate) const ICMPV6: u8 = 58;
-const HOP_BY_HOP: u8 = 0;
+pub(crate) const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
 const DESTINATION_OPTIONS: u8 = 60;
@@ -38,6 +38,8 @@ pub(crate) struct Packet<'a> {
     pub(crate) dst: IpAddr,
     pub(crate) protocol: u8,
     pub(crate) hop_limit: u8,
+    /// The offset of the byte that states the protocol, from the IP header's first byte.
+    pub(crate) protocol_at: usize,
     /// The bytes after all IP headers.
     pub(crate) payload: &'a [u8],
     /// From the IP header's first byte to the packet's end, without the frame's padding.
@@ -53,7 +55,32 @@ pub(crate) enum Refusal {
     Malformed,
     Checksum,
     Extension,
+    /// A header that the sender gets a report about.
+    Parameter(Parameter),
 }
+
+/// A part of the headers that a host must not pass over in silence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Parameter {
+    /// The code of the report (RFC 4443, 3.4).
+    pub(crate) code: u8,
+    /// Its offset, in bytes from the IP header's first byte.
+    pub(crate) at: usize,
+    /// `true` if the report is also due about a packet to a group.
+    pub(crate) even_to_group: bool,
+}
+
+impl Refusal {
+    /// A part of the headers that is reported about packets to this host alone.
+    fn parameter(code: u8, at: usize) -> Refusal {
+        Refusal::Parameter(Parameter { code, at, even_to_group: false })
+    }
+}
+
+/// The codes of such reports: a wrong value, an unknown protocol, an unknown option.
+const WRONG: u8 = 0;
+pub(crate) const UNKNOWN_PROTOCOL: u8 = 1;
+const UNKNOWN_OPTION: u8 = 2;
 
 fn be16(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([bytes[at], bytes[at + 1]])
@@ -73,16 +100,24 @@ pub(crate) fn parse_v4(bytes: &[u8], large: bool) -> Result<Packet<'_>, Refusal>
     if !large && Sum::default().add(&bytes[..header]).folded() != 0xffff {
         return Err(Refusal::Checksum);
     }
-    let bytes = &bytes[..total];
+    if header > 20 {
+        check_v4_options(&bytes[..header])?;
+    }
+    Ok(outline_v4(&bytes[..total]))
+}
+
+/// Reads an IPv4 header whose lengths are those of the packet.
+fn outline_v4(bytes: &[u8]) -> Packet<'_> {
     let flags = be16(bytes, 6);
     let (more, offset) = (flags & 0x2000 != 0, usize::from(flags & 0x1fff) * 8);
     let address = |at| Ipv4Addr::new(bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]);
-    Ok(Packet {
+    Packet {
         src: address(12).into(),
         dst: address(16).into(),
         protocol: bytes[9],
         hop_limit: bytes[8],
-        payload: &bytes[header..],
+        protocol_at: 9,
+        payload: &bytes[usize::from(bytes[0] & 15) * 4..],
         bytes,
         fragment: (more || offset != 0).then(|| FragmentOf {
             id: u32::from(be16(bytes, 4)),
@@ -90,7 +125,79 @@ pub(crate) fn parse_v4(bytes: &[u8], large: bool) -> Result<Packet<'_>, Refusal>
             more,
         }),
         congested: bytes[1] & ECN_BITS == CONGESTED,
-    })
+    }
+}
+
+/// Checks the options of an IPv4 header (RFC 791, 3.1). The stack passes over all but source routes: with those, a
+/// sender chooses the path of the answers (RFC 7126, 4.3 and 4.4).
+fn check_v4_options(header: &[u8]) -> Result<(), Refusal> {
+    const END: u8 = 0;
+    const NOTHING: u8 = 1;
+    const LOOSE_SOURCE_ROUTE: u8 = 131;
+    const STRICT_SOURCE_ROUTE: u8 = 137;
+    let mut at = 20;
+    while let Some(&kind) = header.get(at) {
+        match kind {
+            END => break,
+            NOTHING => at += 1,
+            LOOSE_SOURCE_ROUTE | STRICT_SOURCE_ROUTE => return Err(Refusal::Extension),
+            _ => {
+                let len = header.get(at + 1).map_or(0, |&len| usize::from(len));
+                if len < 2 || len > header.len() - at {
+                    return Err(Refusal::parameter(WRONG, at));
+                }
+                at += len;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Reads the fixed part of the headers of a packet that was refused with [`Refusal::Parameter`].
+pub(crate) fn outline(bytes: &[u8]) -> Packet<'_> {
+    let (is_v4, at) = (bytes[0] >> 4 == 4, if bytes[0] >> 4 == 4 { 2 } else { 4 });
+    let stated = usize::from(be16(bytes, at)) + if is_v4 { 0 } else { 40 };
+    // A large packet may state no length.
+    let len = if be16(bytes, at) == 0 { bytes.len() } else { stated.min(bytes.len()) };
+    if is_v4 { outline_v4(&bytes[..len]) } else { outline_v6(&bytes[..len]) }
+}
+
+/// Returns the protocol of an IPv6 packet behind its extension headers, and the bytes from there on, as far as it can
+/// be read; `None` if the packet is a later fragment.
+pub(crate) fn beyond_extensions<'a>(packet: &Packet<'a>) -> Option<(u8, &'a [u8])> {
+    let (mut protocol, mut rest) = (packet.protocol, packet.payload);
+    while matches!(protocol, HOP_BY_HOP | ROUTING | FRAGMENT | DESTINATION_OPTIONS)
+        && rest.len() >= 8
+    {
+        let is_fragment = protocol == FRAGMENT;
+        if is_fragment && be16(rest, 2) & 0xfff8 != 0 {
+            return None;
+        }
+        let len = if is_fragment { 8 } else { 8 + usize::from(rest[1]) * 8 };
+        protocol = rest[0];
+        rest = rest.get(len..).unwrap_or_default();
+    }
+    Some((protocol, rest))
+}
+
+/// Reads the fixed part of an IPv6 header.
+fn outline_v6(bytes: &[u8]) -> Packet<'_> {
+    let address = |at: usize| {
+        let mut octets = [0; 16];
+        octets.copy_from_slice(&bytes[at..at + 16]);
+        IpAddr::from(Ipv6Addr::from(octets))
+    };
+    Packet {
+        src: address(8),
+        dst: address(24),
+        protocol: bytes[6],
+        hop_limit: bytes[7],
+        protocol_at: 6,
+        payload: &bytes[40..],
+        bytes,
+        fragment: None,
+        congested: bytes[1] >> 4 & ECN_BITS == CONGESTED,
+    }
 }
 
 /// Parses an IPv6 header and walks its extensions up to a fragment header or the payload.
@@ -104,31 +211,20 @@ pub(crate) fn parse_v6(bytes: &[u8], large: bool) -> Result<Packet<'_>, Refusal>
         return Err(Refusal::Malformed);
     }
     let bytes = &bytes[..total];
-    let address = |at: usize| {
-        let mut octets = [0; 16];
-        octets.copy_from_slice(&bytes[at..at + 16]);
-        IpAddr::from(Ipv6Addr::from(octets))
-    };
-    let mut packet = Packet {
-        src: address(8),
-        dst: address(24),
-        protocol: bytes[6],
-        hop_limit: bytes[7],
-        payload: &bytes[40..],
-        bytes,
-        fragment: None,
-        congested: bytes[1] >> 4 & ECN_BITS == CONGESTED,
-    };
+    let mut packet = outline_v6(bytes);
     for count in 0..=MAX_EXTENSIONS {
         let payload = packet.payload;
-        let known = match packet.protocol {
-            HOP_BY_HOP => count == 0,
-            ROUTING | FRAGMENT | DESTINATION_OPTIONS => true,
+        match packet.protocol {
+            HOP_BY_HOP if count == 0 => {}
+            // Only the first extension may be one (RFC 8200, 4).
+            HOP_BY_HOP => return Err(Refusal::parameter(UNKNOWN_PROTOCOL, packet.protocol_at)),
+            ROUTING | FRAGMENT | DESTINATION_OPTIONS => {}
             _ => return Ok(packet),
-        };
-        if !known || count == MAX_EXTENSIONS {
+        }
+        if count == MAX_EXTENSIONS {
             return Err(Refusal::Extension);
         }
+        let at = bytes.len() - payload.len();
         if payload.len() < 8 {
             return Err(Refusal::Malformed);
         }
@@ -136,6 +232,7 @@ pub(crate) fn parse_v6(bytes: &[u8], large: bool) -> Result<Packet<'_>, Refusal>
             let field = be16(payload, 2);
             let (offset, more) = (usize::from(field & 0xfff8), field & 1 != 0);
             packet.protocol = payload[0];
+            packet.protocol_at = at;
             packet.payload = &payload[8..];
             // An atomic fragment is a whole packet (RFC 6946).
             if offset != 0 || more {
@@ -149,35 +246,71 @@ pub(crate) fn parse_v6(bytes: &[u8], large: bool) -> Result<Packet<'_>, Refusal>
         if payload.len() < len {
             return Err(Refusal::Malformed);
         }
-        // A routing header with segments left asks this host to act as a router (RFC 5095).
-        let ok = if packet.protocol == ROUTING {
-            payload[3] == 0
-        } else {
-            options_may_be_skipped(&payload[2..len])
-        };
-        if !ok {
-            return Err(Refusal::Extension);
+        if packet.protocol != ROUTING {
+            check_options(&payload[2..len], at + 2)?;
+        } else if payload[3] != 0 {
+            // Segments that are left ask this host to act as a router. It knows no type of routing (RFC 8200, 4.4;
+            // RFC 5095, 3).
+            return Err(Refusal::parameter(WRONG, at + 2));
         }
         packet.protocol = payload[0];
+        packet.protocol_at = at;
         packet.payload = &payload[len..];
     }
     Err(Refusal::Extension)
 }
 
-/// Returns `true` if a host that does not know the options must skip all of them (RFC 8200, 4.2).
-fn options_may_be_skipped(mut options: &[u8]) -> bool {
+/// Returns `true` if a parsed IPv6 packet has the router alert option (RFC 2711) in its hop-by-hop options.
+pub(crate) fn has_router_alert(packet: &Packet<'_>) -> bool {
+    const ROUTER_ALERT: u8 = 5;
+    if packet.bytes[6] != HOP_BY_HOP {
+        return false;
+    }
+    let len = 8 + usize::from(packet.bytes[41]) * 8;
+    let mut options = &packet.bytes[42..40 + len];
     while let [kind, rest @ ..] = options {
         if *kind == 0 {
             options = rest;
             continue;
         }
         let Some((&len, rest)) = rest.split_first() else { return false };
-        if rest.len() < usize::from(len) || kind & 0xc0 != 0 {
-            return false;
+        if *kind == ROUTER_ALERT && len == 2 {
+            return true;
         }
-        options = &rest[usize::from(len)..];
+        options = rest.get(usize::from(len)..).unwrap_or_default();
     }
-    true
+    false
+}
+
+/// Checks that a host that does not know the options must skip all of them (RFC 8200, 4.2). `at`: their offset in
+/// the packet.
+fn check_options(options: &[u8], at: usize) -> Result<(), Refusal> {
+    let mut rest = options;
+    while let [kind, after @ ..] = rest {
+        if *kind == 0 {
+            rest = after;
+            continue;
+        }
+        let Some((&len, after)) = after.split_first() else { return Err(Refusal::Extension) };
+        if after.len() < usize::from(len) {
+            return Err(Refusal::Extension);
+        }
+        let at = at + options.len() - rest.len();
+        match kind >> 6 {
+            0 => {}
+            1 => return Err(Refusal::Extension),
+            action => {
+                let even_to_group = action == 2;
+                return Err(Refusal::Parameter(Parameter {
+                    code: UNKNOWN_OPTION,
+                    at,
+                    even_to_group,
+                }));
+            }
+        }
+        rest = &after[usize::from(len)..];
+    }
+    Ok(())
 }
 
 /// Returns the length of a header without options, in bytes.
@@ -297,6 +430,25 @@ mod tests {
     }
 
     #[test]
+    fn ipv4_options_are_passed_over_or_refused() {
+        for (options, expected) in [
+            ([1, 1, 1, 0], Ok(())),
+            ([7, 4, 0, 0], Ok(())),
+            ([0, 9, 9, 9], Ok(())),
+            ([7, 0, 0, 0], Err(Refusal::parameter(WRONG, 20))),
+            ([1, 7, 1, 0], Err(Refusal::parameter(WRONG, 21))),
+            ([7, 5, 0, 0], Err(Refusal::parameter(WRONG, 20))),
+            ([1, 1, 1, 7], Err(Refusal::parameter(WRONG, 23))),
+            ([131, 3, 4, 0], Err(Refusal::Extension)),
+            ([137, 3, 4, 0], Err(Refusal::Extension)),
+        ] {
+            let mut header = vec![0x46; 20];
+            header.extend_from_slice(&options);
+            assert_eq!(check_v4_options(&header), expected, "{options:?}");
+        }
+    }
+
+    #[test]
     fn extension_headers_are_walked_or_refused() {
         let header = Header {
             src: "fe80::1".parse().unwrap(),
@@ -314,11 +466,26 @@ mod tests {
         bytes[49..56].copy_from_slice(&[0, 1, 4, 0, 0, 0, 0]);
         let packet = parse_v6(&bytes, false).unwrap();
         assert_eq!((packet.protocol, packet.payload.len()), (UDP, 3));
+        assert_eq!(packet.protocol_at, 48);
         // An option that must not be skipped.
         bytes[50] = 0xc2;
-        assert_eq!(parse_v6(&bytes, false).unwrap_err(), Refusal::Extension);
+        let parameter =
+            |code, at, even_to_group| Refusal::Parameter(Parameter { code, at, even_to_group });
+        for (kind, refusal) in [
+            (0xc2, parameter(UNKNOWN_OPTION, 50, false)),
+            (0x82, parameter(UNKNOWN_OPTION, 50, true)),
+            (0x42, Refusal::Extension),
+        ] {
+            bytes[50] = kind;
+            assert_eq!(parse_v6(&bytes, false).unwrap_err(), refusal, "{kind:x}");
+        }
         // Hop-by-hop options anywhere but first.
         bytes[40] = HOP_BY_HOP;
-        assert_eq!(parse_v6(&bytes, false).unwrap_err(), Refusal::Extension);
+        assert_eq!(parse_v6(&bytes, false).unwrap_err(), parameter(UNKNOWN_PROTOCOL, 40, false));
+        // A routing header with segments left.
+        bytes[40] = ROUTING;
+        bytes[50] = 1;
+        bytes[51] = 3;
+        assert_eq!(parse_v6(&bytes, false).unwrap_err(), parameter(WRONG, 50, false));
     }
 }

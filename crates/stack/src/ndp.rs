@@ -11,6 +11,9 @@ pub(crate) const MESSAGE_BYTES: usize = 32;
 /// The required hop limit of all messages: only a neighbour can send it (RFC 4861, 7.1).
 pub(crate) const HOP_LIMIT: u8 = 255;
 
+/// All hosts of the link (RFC 4291, 2.7.1).
+pub(crate) const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ndp {

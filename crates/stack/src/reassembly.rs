@@ -282,6 +282,7 @@ mod tests {
                 dst: "10.0.0.2".parse().unwrap(),
                 protocol: 17,
                 hop_limit: 64,
+                protocol_at: 9,
                 payload,
                 bytes: payload,
                 congested: false,

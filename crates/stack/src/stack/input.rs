@@ -7,7 +7,8 @@ use crate::arp::Arp;
 use crate::checksum::Sum;
 use crate::host::Host;
 use crate::icmp::{self, Message, Problem, Report};
-use crate::ip::{self, Header, Packet, Refusal};
+use crate::ip::{self, Header, Packet, Parameter, Refusal};
+use crate::mld::{self, Query};
 use crate::ndp::{self, Ndp};
 use crate::outbox::NextHop;
 use crate::{Checksum, Instant, Meta, ethernet};
@@ -60,6 +61,9 @@ impl Stack {
                     Refusal::Malformed => &mut counters.rx_malformed,
                     Refusal::Checksum => &mut counters.rx_ip_checksum,
                     Refusal::Extension => &mut counters.rx_extension,
+                    Refusal::Parameter(parameter) => {
+                        return self.refuse_parameter(now, payload, group, parameter);
+                    }
                 } += 1;
                 return;
             }
@@ -70,10 +74,6 @@ impl Stack {
         let Some(part) = packet.fragment else {
             return self.deliver(now, &packet, group, must_verify(&meta));
         };
-        if !self.host.is_ours(packet.dst) {
-            self.host.counters.rx_other_address += 1;
-            return;
-        }
         let counters = &mut self.host.counters;
         if let Some(whole) = self.reassembly.add(now, &packet, part, counters) {
             let read = if packet.src.is_ipv4() { ip::parse_v4 } else { ip::parse_v6 };
@@ -91,8 +91,8 @@ impl Stack {
         let host = &mut self.host;
         let dst_ok = match packet.dst {
             IpAddr::V6(v6) if v6.is_multicast() => {
-                let all = std::net::Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
-                v6 == all || host.ipv6.iter().any(|&(ours, _)| ndp::solicited_node(ours) == v6)
+                v6 == ndp::ALL_NODES
+                    || host.ipv6.iter().any(|&(ours, _)| ndp::solicited_node(ours) == v6)
             }
             dst => host.is_ours(dst) || host.is_broadcast(dst),
         };
@@ -128,7 +128,7 @@ impl Stack {
                 self.host.counters.rx_protocol += 1;
                 // "No next header" is a valid value, not an unknown protocol (RFC 8200, 4.7).
                 if unicast && packet.protocol != 59 {
-                    self.report(now, packet, Report::Protocol(6));
+                    self.report(now, packet, Report::Protocol(packet.protocol_at));
                 }
             }
         }
@@ -144,7 +144,7 @@ impl Stack {
         let (mac, ip) = arp.sender;
         if ip == ours && !self.host.config.shares_addresses {
             if mac != self.host.config.mac {
-                self.conflict(now);
+                self.defend(now, ours.into());
             }
             return;
         }
@@ -169,12 +169,12 @@ impl Stack {
     }
 
     /// Handles another station's claim on one of our addresses: counts the claim, and defends the
-    /// address at a limited rate (RFC 5227, 2.4).
-    fn conflict(&mut self, now: Instant) {
+    /// address at a limited rate (RFC 5227, 2.4), which is the address's own.
+    fn defend(&mut self, now: Instant, address: IpAddr) {
         self.host.counters.address_conflicts += 1;
-        if self.defended.is_none_or(|at| now.since(at) >= DEFEND_INTERVAL) {
-            self.defended = Some(now);
-            self.announce(now);
+        if self.defended.get(&address).is_none_or(|&at| now.since(at) >= DEFEND_INTERVAL) {
+            self.defended.insert(address, now);
+            self.announce(now, address);
         }
     }
 
@@ -195,6 +195,9 @@ impl Stack {
             }
         }
         if packet.src.is_ipv6() {
+            if message[0] == mld::QUERY {
+                return self.mld(now, packet);
+            }
             match Ndp::parse(message) {
                 Ok(Some(ndp)) if packet.hop_limit == ndp::HOP_LIMIT => {
                     return self.ndp(now, packet, ndp);
@@ -208,8 +211,13 @@ impl Stack {
         }
         self.host.counters.icmp_received += 1;
         match icmp::parse(packet.src, message) {
-            // An answer to a broadcast would allow a smurf attack (RFC 1122, 3.2.2.6).
-            Message::EchoRequest if unicast => self.echo(now, packet),
+            // An answer to an IPv4 broadcast would allow a smurf attack (RFC 1122, 3.2.2.6). One to a group of IPv6
+            // stays on the link: routers forward none to the groups that this host listens to (RFC 4443, 4.2).
+            Message::EchoRequest
+                if unicast || packet.src.is_ipv6() && !self.host.config.shares_addresses =>
+            {
+                self.echo(now, packet);
+            }
             Message::Error(problem, quoted) => self.problem(now, problem, &quoted),
             Message::Unreadable => self.host.counters.icmp_errors_unmatched += 1,
             Message::EchoRequest | Message::Other => {}
@@ -223,10 +231,11 @@ impl Stack {
             return;
         };
         let message = packet.payload;
-        let mut head = [icmp::echo_reply(packet.src), 0, 0, 0, 0, 0, 0, 0];
+        // The code is zero in each usual request, and is echoed as on Linux.
+        let mut head = [icmp::echo_reply(packet.src), message[1], 0, 0, 0, 0, 0, 0];
         head[4..8].copy_from_slice(&message[4..8]);
         let header = Header {
-            src: packet.dst,
+            src: if packet.dst.is_multicast() { route.src } else { packet.dst },
             dst: packet.src,
             protocol: packet.protocol,
             hop_limit: ip::HOP_LIMIT,
@@ -267,6 +276,18 @@ impl Stack {
         }
     }
 
+    /// Handles a query for the groups that this host listens to (RFC 3810, 6.2).
+    fn mld(&mut self, now: Instant, packet: &Packet<'_>) {
+        self.host.counters.mld_received += 1;
+        let is_near = matches!(packet.src, IpAddr::V6(src) if src.is_unicast_link_local())
+            && packet.hop_limit == 1
+            && ip::has_router_alert(packet);
+        match Query::parse(packet.payload).filter(|_| is_near) {
+            Some(query) => self.groups.query(now, &mut self.host.random, &query),
+            None => self.host.counters.rx_malformed += 1,
+        }
+    }
+
     fn ndp(&mut self, now: Instant, packet: &Packet<'_>, ndp: Ndp) {
         self.host.counters.ndp_received += 1;
         let (IpAddr::V6(src), mac) = (packet.src, self.host.config.mac) else { return };
@@ -276,10 +297,10 @@ impl Stack {
                     return;
                 }
                 if src.is_unspecified() {
-                    // Another host is about to take our address: announce our claim to all stations
-                    // (RFC 4861, 7.2.4).
-                    self.conflict(now);
-                    return;
+                    // Another host is about to take our address, and asks whether it may. Each such question is
+                    // answered, to all stations (RFC 4861, 7.2.4; RFC 4862, 5.4.3).
+                    self.host.counters.address_conflicts += 1;
+                    return self.announce(now, target.into());
                 }
                 if let Some(link) = link {
                     self.learn(now, src.into(), link, true);
@@ -294,7 +315,7 @@ impl Stack {
             Ndp::Advertisement { target, link, solicited: _ } => {
                 if self.host.is_ours(target.into()) && !self.host.config.shares_addresses {
                     if link != Some(mac) {
-                        self.conflict(now);
+                        self.defend(now, target.into());
                     }
                     return;
                 }
@@ -302,6 +323,24 @@ impl Stack {
                     self.learn(now, target.into(), link, false);
                 }
             }
+        }
+    }
+
+    /// Drops a packet for a part of its headers, and reports that part to the sender (RFC 8200, 4; RFC 4443, 3.4;
+    /// RFC 1122, 3.2.1.8).
+    fn refuse_parameter(&mut self, now: Instant, bytes: &[u8], group: bool, parameter: Parameter) {
+        let packet = ip::outline(bytes);
+        if !self.accepts(&packet) {
+            return;
+        }
+        self.host.counters.rx_extension += 1;
+        let unicast = !group && self.host.is_ours(packet.dst);
+        // A later fragment has no beginning of the packet to report about.
+        let is_later = packet.fragment.is_some_and(|part| part.offset > 0);
+        let Some((protocol, payload)) = ip::beyond_extensions(&packet) else { return };
+        if !is_later && (unicast || parameter.even_to_group) {
+            let packet = Packet { protocol, payload, ..packet };
+            self.report(now, &packet, Report::Parameter(parameter));
         }
     }
 
@@ -324,7 +363,7 @@ impl Stack {
         let quote = packet.bytes.len().min(icmp::quote_bytes(packet.src));
         let mut head = report.head(packet.src);
         let header = Header {
-            src: packet.dst,
+            src: if packet.dst.is_multicast() { route.src } else { packet.dst },
             dst: packet.src,
             protocol: icmp,
             hop_limit: ip::HOP_LIMIT,

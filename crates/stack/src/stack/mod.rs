@@ -3,10 +3,15 @@
 mod input;
 mod sockets;
 
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+
 use crate::arp::Arp;
+use crate::checksum::Sum;
 use crate::ethernet;
 use crate::host::Host;
 use crate::ip::{self, Header};
+use crate::mld::{self, Groups};
 use crate::ndp::{self, Ndp};
 use crate::neighbour::{Lookup, Outcome, Question};
 use crate::outbox::{Frame, NextHop};
@@ -30,8 +35,9 @@ pub struct Stack {
     outcome: Outcome,
     /// `true` if the link had no room at the last poll.
     blocked: bool,
-    /// The time when this host last defended an address of its own.
-    defended: Option<Instant>,
+    /// When this host last defended each of its addresses against a claim that asked for no answer.
+    defended: HashMap<IpAddr, Instant>,
+    groups: Groups,
 }
 
 impl Stack {
@@ -46,6 +52,12 @@ impl Stack {
         let tcp = Tcp::new(&host, now);
         let reassembly =
             Reassembly::new(limits.reassemblies, limits.reassembly_bytes, limits.reassembly_time);
+        // The host whose addresses are shared reports their groups.
+        let groups = match host.config.shares_addresses {
+            true => Vec::new(),
+            false => host.ipv6.iter().map(|&(address, _)| ndp::solicited_node(address)).collect(),
+        };
+        let groups = Groups::new(groups, now);
         let mut stack = Stack {
             host,
             udp: Udp::new(),
@@ -53,29 +65,34 @@ impl Stack {
             reassembly,
             outcome: Outcome::default(),
             blocked: false,
-            defended: None,
+            defended: HashMap::new(),
+            groups,
         };
-        stack.announce(now);
+        let addresses: Vec<_> = stack.addresses().map(|(address, _)| address).collect();
+        for address in addresses {
+            stack.announce(now, address);
+        }
         Ok(stack)
     }
 
-    /// Announces our addresses to all stations on the link (RFC 5227, 2.3; RFC 4861, 7.2.6).
-    fn announce(&mut self, now: Instant) {
+    /// Announces one of our addresses to all stations on the link (RFC 5227, 2.3; RFC 4861, 7.2.6), unless they are
+    /// another host's.
+    fn announce(&mut self, now: Instant, address: IpAddr) {
         if self.host.config.shares_addresses {
             return;
         }
-        if let Some((ours, _)) = self.host.config.ipv4 {
-            let sender = (self.host.config.mac, ours);
-            let arp = Arp { request: true, sender, target: ([0; 6], ours) };
-            self.send_arp(arp, ethernet::BROADCAST);
-        }
-        for index in 0..self.host.ipv6.len() {
-            let (target, _) = self.host.ipv6[index];
-            let link = Some(self.host.config.mac);
-            let message = Ndp::Advertisement { target, link, solicited: false };
-            let everybody = std::net::Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
-            let to = NextHop::Station(ethernet::multicast(everybody.into()));
-            self.send_ndp(now, message, target, everybody, to);
+        match address {
+            IpAddr::V4(ours) => {
+                let sender = (self.host.config.mac, ours);
+                let arp = Arp { request: true, sender, target: ([0; 6], ours) };
+                self.send_arp(arp, ethernet::BROADCAST);
+            }
+            IpAddr::V6(target) => {
+                let link = Some(self.host.config.mac);
+                let message = Ndp::Advertisement { target, link, solicited: false };
+                let to = NextHop::Station(ethernet::multicast(ndp::ALL_NODES.into()));
+                self.send_ndp(now, message, target, ndp::ALL_NODES, to);
+            }
         }
     }
 
@@ -89,14 +106,7 @@ impl Stack {
         }
     }
 
-    fn send_ndp(
-        &mut self,
-        now: Instant,
-        message: Ndp,
-        src: std::net::Ipv6Addr,
-        dst: std::net::Ipv6Addr,
-        to: NextHop,
-    ) {
+    fn send_ndp(&mut self, now: Instant, message: Ndp, src: Ipv6Addr, dst: Ipv6Addr, to: NextHop) {
         let header = Header {
             src: src.into(),
             dst: dst.into(),
@@ -109,18 +119,48 @@ impl Stack {
         self.host.send(now, header, to, &mut message.write(), &[], 2);
     }
 
+    /// Sends a report of multicast listeners: from a link-local address, or `::` if there is none, with the option
+    /// that shows it to routers (RFC 3810, 5 and 5.2.13).
+    fn send_mld(&mut self, report: mld::Report) {
+        const ROUTER_ALERT: [u8; 8] = [ip::ICMPV6, 0, 5, 2, 0, 0, 1, 0];
+        let mld::Report { dst, mut message } = report;
+        let mut own = self.host.ipv6.iter().map(|&(address, _)| address);
+        let src = own.find(Ipv6Addr::is_unicast_link_local).unwrap_or(Ipv6Addr::UNSPECIFIED);
+        let sum =
+            Sum::pseudo(src.into(), dst.into(), ip::ICMPV6, message.len()).add(&message).finish();
+        message[2..4].copy_from_slice(&sum.to_be_bytes());
+        let header = Header {
+            src: src.into(),
+            dst: dst.into(),
+            protocol: ip::HOP_BY_HOP,
+            hop_limit: 1,
+            payload_bytes: ROUTER_ALERT.len() + message.len(),
+            fragment: None,
+        };
+        let mut bytes = self.host.outbox.buffer();
+        bytes.resize(ethernet::HEADER_BYTES + header.len(), 0);
+        header.write(&mut bytes[ethernet::HEADER_BYTES..]);
+        bytes.extend_from_slice(&ROUTER_ALERT);
+        bytes.extend_from_slice(&message);
+        self.host.counters.mld_sent += 1;
+        let to = NextHop::Station(ethernet::multicast(dst.into()));
+        if !self.host.outbox.push(Frame { bytes, meta: Meta::FULL, to }) {
+            self.host.counters.transmit_limit += 1;
+        }
+    }
+
     /// Asks for the link address of an IP address.
     fn ask(&mut self, now: Instant, question: Question) {
         let mac = self.host.config.mac;
         match question.address {
-            std::net::IpAddr::V4(target) => {
+            IpAddr::V4(target) => {
                 let Some((ours, _)) = self.host.config.ipv4 else { return };
                 let arp = Arp { request: true, sender: (mac, ours), target: ([0; 6], target) };
                 self.send_arp(arp, question.station.unwrap_or(ethernet::BROADCAST));
             }
-            std::net::IpAddr::V6(target) => {
+            IpAddr::V6(target) => {
                 let Some(route) = self.host.route(target.into()) else { return };
-                let std::net::IpAddr::V6(src) = route.src else { return };
+                let IpAddr::V6(src) = route.src else { return };
                 let group = ndp::solicited_node(target);
                 let (dst, station) = match question.station {
                     Some(station) => (target, station),
@@ -151,6 +191,10 @@ impl Stack {
         worked |= !questions.is_empty();
         for question in questions {
             self.ask(now, question);
+        }
+        for report in self.groups.due(now, &mut self.host.random) {
+            self.send_mld(report);
+            worked = true;
         }
         // Failed connections may have queued resets, and unknown neighbours requests.
         if !self.blocked && !self.host.outbox.is_empty() {
@@ -213,7 +257,8 @@ impl Stack {
             return Some(now);
         }
         let tcp = if self.blocked { None } else { self.tcp.poll_at(now) };
-        [self.host.neighbours.poll_at(), self.reassembly.poll_at(), tcp].into_iter().flatten().min()
+        let (neighbours, groups) = (self.host.neighbours.poll_at(), self.groups.poll_at());
+        [neighbours, self.reassembly.poll_at(), groups, tcp].into_iter().flatten().min()
     }
 
     /// Returns `true` if frames wait to be sent at once.
@@ -290,7 +335,7 @@ impl Stack {
     }
 
     /// Returns every IP address of this host with its prefix's length.
-    pub fn addresses(&self) -> impl Iterator<Item = (std::net::IpAddr, u8)> + '_ {
+    pub fn addresses(&self) -> impl Iterator<Item = (IpAddr, u8)> + '_ {
         let v4 = self.host.config.ipv4.map(|(address, prefix)| (address.into(), prefix));
         v4.into_iter()
             .chain(self.host.ipv6.iter().map(|&(address, prefix)| (address.into(), prefix)))

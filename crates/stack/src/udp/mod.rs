@@ -325,7 +325,7 @@ impl Udp {
         }
         let be16 = |at: usize| u16::from_be_bytes([payload[at], payload[at + 1]]);
         let (src_port, dst_port, len, sum) = (be16(0), be16(2), usize::from(be16(4)), be16(6));
-        if len < HEADER_BYTES || len > payload.len() || dst_port == 0 {
+        if len < HEADER_BYTES || len > payload.len() {
             host.counters.rx_malformed += 1;
             return true;
         }

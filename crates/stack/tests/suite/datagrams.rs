@@ -3,8 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use crate::simulation::{V4, World, config};
-use towpath_stack::{SocketError, UdpId};
+use crate::simulation::{V4, World, config, sum};
+use towpath_stack::{Meta, SocketError, UdpId};
 
 /// Sends a datagram, and returns the hop limit with which it arrives.
 fn hop_limit(world: &mut World, from: UdpId, to: SocketAddr) -> u8 {
@@ -62,5 +62,89 @@ fn a_broadcast_needs_permission() {
         world.idle(Duration::from_millis(10));
         let received = world.nodes[1].stack.udp_recv(to, &mut [0; 10], false).unwrap();
         assert_eq!(received.len, 3);
+    }
+}
+
+/// Returns a packet over IPv4 from node 1 to node 0, from the Ethernet header on.
+fn v4_packet(dst: [u8; 4], (id, fragment): (u8, u16), options: &[u8], payload: &[u8]) -> Vec<u8> {
+    let mac = if dst[3] == 255 { [0xff; 6] } else { [2, 0, 0, 0, 0, 1] };
+    let words = 5 + options.len() as u8 / 4;
+    let total = (usize::from(words) * 4 + payload.len()) as u16;
+    let mut frame = [&mac[..], &[2, 0, 0, 0, 0, 2, 8, 0, 0x40 | words, 0]].concat();
+    frame.extend_from_slice(&total.to_be_bytes());
+    frame.extend_from_slice(&[0, id]);
+    frame.extend_from_slice(&fragment.to_be_bytes());
+    frame.extend_from_slice(&[64, 17, 0, 0, 10, 0, 0, 2]);
+    frame.extend_from_slice(&dst);
+    frame.extend_from_slice(options);
+    let value = !sum(&frame[14..]);
+    frame[24..26].copy_from_slice(&value.to_be_bytes());
+    frame.extend_from_slice(payload);
+    frame
+}
+
+/// A datagram without checksum to a port.
+fn datagram(port: u16, data: &[u8]) -> Vec<u8> {
+    let len = (8 + data.len()) as u16;
+    [&[0, 9][..], &port.to_be_bytes(), &len.to_be_bytes(), &[0, 0], data].concat()
+}
+
+#[test]
+fn a_broadcast_in_fragments_is_received() {
+    let mut world = World::new(3, [config(0), config(1)]);
+    let socket = world.nodes[0].stack.udp_bind("0.0.0.0:9".parse().unwrap()).unwrap();
+    let whole = datagram(9, &[5; 1600]);
+    for broadcast in [[10, 0, 0, 255], [255; 4]] {
+        let now = world.now;
+        let first = v4_packet(broadcast, (broadcast[0], 0x2000), &[], &whole[..1480]);
+        let second = v4_packet(broadcast, (broadcast[0], 1480 / 8), &[], &whole[1480..]);
+        for frame in [first, second] {
+            world.nodes[0].stack.input(now, &frame, Meta::FULL);
+        }
+        let received = world.nodes[0].stack.udp_recv(socket, &mut [0; 2000], false).unwrap();
+        assert_eq!((received.len, received.to), (1600, broadcast.into()));
+    }
+}
+
+/// Returns the ICMP messages with which node 0 answers a frame.
+fn icmp_answers(world: &mut World, frame: &[u8]) -> Vec<Vec<u8>> {
+    world.heard.clear();
+    let now = world.now;
+    world.nodes[0].stack.input(now, frame, Meta::FULL);
+    world.idle(Duration::from_millis(10));
+    let heard = world.heard.iter().filter(|(frame, to)| *to == 1 && frame[12..14] == [8, 0]);
+    heard.filter(|(frame, _)| frame[23] == 1).map(|(frame, _)| frame[34..].to_vec()).collect()
+}
+
+#[test]
+fn datagrams_to_port_zero_are_refused_as_those_to_closed_ports() {
+    let mut world = World::new(4, [config(0), config(1)]);
+    for port in [0, 7] {
+        let frame = v4_packet([10, 0, 0, 1], (1, 0), &[], &datagram(port, b"x"));
+        let found = icmp_answers(&mut world, &frame);
+        assert_eq!(found.len(), 1, "{port}");
+        assert_eq!((&found[0][..2], &found[0][8..]), (&[3, 3][..], &frame[14..]), "{port}");
+    }
+}
+
+/// RFC 1122, 3.2.1.8 and 3.2.2.5: a report names the byte that is wrong. Source routes are dropped without a word.
+#[test]
+fn malformed_options_of_ipv4_are_reported() {
+    let mut world = World::new(5, [config(0), config(1)]);
+    let socket = world.nodes[0].stack.udp_bind("0.0.0.0:9".parse().unwrap()).unwrap();
+    for (options, pointer, received) in [
+        ([1, 1, 1, 0], None, true),
+        ([7, 0, 0, 0], Some(20), false),
+        ([1, 7, 9, 0], Some(21), false),
+        ([131, 3, 4, 0], None, false),
+    ] {
+        let frame = v4_packet([10, 0, 0, 1], (1, 0), &options, &datagram(9, b"x"));
+        let found = icmp_answers(&mut world, &frame);
+        let pointers: Vec<_> =
+            found.iter().map(|report| (report[0], report[1], report[4])).collect();
+        let expected: Vec<_> = pointer.map(|at| (12, 0, at)).into_iter().collect();
+        assert_eq!(pointers, expected, "{options:?}");
+        let got = world.nodes[0].stack.udp_recv(socket, &mut [0; 8], false);
+        assert_eq!(got.is_ok(), received, "{options:?}");
     }
 }

@@ -4,6 +4,7 @@
 mod attacks;
 mod connection_memory;
 mod datagrams;
+mod groups;
 mod hostile;
 mod memory;
 mod model;

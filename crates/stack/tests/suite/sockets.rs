@@ -113,6 +113,18 @@ fn limits_refuse_and_addresses_are_held() {
     assert_eq!(stack.tcp_listen("[::]:80".parse().unwrap(), 1), Err(SocketError::AddressInUse));
     stack.tcp_close_listener(now, listener).unwrap();
     stack.tcp_listen("[::]:80".parse().unwrap(), 1).unwrap();
+    // A connection without a port of its own, to a peer to which all ports lead already.
+    let mut many = config(0);
+    many.limits.connections = 20_000;
+    let mut world = World::new(3, [many, config(1)]);
+    let now = world.now;
+    let stack = &mut world.nodes[0].stack;
+    for _ in 0..16_384 {
+        stack.tcp_connect(now, at(1, 80), None, None).unwrap();
+    }
+    let refused = stack.tcp_connect(now, at(1, 80), None, None);
+    assert_eq!(refused, Err(SocketError::AddressNotAvailable));
+    stack.tcp_connect(now, at(1, 81), None, None).unwrap();
     for (to, error) in [
         ("10.0.0.2:0", SocketError::InvalidAddress),
         ("10.0.0.255:80", SocketError::InvalidAddress),
@@ -324,11 +336,13 @@ fn a_narrow_path_is_learned() {
 
 #[test]
 fn datagrams_wait_are_dropped_and_counted() {
-    let mut world = world(11);
+    // Sixteen short frames wait for the neighbour; further ones evict the oldest.
+    let mut small = config(0);
+    small.limits.pending_bytes = 16 * (128 + 43);
+    let mut world = World::new(11, [small, config(1)]);
     let from = world.nodes[0].stack.udp_bind(at(0, 1000)).unwrap();
     let to = world.nodes[1].stack.udp_bind(at(1, 1000)).unwrap();
     let now = world.now;
-    // Sixteen frames wait for the neighbour; further ones evict the oldest.
     for number in 0..40u8 {
         world.nodes[0].stack.udp_send(now, from, &[number], Some(at(1, 1000))).unwrap();
     }
@@ -516,6 +530,64 @@ fn an_address_conflict_is_counted_and_answered_once() {
     world.idle(Duration::from_secs(1));
     let counters = world.nodes[0].stack.counters();
     assert_eq!((counters.address_conflicts, counters.arp_sent - sent), (5, 1));
+}
+
+/// The longest datagram over IPv4 has 45 fragments, all of which wait for the answer to the same question.
+#[test]
+fn the_longest_datagram_reaches_a_peer_that_was_unknown() {
+    let mut world = world(23);
+    let from = world.nodes[0].stack.udp_bind(at(0, 1000)).unwrap();
+    let to = world.nodes[1].stack.udp_bind(at(1, 1000)).unwrap();
+    let (now, data) = (world.now, vec![7; 65_507]);
+    world.nodes[0].stack.udp_send(now, from, &data, Some(at(1, 1000))).unwrap();
+    world.idle(Duration::from_millis(100));
+    let mut buffer = vec![0; 65_535];
+    let received = world.nodes[1].stack.udp_recv(to, &mut buffer, false).unwrap();
+    assert_eq!((received.len, &buffer[..received.len]), (data.len(), &data[..]));
+}
+
+/// A burst of connections from a neighbour of which the host has not yet heard: no answer to a SYN is dropped while
+/// the host asks for the neighbour's link address.
+#[test]
+fn each_syn_of_an_unknown_neighbour_is_answered() {
+    const COUNT: u16 = 500;
+    let mut world = world(24);
+    world.nodes[1].stack.tcp_listen(at(1, 80), COUNT.into()).unwrap();
+    let now = world.now;
+    for port in 1..=COUNT {
+        let syn = segment(([10, 0, 0, 77], port), 80, (5, 0), 2);
+        world.nodes[1].stack.input(now, &syn, Meta::FULL);
+    }
+    world.idle(Duration::from_millis(10));
+    let mut answer = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 77, 8, 6, 0, 1, 8, 0, 6, 4, 0, 2];
+    answer.extend_from_slice(&[2, 0, 0, 0, 0, 77, 10, 0, 0, 77, 2, 0, 0, 0, 0, 2, 10, 0, 0, 2]);
+    let now = world.now;
+    world.nodes[1].stack.input(now, &answer, Meta::FULL);
+    world.heard.clear();
+    world.idle(Duration::from_millis(10));
+    let is_answer = |frame: &[u8]| frame[12..14] == [8, 0] && frame.get(47) == Some(&18);
+    let count = world.heard.iter().filter(|(frame, _)| is_answer(frame)).count();
+    assert_eq!((count, world.nodes[1].stack.counters().neighbour_dropped), (COUNT.into(), 0));
+}
+
+/// As Linux does: a reset for a closed port, and nothing for one where a socket listens.
+#[test]
+fn a_syn_with_fin_is_refused_at_a_closed_port() {
+    let mut world = world(25);
+    world.nodes[1].stack.tcp_listen(at(1, 80), 8).unwrap();
+    for (port, flags, resets) in [(81, 3, 1), (80, 3, 0), (81, 6, 0), (81, 7, 0)] {
+        let before = *world.nodes[1].stack.counters();
+        let now = world.now;
+        let frame = segment(([10, 0, 0, 1], 9), port, (5, 0), flags);
+        world.nodes[1].stack.input(now, &frame, Meta::FULL);
+        world.idle(Duration::from_millis(10));
+        let after = world.nodes[1].stack.counters();
+        assert_eq!(after.tcp_resets_sent - before.tcp_resets_sent, resets, "{port} {flags}");
+        assert_eq!(after.tcp_malformed - before.tcp_malformed, 1 - resets, "{port} {flags}");
+    }
+    // It acknowledges the SYN and the FIN.
+    let reset = world.heard.iter().find(|(frame, _)| frame.get(47) == Some(&20)).unwrap();
+    assert_eq!(reset.0[42..46], [0, 0, 0, 7]);
 }
 
 #[test]

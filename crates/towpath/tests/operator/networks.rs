@@ -53,7 +53,11 @@ pub(crate) fn both_ways(network: &Network, own: IpAddr, far: &Namespace, far_add
     stream.read_exact(&mut got).unwrap();
     assert!(got == bytes(2));
     host.join().unwrap();
+    from_far(network, own, far, far_address);
+}
 
+/// Tests a TCP connection that the far host opens.
+fn from_far(network: &Network, own: IpAddr, far: &Namespace, far_address: IpAddr) {
     let listener = TcpListener::bind(network, std::net::SocketAddr::new(own, 7)).unwrap();
     let serving = std::thread::spawn(move || {
         let (mut stream, from) = listener.accept().unwrap();
@@ -115,6 +119,39 @@ fn a_bridge() {
         let network = Network::over(session, Driving::Thread).unwrap();
         both_ways(&network, "192.0.2.77".parse().unwrap(), &far, "192.0.2.200".parse().unwrap());
         both_ways(&network, ipv6.into(), &far, "2001:db8::200".parse().unwrap());
+    });
+}
+
+/// Behind a switch that snoops on multicast listeners, an application that reports no group would not be found: the
+/// switch forwards no solicitation to it.
+#[test]
+fn a_bridge_that_snoops_on_groups() {
+    towpath_testkit::isolated!(|| {
+        let test = "networks::a_bridge_that_snoops_on_groups";
+        if !tun(test) {
+            return;
+        }
+        let here = Namespace::current().unwrap();
+        let mut net = net();
+        let response = Duration::from_millis(100);
+        net.create_querying_bridge("br0", response).unwrap();
+        // A bridge without an address sends no queries.
+        here.set("net.ipv6.conf.br0.accept_dad", "0").unwrap();
+        net.add_address("br0", "fe80::1/64".parse().unwrap()).unwrap();
+        net.set_up("br0").unwrap();
+        let far = wire(&["2001:db8::200/64"], &[]);
+        net.enslave("uplink", "br0").unwrap();
+        let directory = Directory::new();
+        let arguments = ["--device", "tap:tap0", "--subnet", "2001:db8::200/64"];
+        let server = serve(&directory, "s.sock", &arguments);
+        net.enslave("tap0", "br0").unwrap();
+        // The bridge begins to forward by reports only after the time for the answers to its first queries.
+        std::thread::sleep(response * 10);
+        let session = Session::attach(&server.socket, &SessionLink::options("test")).unwrap();
+        let ipv6 = session.info().ipv6.unwrap().0;
+        let network = Network::over(session, Driving::Thread).unwrap();
+        // The far host does not know the application's link address yet.
+        from_far(&network, ipv6.into(), &far, "2001:db8::200".parse().unwrap());
     });
 }
 
