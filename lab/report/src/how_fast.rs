@@ -44,7 +44,7 @@ const BARS: [Bar; 6] = [
     bar(
         Verdict::Gain,
         [
-            "Messages of 64 B from one application to another",
+            "Messages of 64 B between two applications, through shared memory",
             "UDP sockets over veth",
             "the bytes per second",
         ],
@@ -53,7 +53,7 @@ const BARS: [Bar; 6] = [
     bar(
         Verdict::Gain,
         [
-            "Packets of 64 B that a program receives from an emulated card",
+            "Packets of 64 B from an emulated card to a program, as fast as the card delivers",
             "the kernel's driver and AF_PACKET",
             "the instructions",
         ],
@@ -71,8 +71,8 @@ const BARS: [Bar; 6] = [
     bar(
         Verdict::Loss,
         [
-            "Round trip of 60 B over TAP, all threads sleep",
-            "AF_PACKET at both ends of a veth, polled by one thread",
+            "Round trip of 60 B over TAP, Towpath's threads sleep while they wait",
+            "one thread that polls AF_PACKET at both ends of a veth",
             "the time",
         ],
         "notre-dame; Towpath to AF_PACKET on both sides, all sleep; packet_bytes=60",
@@ -80,7 +80,7 @@ const BARS: [Bar; 6] = [
     bar(
         Verdict::Loss,
         [
-            "48 B messages over TAP while five processes compute",
+            "Transfer of 48 B messages over TAP, beside five busy processes",
             "read() and write() on UDP sockets over veth",
             "the time",
         ],
@@ -88,7 +88,7 @@ const BARS: [Bar; 6] = [
     ),
     bar(
         Verdict::Loss,
-        ["Round trip of 64 B between two applications, all spin", "Aeron IPC", "the time"],
+        ["Round trip of 64 B between two applications, all threads poll", "Aeron IPC", "the time"],
         "peers; round trip, both spin, Towpath to Aeron IPC, p50; packet_bytes=64",
     ),
 ];

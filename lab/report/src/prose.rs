@@ -212,7 +212,7 @@ impl Marked {
             (self.line, self.experiments) = (line, BTreeSet::new());
         }
         let date = &results.report(experiment)?.date;
-        let mark = format!(" (of {})", date.get(..10).unwrap_or(date));
+        let mark = format!(" (old, {})", date.get(..10).unwrap_or(date));
         let old = match ages.old(experiment) {
             Some(old) => old && self.experiments.insert(experiment.to_owned()),
             None => content.ends_with(&mark),
@@ -288,7 +288,7 @@ mod tests {
         let text = format!("{} {}\n{}\n", one("165"), one("165"), one("165"));
         let old = Ages::given(&[("queue", 51)]);
         let marked = rewrite(&text, &results(), &old).unwrap();
-        let mark = "165 (of 2026-01-02)";
+        let mark = "165 (old, 2026-01-02)";
         assert_eq!(marked.text, format!("{} {}\n{}\n", one(mark), one("165"), one(mark)));
         assert_eq!(marked.changes.len(), 2);
         let changes = |ages| rewrite(&marked.text, &results(), &ages).unwrap().changes.len();
