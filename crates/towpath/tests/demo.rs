@@ -97,7 +97,7 @@ fn assert_held(pid: u32, output: &Output, protection: &str) {
         protection,
     ];
     if text.contains("process ") {
-        rows.push("2176 buffers reclaimed, neighbour undisturbed");
+        rows.push("2176 buffers reclaimed; neighbour undisturbed");
     }
     for row in rows {
         assert!(text.contains(row), "no \"{row}\" in:\n{text}");

@@ -196,9 +196,9 @@ impl Outcome {
             rows.push((
                 "killed application",
                 format!(
-                    "{} buffers reclaimed, neighbour {still}; {} datagrams answered, gone {} ms \
-                     after SIGKILL",
-                    killed.frames, killed.answered, killed.after_ms
+                    "had answered {} datagrams; gone {} ms after SIGKILL, {} buffers reclaimed; \
+                     neighbour {still}",
+                    killed.answered, killed.after_ms, killed.frames
                 ),
             ));
         }
@@ -206,7 +206,7 @@ impl Outcome {
         let protection = if trusted {
             "same user: server pages unprotected"
         } else {
-            "three users: server pages can be read, not written"
+            "three users: applications can read the server's pages, and cannot write them"
         };
         rows.push(("protection", protection.to_owned()));
         rows
