@@ -177,7 +177,7 @@ fuzz_target!(|bytes: &[u8]| {
         time_wait: 4,
         sockets: 8,
         neighbours: 8,
-        pending_frames: 2,
+        pending_bytes: 2 * 2304,
         reassemblies: 2,
         reassembly_bytes: 128 << 10,
         udp_receive_bytes: 8192,
