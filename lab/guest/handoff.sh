@@ -1,4 +1,4 @@
-# `towpath-lab freebsd` starts this script in a small guest with two e1000e cards: the program of /guest/plan
+# `towpath-lab card` starts this script in a small guest with two e1000e cards: the program of /guest/plan
 # drives the first one, whose address is the argument, and unplugs it. The kernel keeps the second one, at the other
 # end of the wire.
 set -eu

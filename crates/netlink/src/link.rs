@@ -320,28 +320,30 @@ impl Netlink {
     }
 
     /// Creates a bridge that forwards packets to a group only where a station reports the group (IGMP and MLD
-    /// snooping), and that asks for reports itself. Stations answer within `response`.
+    /// snooping), and that asks for reports itself. Hosts answer its queries within
+    /// `response`, rounded down to 10 ms.
     ///
     /// # Errors
     /// Any [`Error`].
     pub fn create_querying_bridge(&mut self, name: &str, response: Duration) -> Result<(), Error> {
-        // In hundredths of a second (USER_HZ).
+        // The kernel takes hundredths of a second (USER_HZ).
         let response = (response.as_millis() / 10) as u64;
-        let multicast = |request: &mut Request, fill: &dyn Fn(&mut Request)| {
+        let bridge_data = |request: &mut Request, fill: &dyn Fn(&mut Request)| {
             request.nested(IFLA_LINKINFO, |info| {
                 info.attribute(IFLA_INFO_KIND, b"bridge");
                 info.nested(IFLA_INFO_DATA, |data| fill(data));
             });
         };
         self.create("bridge", name, |request| {
-            multicast(request, &|data| {
+            bridge_data(request, &|data| {
                 data.attribute(IFLA_BR_MCAST_SNOOPING, &[1]);
                 data.attribute(IFLA_BR_MCAST_QUERY_RESPONSE_INTVL, &response.to_ne_bytes());
             });
         })?;
-        // From when it becomes a querier, the bridge forwards to all stations for the time that it has then.
+        // A bridge that becomes a querier floods packets to groups for one query response interval. So the interval is
+        // set first.
         self.change("make a querier of", name, 0, 0, |request| {
-            multicast(request, &|data| data.attribute(IFLA_BR_MCAST_QUERIER, &[1]));
+            bridge_data(request, &|data| data.attribute(IFLA_BR_MCAST_QUERIER, &[1]));
         })
     }
 

@@ -28,7 +28,7 @@ impl VlanTag {
 
     /// Returns `true` if the tag carries only a priority, and names no VLAN (IEEE 802.1Q, 9.6).
     #[must_use]
-    pub fn is_priority(self) -> bool {
+    pub fn is_priority_tag(self) -> bool {
         self.control & 0xfff == 0
     }
 
@@ -69,7 +69,7 @@ mod tests {
             frame[12..16].copy_from_slice(&tag.to_bytes());
             assert_eq!(VlanTag::of(&frame), Some(tag));
             assert_eq!(VlanTag::of(&frame[..15]), None, "cut off");
-            assert!(!tag.is_priority() && VlanTag { control: 0xf000, ..tag }.is_priority());
+            assert!(!tag.is_priority_tag() && VlanTag { control: 0xf000, ..tag }.is_priority_tag());
         }
         assert_eq!(VlanTag::of(&[0; 60]), None);
     }

@@ -131,7 +131,9 @@ pub struct Limits {
     /// Neighbours (ARP, NDP). Default 1 024.
     pub neighbours: usize,
     /// Memory of the frames that wait for one neighbour's address, in bytes; at the limit the stack drops the oldest.
-    /// Default 212 992, as on Linux (`unres_qlen_bytes`): two of the longest datagrams, or about 900 answers to SYNs.
+    /// Default 212 992, as on Linux (`unres_qlen_bytes`): two of the longest datagrams, or about
+    /// 1 000 SYN-ACKs. A frame counts with 128 bytes of overhead, and one longer than 512 bytes with at least 2 176 bytes
+    /// more.
     /// The frames of all neighbours together take at most `transmit_bytes`, or 256 KiB if that is more.
     pub pending_bytes: usize,
     /// Packets being reassembled from fragments. Default 64.

@@ -67,9 +67,9 @@ counters! {
     ndp_received,
     /// NDP messages sent.
     ndp_sent,
-    /// Queries of multicast listeners received (MLD).
+    /// MLD queries received, malformed ones included.
     mld_received,
-    /// Reports of multicast listeners sent.
+    /// MLD reports sent.
     mld_sent,
     /// Claims of another station on one of our addresses.
     address_conflicts,
@@ -140,7 +140,8 @@ counters! {
     tcp_time_wait_evicted,
     /// TIME-WAIT entries reused by a newer SYN.
     tcp_time_wait_reused,
-    /// Segments dropped: too short, port zero, or flags that contradict each other at an open port.
+    /// Segments dropped: too short, port zero, or contradictory flags. A SYN with FIN to a closed port is refused instead
+    /// (`tcp_no_connection`).
     tcp_malformed,
     /// Segments that the link refused after reporting room; they are sent later.
     tcp_transmit_refused,

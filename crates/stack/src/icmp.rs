@@ -142,7 +142,7 @@ pub(crate) enum Report {
     /// The host does not support the protocol; the value is the offset of its number in the packet
     /// (IPv6).
     Protocol(usize),
-    /// Another part of the headers.
+    /// A wrong header field (Parameter Problem).
     Parameter(Parameter),
 }
 

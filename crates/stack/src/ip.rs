@@ -59,27 +59,29 @@ pub(crate) enum Refusal {
     Parameter(Parameter),
 }
 
-/// A part of the headers that a host must not pass over in silence.
+/// A header field to report by Parameter Problem (RFC 792; RFC 4443, 3.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Parameter {
     /// The code of the report (RFC 4443, 3.4).
     pub(crate) code: u8,
-    /// Its offset, in bytes from the IP header's first byte.
+    /// The offset of the wrong byte, from the IP header's first byte.
     pub(crate) at: usize,
     /// `true` if the report is also due about a packet to a group.
     pub(crate) even_to_group: bool,
 }
 
 impl Refusal {
-    /// A part of the headers that is reported about packets to this host alone.
+    /// Returns a refusal that is reported only about packets to this host's own addresses.
     fn parameter(code: u8, at: usize) -> Refusal {
         Refusal::Parameter(Parameter { code, at, even_to_group: false })
     }
 }
 
-/// The codes of such reports: a wrong value, an unknown protocol, an unknown option.
-const WRONG: u8 = 0;
+/// Code of Parameter Problem: an erroneous header field.
+const ERRONEOUS_FIELD: u8 = 0;
+/// Code of Parameter Problem: an unrecognized next header.
 pub(crate) const UNKNOWN_PROTOCOL: u8 = 1;
+/// Code of Parameter Problem: an unrecognized IPv6 option.
 const UNKNOWN_OPTION: u8 = 2;
 
 fn be16(bytes: &[u8], at: usize) -> u16 {
@@ -106,7 +108,7 @@ pub(crate) fn parse_v4(bytes: &[u8], large: bool) -> Result<Packet<'_>, Refusal>
     Ok(outline_v4(&bytes[..total]))
 }
 
-/// Reads an IPv4 header whose lengths are those of the packet.
+/// Reads an IPv4 header. The caller has checked its lengths.
 fn outline_v4(bytes: &[u8]) -> Packet<'_> {
     let flags = be16(bytes, 6);
     let (more, offset) = (flags & 0x2000 != 0, usize::from(flags & 0x1fff) * 8);
@@ -132,19 +134,19 @@ fn outline_v4(bytes: &[u8]) -> Packet<'_> {
 /// sender chooses the path of the answers (RFC 7126, 4.3 and 4.4).
 fn check_v4_options(header: &[u8]) -> Result<(), Refusal> {
     const END: u8 = 0;
-    const NOTHING: u8 = 1;
+    const NO_OPERATION: u8 = 1;
     const LOOSE_SOURCE_ROUTE: u8 = 131;
     const STRICT_SOURCE_ROUTE: u8 = 137;
     let mut at = 20;
     while let Some(&kind) = header.get(at) {
         match kind {
             END => break,
-            NOTHING => at += 1,
+            NO_OPERATION => at += 1,
             LOOSE_SOURCE_ROUTE | STRICT_SOURCE_ROUTE => return Err(Refusal::Extension),
             _ => {
                 let len = header.get(at + 1).map_or(0, |&len| usize::from(len));
                 if len < 2 || len > header.len() - at {
-                    return Err(Refusal::parameter(WRONG, at));
+                    return Err(Refusal::parameter(ERRONEOUS_FIELD, at));
                 }
                 at += len;
             }
@@ -162,8 +164,8 @@ pub(crate) fn outline(bytes: &[u8]) -> Packet<'_> {
     if is_v4 { outline_v4(&bytes[..len]) } else { outline_v6(&bytes[..len]) }
 }
 
-/// Returns the protocol of an IPv6 packet behind its extension headers, and the bytes from there on, as far as it can
-/// be read; `None` if the packet is a later fragment.
+/// Skips the extension headers of an IPv6 packet. Returns the protocol behind them and the remaining bytes, which are
+/// empty if a header is cut off; of an IPv4 packet, its own. Returns `None` for a later fragment of IPv6.
 pub(crate) fn beyond_extensions<'a>(packet: &Packet<'a>) -> Option<(u8, &'a [u8])> {
     let (mut protocol, mut rest) = (packet.protocol, packet.payload);
     while matches!(protocol, HOP_BY_HOP | ROUTING | FRAGMENT | DESTINATION_OPTIONS)
@@ -216,7 +218,7 @@ pub(crate) fn parse_v6(bytes: &[u8], large: bool) -> Result<Packet<'_>, Refusal>
         let payload = packet.payload;
         match packet.protocol {
             HOP_BY_HOP if count == 0 => {}
-            // Only the first extension may be one (RFC 8200, 4).
+            // Only the first extension header may be hop-by-hop options (RFC 8200, 4).
             HOP_BY_HOP => return Err(Refusal::parameter(UNKNOWN_PROTOCOL, packet.protocol_at)),
             ROUTING | FRAGMENT | DESTINATION_OPTIONS => {}
             _ => return Ok(packet),
@@ -251,7 +253,7 @@ pub(crate) fn parse_v6(bytes: &[u8], large: bool) -> Result<Packet<'_>, Refusal>
         } else if payload[3] != 0 {
             // Segments that are left ask this host to act as a router. It knows no type of routing (RFC 8200, 4.4;
             // RFC 5095, 3).
-            return Err(Refusal::parameter(WRONG, at + 2));
+            return Err(Refusal::parameter(ERRONEOUS_FIELD, at + 2));
         }
         packet.protocol = payload[0];
         packet.protocol_at = at;
@@ -282,7 +284,7 @@ pub(crate) fn has_router_alert(packet: &Packet<'_>) -> bool {
     false
 }
 
-/// Checks that a host that does not know the options must skip all of them (RFC 8200, 4.2). `at`: their offset in
+/// Checks that a host may skip each option that it does not know (RFC 8200, 4.2). `at` is the offset of `options` in
 /// the packet.
 fn check_options(options: &[u8], at: usize) -> Result<(), Refusal> {
     let mut rest = options;
@@ -435,10 +437,10 @@ mod tests {
             ([1, 1, 1, 0], Ok(())),
             ([7, 4, 0, 0], Ok(())),
             ([0, 9, 9, 9], Ok(())),
-            ([7, 0, 0, 0], Err(Refusal::parameter(WRONG, 20))),
-            ([1, 7, 1, 0], Err(Refusal::parameter(WRONG, 21))),
-            ([7, 5, 0, 0], Err(Refusal::parameter(WRONG, 20))),
-            ([1, 1, 1, 7], Err(Refusal::parameter(WRONG, 23))),
+            ([7, 0, 0, 0], Err(Refusal::parameter(ERRONEOUS_FIELD, 20))),
+            ([1, 7, 1, 0], Err(Refusal::parameter(ERRONEOUS_FIELD, 21))),
+            ([7, 5, 0, 0], Err(Refusal::parameter(ERRONEOUS_FIELD, 20))),
+            ([1, 1, 1, 7], Err(Refusal::parameter(ERRONEOUS_FIELD, 23))),
             ([131, 3, 4, 0], Err(Refusal::Extension)),
             ([137, 3, 4, 0], Err(Refusal::Extension)),
         ] {
@@ -486,6 +488,6 @@ mod tests {
         bytes[40] = ROUTING;
         bytes[50] = 1;
         bytes[51] = 3;
-        assert_eq!(parse_v6(&bytes, false).unwrap_err(), parameter(WRONG, 50, false));
+        assert_eq!(parse_v6(&bytes, false).unwrap_err(), parameter(ERRONEOUS_FIELD, 50, false));
     }
 }

@@ -4,7 +4,7 @@
 //! reports (RFC 4541) forwards a group's frames only to stations that report the group. Without reports, no
 //! solicitation would arrive behind such a switch, and the host would be unreachable by IPv6.
 //!
-//! Reports of others do not suppress those of this host, although MLDv1 allows it (RFC 2710, 4): a switch that snoops
+//! Reports of other hosts do not suppress those of this host, although MLDv1 allows it (RFC 2710, 4): a switch that snoops
 //! needs the report of each station.
 
 use std::net::Ipv6Addr;
@@ -19,10 +19,11 @@ const REPORT_V1: u8 = 131;
 const REPORT_V2: u8 = 143;
 /// The destination of reports of MLDv2 (RFC 3810, 5.2.14).
 const ALL_ROUTERS_V2: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
-/// The type of a record that says that the host listens to all sources of a group; and that it begins to.
+/// Record type: the host listens to all sources of a group (RFC 3810, 5.2.12).
 const IS_EXCLUDE: u8 = 2;
+/// Record type: the host begins to listen to all sources of a group.
 const TO_EXCLUDE: u8 = 4;
-/// How often a change is reported: the robustness variable (RFC 3810, 9.1).
+/// The number of times that a change is reported: the robustness variable (RFC 3810, 9.1).
 const ROBUSTNESS: u8 = 2;
 /// The longest time until a change is reported again (RFC 3810, 9.11).
 const UNSOLICITED_INTERVAL: Duration = Duration::from_secs(1);
@@ -39,11 +40,12 @@ pub(crate) struct Query {
     group: Option<Ipv6Addr>,
     /// The longest time until the answer.
     delay: Duration,
+    /// `true` if the query is one of MLDv1.
     is_v1: bool,
 }
 
 impl Query {
-    /// Parses a message of this type. Returns `None` if it is malformed.
+    /// Parses an MLD query. Returns `None` if it is malformed.
     pub(crate) fn parse(message: &[u8]) -> Option<Query> {
         // RFC 3810, 8.1: a length of 24 bytes means MLDv1, and 28 or more MLDv2.
         let is_v1 = message.len() == 24;
@@ -75,7 +77,7 @@ pub(crate) struct Report {
 /// The groups of this host, and when to report them.
 pub(crate) struct Groups {
     groups: Vec<Ipv6Addr>,
-    /// When to report the groups as new, and how often.
+    /// The time of the next report of the groups as new, and the number of such reports left.
     change: Option<(Instant, u8)>,
     /// When to answer a query about each group.
     answers: Vec<Option<Instant>>,
@@ -84,7 +86,7 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
-    /// Reports the groups at once, and again within a second.
+    /// Returns the state of a new host: its first report is due at `now`, the second within a second.
     pub(crate) fn new(mut groups: Vec<Ipv6Addr>, now: Instant) -> Groups {
         groups.sort_unstable();
         groups.dedup();
@@ -98,7 +100,7 @@ impl Groups {
         if query.is_v1 {
             self.older_until = Some(now + OLDER_QUERIER);
         }
-        let at = now + at_random(random, query.delay);
+        let at = now + random_time(random, query.delay);
         for (group, answer) in self.groups.iter().zip(&mut self.answers) {
             if query.group.is_none_or(|asked| asked == *group) {
                 *answer = Some(answer.map_or(at, |earlier| earlier.min(at)));
@@ -122,7 +124,7 @@ impl Groups {
         if let Some((at, left)) = self.change
             && at <= now
         {
-            let next = now + at_random(random, UNSOLICITED_INTERVAL);
+            let next = now + random_time(random, UNSOLICITED_INTERVAL);
             self.change = (left > 1).then_some((next, left - 1));
             report(&self.groups, TO_EXCLUDE, is_older, &mut reports);
         }
@@ -139,7 +141,7 @@ impl Groups {
 }
 
 /// Returns a random time up to a limit.
-fn at_random(random: &mut Random, most: Duration) -> Duration {
+fn random_time(random: &mut Random, most: Duration) -> Duration {
     Duration::from_micros(random.next() % (most.as_micros() as u64 + 1))
 }
 

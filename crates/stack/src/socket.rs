@@ -71,11 +71,9 @@ pub enum SocketError {
     /// Another socket uses the address and port.
     #[error("the address is in use")]
     AddressInUse,
-    /// The address does not belong to this stack; or, for a connection without a port of its own, all ports of this
-    /// host lead to the peer already.
-    #[error(
-        "the address is not this host's, or each of its ports is connected to the peer already"
-    )]
+    /// The address does not belong to this stack. Or the connection names no local port, and no ephemeral port (49152 to
+    /// 65535) is free for this peer.
+    #[error("the address is not this host's, or no ephemeral port is free for the peer")]
     AddressNotAvailable,
     /// There is no route, or the next hop does not answer.
     #[error("the destination cannot be reached")]

@@ -87,7 +87,7 @@ impl Cache {
         let path = self.directory.join("lock");
         let file = File::create(&path).with_context(|| path.display().to_string())?;
         if file.try_lock().is_err() {
-            eprintln!("towpath-lab: waiting for another guest that is being prepared");
+            eprintln!("towpath-guest: waiting for another guest that is being prepared");
             file.lock().with_context(|| path.display().to_string())?;
         }
         Ok(file)
@@ -100,7 +100,7 @@ impl Cache {
         if self.is_made(&archive, &recipe) {
             return Ok(archive);
         }
-        eprintln!("towpath-lab: making the root file system of the guests");
+        eprintln!("towpath-guest: making the root file system of the guests");
         let tar = self.directory.join("root.tar");
         let sources = self.directory.join("sources");
         let archives = archives()?;
@@ -129,7 +129,7 @@ impl Cache {
         if self.is_made(&modules, &recipe) {
             return Ok((image, modules));
         }
-        eprintln!("towpath-lab: fetching the kernel of {}", kernel.name());
+        eprintln!("towpath-guest: fetching the kernel of {}", kernel.name());
         let _ = fs::remove_dir_all(&directory);
         let unpacked = directory.join("unpacked");
         fs::create_dir_all(&unpacked)?;

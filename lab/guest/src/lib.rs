@@ -6,7 +6,7 @@
 //! check on a serial line of its own.
 //!
 //! With a command, it boots a small guest instead: a kernel and some programs of the host, without systemd. The
-//! experiments `card` and `freebsd` of the laboratory count instructions in one by [`Counted`].
+//! laboratory's experiment `card` counts instructions in such a guest ([`Counted`]).
 
 #![forbid(unsafe_code)]
 
@@ -86,7 +86,7 @@ impl Options {
 pub struct Counted<'a> {
     /// The command, with its arguments.
     pub command: &'a [String],
-    /// How many e1000e cards it has on one hub, 2 or 3.
+    /// The number of e1000e cards, all on one hub.
     pub cards: u8,
     /// Files that the guest gets below `/guest`, beside the project's programs.
     pub files: Vec<PathBuf>,
@@ -138,9 +138,6 @@ impl Counted<'_> {
         small::run_command(&cache, INIT, &order)
     }
 }
-
-/// Two processors, each in a thread of its own.
-pub const OWN_PROCESSORS: Processors = Processors::Two;
 
 /// Returns the Ethernet address of a card in a small machine.
 pub fn card_mac(number: usize) -> [u8; 6] {

@@ -176,9 +176,9 @@ pub enum Processors {
     /// One processor whose clock counts instructions: each takes a nanosecond, and a sleep takes no time of
     /// the host. QEMU writes the named events into a file.
     Counted {
-        /// Their names.
+        /// Names of QEMU's trace events to log.
         events: Vec<String>,
-        /// The file.
+        /// The file for QEMU's log.
         log: PathBuf,
     },
 }

@@ -91,7 +91,7 @@ pub(crate) fn run_command(
     let outcome = run_in(cache, (place.path(), &console), init, order);
     match &outcome {
         Ok(0) => drop(fs::remove_file(&console)),
-        Ok(_) => eprintln!("towpath-lab: the guest's console: {}", console.display()),
+        Ok(_) => eprintln!("towpath-guest: the guest's console: {}", console.display()),
         // The error names it, if there is one.
         Err(_) => {}
     }
@@ -151,7 +151,7 @@ fn run_in(
             break ended;
         }
         boots += 1;
-        eprintln!("towpath-lab: the guest's kernel crashed before the command; booting anew");
+        eprintln!("towpath-guest: the guest's kernel crashed before the command; booting anew");
     };
     outcome(ended, directory, console, order)
 }
@@ -166,7 +166,9 @@ fn outcome(
     match ended {
         None => {
             let limit = order.limit.as_secs();
-            eprintln!("towpath-lab: the guest did not end within {limit} s; raise it with --limit");
+            eprintln!(
+                "towpath-guest: the guest did not end within {limit} s; raise it with --limit"
+            );
             return Ok(TOO_LONG);
         }
         Some(status) if status.code() == Some(NO_PROGRAM) => bail!(missing(QEMU)),

@@ -21,7 +21,7 @@ use crate::child::{Child, OwnSocket, Role};
 use crate::freebsd::batches;
 use crate::report::{Outcome, Row};
 use crate::statistics::ratios;
-use towpath_guest::{Counted, OWN_PROCESSORS};
+use towpath_guest::{Counted, Processors};
 
 use trials::Trial;
 pub(crate) use trials::{Plan, run as run_trials, serve_steps};
@@ -93,7 +93,7 @@ fn boot(settings: Settings, is_counted: bool) -> anyhow::Result<(Vec<Trial>, Vec
         back: directory,
         output: &output,
     };
-    let status = if is_counted { counted.run()? } else { counted.run_on(OWN_PROCESSORS)? };
+    let status = if is_counted { counted.run()? } else { counted.run_on(Processors::Two)? };
     if status != 0 {
         let said = fs::read_to_string(&output).unwrap_or_default();
         bail!("the guest's command failed with status {status}; it said:\n{said}");

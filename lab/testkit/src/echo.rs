@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with};
 /// The most bytes of an IPv4 header.
 const IPV4_MAX_BYTES: usize = 60;
 
-/// Sends an echo request with so many bytes from the calling thread's network namespace, and waits for
+/// Sends an echo request with `len_bytes` bytes of data from the calling thread's network namespace, and waits for
 /// the reply with the same bytes. The caller needs `CAP_NET_RAW`, which a test has in its namespace.
 ///
 /// # Errors
@@ -53,7 +53,7 @@ pub fn ping(to: IpAddr, len_bytes: usize, limit: Duration) -> io::Result<()> {
         };
         let header = if ipv4 { usize::from(buffer[0] & 15) * 4 } else { 0 };
         let got = buffer.get(header..got).unwrap_or_default();
-        // The socket also gets what answers others, and this namespace's own requests.
+        // The socket also receives replies to other requests, and the requests of this namespace.
         if got.first() != Some(&reply) || got.get(4..8) != Some(&message[4..8]) {
             continue;
         }

@@ -49,7 +49,7 @@ impl<'a> Delivery<'a> {
         self.sessions.get_mut(key)
     }
 
-    /// Calls a function with a tagged packet without its tag, or with `None` if that cannot be removed.
+    /// Removes a packet's VLAN tag, and passes the packet to `function`. Passes `None` if the tag cannot be removed.
     pub(crate) fn with_untagged<R>(
         &mut self,
         packet: &Packet<'_>,
@@ -105,7 +105,7 @@ impl<'a> Delivery<'a> {
     }
 
     /// Delivers a packet that may have a VLAN tag, as [`Delivery::deliver`] does. An endpoint within
-    /// the VLAN receives the packet without the tag, and each endpoint one whose tag carries only a priority.
+    /// the VLAN receives the packet without the tag. A priority tag is removed for every endpoint.
     #[inline(never)]
     pub(crate) fn deliver_tagged(&mut self, destination: Destination, packet: &Packet<'_>) -> Work {
         let Destination { session: key, endpoint } = destination;
@@ -113,7 +113,7 @@ impl<'a> Delivery<'a> {
         let mut room = [0; UNTAGGED_BYTES];
         let mut pieces = std::mem::take(&mut self.software.untagged);
         let whole = (packet.source, packet.beginning, packet.meta);
-        let is_priority = VlanTag::of(packet.beginning).is_some_and(VlanTag::is_priority);
+        let is_priority = VlanTag::of(packet.beginning).is_some_and(VlanTag::is_priority_tag);
         let untagged = if is_priority || session.is_within_vlan(endpoint) {
             without_tag(whole, &mut room, &mut pieces)
         } else {

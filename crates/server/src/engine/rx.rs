@@ -340,17 +340,18 @@ fn deliver_packet<const CAPTURES: bool>(
         return work;
     };
     if headers.is_tagged() && headers.vlan.is_none() {
-        work += deliver_priority::<CAPTURES>(packet, flows, delivery, inbox, counters, found);
+        work +=
+            deliver_priority_tagged::<CAPTURES>(packet, flows, delivery, inbox, counters, found);
         return work;
     }
     work += deliver_to_flows::<CAPTURES>(packet, headers, flows, delivery, inbox, counters, found);
     work
 }
 
-/// Delivers a packet whose VLAN tag carries only a priority: without the tag, as an untagged packet (IEEE 802.1Q, 9.6).
+/// Delivers a priority-tagged packet without its tag, as an untagged packet (IEEE 802.1Q, 9.6).
 #[cold]
 #[inline(never)]
-fn deliver_priority<const CAPTURES: bool>(
+fn deliver_priority_tagged<const CAPTURES: bool>(
     packet: &Packet<'_>,
     flows: &mut FlowTable,
     delivery: &mut Delivery<'_>,

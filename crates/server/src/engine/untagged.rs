@@ -11,9 +11,9 @@ pub(crate) const UNTAGGED_BYTES: usize = TAGGED_BYTES - VlanTag::BYTES;
 /// The end of a tag in a packet.
 const END: usize = VlanTag::OFFSET + VlanTag::BYTES;
 
-/// Returns a tagged packet (its source, its beginning, its metadata) without its outer tag. Returns `None` if that is a
-/// tag of a service provider's VLAN: those have the same numbers (IEEE 802.1ad) as a customer's, and the application
-/// could not tell them apart. Also returns `None` if the packet or its metadata leave no room for a tag. `room` and
+/// Returns a tagged packet (its source, its beginning, its metadata) without its outer tag. Returns `None` for the
+/// tag of a service provider's VLAN (IEEE 802.1ad), unless it is a priority tag: customers' VLANs have the same numbers,
+/// and the application could not tell the two kinds apart. Also returns `None` if the packet or its metadata leave no room for a tag. `room` and
 /// `pieces` are memory for the result.
 pub(crate) fn without_tag<'a>(
     (source, beginning, meta): (Source<'a>, &[u8], Meta),
@@ -21,7 +21,7 @@ pub(crate) fn without_tag<'a>(
     pieces: &'a mut SegmentPieces,
 ) -> Option<(Source<'a>, &'a [u8], Meta)> {
     let tag = VlanTag::of(beginning)?;
-    if tag.protocol == TagProtocol::Service && !tag.is_priority() {
+    if tag.protocol == TagProtocol::Service && !tag.is_priority_tag() {
         return None;
     }
     let meta = meta.without_tag(VlanTag::BYTES as u16)?;

@@ -30,9 +30,9 @@ const BUDGET: usize = 64;
 /// lower.
 const LEAST_HELD_BYTES: usize = 1 << 18;
 
-/// The longest frame that waits in memory of its own length.
+/// The longest frame, in bytes, that is copied into an allocation of its exact length while it waits.
 const SHORT_BYTES: usize = 512;
-/// The memory that a held frame takes beside its bytes.
+/// The accounted overhead of a waiting frame, in bytes.
 const FRAME_OVERHEAD: usize = 128;
 
 /// Returns the memory that a held frame takes.

@@ -169,7 +169,7 @@ impl Stack {
     }
 
     /// Handles another station's claim on one of our addresses: counts the claim, and defends the
-    /// address at a limited rate (RFC 5227, 2.4), which is the address's own.
+    /// address at a limited rate per address (RFC 5227, 2.4).
     fn defend(&mut self, now: Instant, address: IpAddr) {
         self.host.counters.address_conflicts += 1;
         if self.defended.get(&address).is_none_or(|&at| now.since(at) >= DEFEND_INTERVAL) {
@@ -211,8 +211,9 @@ impl Stack {
         }
         self.host.counters.icmp_received += 1;
         match icmp::parse(packet.src, message) {
-            // An answer to an IPv4 broadcast would allow a smurf attack (RFC 1122, 3.2.2.6). One to a group of IPv6
-            // stays on the link: routers forward none to the groups that this host listens to (RFC 4443, 4.2).
+            // The stack answers no IPv4 broadcast, because that would allow a smurf attack (RFC 1122, 3.2.2.6). It answers
+            // IPv6 requests to groups (RFC 4443, 4.2): routers do not forward the groups that this host listens to, so
+            // the request comes from the link.
             Message::EchoRequest
                 if unicast || packet.src.is_ipv6() && !self.host.config.shares_addresses =>
             {
@@ -344,8 +345,8 @@ impl Stack {
         }
     }
 
-    /// Reports an unwanted packet to its sender: never about an error, never about a packet to a
-    /// group, and at a limited rate (RFC 1122, 3.2.2; RFC 4443, 2.4).
+    /// Reports an unwanted packet to its sender, at a limited rate, and never about an ICMP error (RFC 1122, 3.2.2;
+    /// RFC 4443, 2.4). The caller excludes packets to groups, except for an option of type 10 (RFC 8200, 4.2).
     fn report(&mut self, now: Instant, packet: &Packet<'_>, report: Report) {
         let icmp = icmp::protocol(packet.src);
         if packet.protocol == icmp

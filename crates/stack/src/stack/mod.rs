@@ -35,7 +35,7 @@ pub struct Stack {
     outcome: Outcome,
     /// `true` if the link had no room at the last poll.
     blocked: bool,
-    /// When this host last defended each of its addresses against a claim that asked for no answer.
+    /// The time when the stack last defended each address against an unsolicited claim.
     defended: HashMap<IpAddr, Instant>,
     groups: Groups,
 }
@@ -52,7 +52,7 @@ impl Stack {
         let tcp = Tcp::new(&host, now);
         let reassembly =
             Reassembly::new(limits.reassemblies, limits.reassembly_bytes, limits.reassembly_time);
-        // The host whose addresses are shared reports their groups.
+        // The kernel reports the groups of shared addresses.
         let groups = match host.config.shares_addresses {
             true => Vec::new(),
             false => host.ipv6.iter().map(|&(address, _)| ndp::solicited_node(address)).collect(),
@@ -75,8 +75,8 @@ impl Stack {
         Ok(stack)
     }
 
-    /// Announces one of our addresses to all stations on the link (RFC 5227, 2.3; RFC 4861, 7.2.6), unless they are
-    /// another host's.
+    /// Announces one of our addresses to all stations on the link (RFC 5227, 2.3; RFC 4861, 7.2.6). Does
+    /// nothing if the addresses are shared: the kernel announces those.
     fn announce(&mut self, now: Instant, address: IpAddr) {
         if self.host.config.shares_addresses {
             return;
@@ -119,8 +119,8 @@ impl Stack {
         self.host.send(now, header, to, &mut message.write(), &[], 2);
     }
 
-    /// Sends a report of multicast listeners: from a link-local address, or `::` if there is none, with the option
-    /// that shows it to routers (RFC 3810, 5 and 5.2.13).
+    /// Sends an MLD report with the router alert option, from a link-local address, or from `::` if the host has none
+    /// (RFC 3810, 5 and 5.2.13).
     fn send_mld(&mut self, report: mld::Report) {
         const ROUTER_ALERT: [u8; 8] = [ip::ICMPV6, 0, 5, 2, 0, 0, 1, 0];
         let mld::Report { dst, mut message } = report;

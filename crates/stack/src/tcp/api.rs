@@ -78,7 +78,7 @@ impl Tcp {
                 && !self.listeners.bindings.is_taken(from.ip(), port)
         };
         let port = match from.port() {
-            // All ports lead to this peer already: EADDRNOTAVAIL of connect(2).
+            // No ephemeral port is free for this peer: EADDRNOTAVAIL of connect(2).
             0 => ephemeral_ports(&mut host.random)
                 .find(|&port| free(port))
                 .ok_or(SocketError::AddressNotAvailable)?,

@@ -49,7 +49,8 @@ impl Connection {
         if seg.has(ACK) && !acceptable && !seg.has(RST) {
             // The peer still has a connection of this tuple, such as one of a program that was killed, and
             // challenges the SYN (RFC 5961, 4.2). The reset ends that connection, so the SYN follows at once, as
-            // on Linux. It does so once: each forged segment would bring another one.
+            // on Linux. This happens once per connection.
+            // Otherwise each forged segment would trigger another SYN.
             if !self.syn_hastened && sending.rtt.backoff() == 0 {
                 self.syn_hastened = true;
                 self.syn_due = true;
@@ -247,8 +248,8 @@ impl Connection {
     /// duplicate (PAWS; RFC 7323, 5.3).
     ///
     /// A segment without timestamps is accepted, although both sides agreed on them. RFC 7323, 3.2, recommends to drop
-    /// it; but some middleboxes and peers leave the option out, and a connection with them would never end. Linux
-    /// accepts it, too.
+    /// it; but some middleboxes and peers leave the option out, and a connection with such a peer would hang. So
+    /// does Linux.
     fn is_timely(&mut self, env: &mut Env<'_>, seg: &Segment) -> bool {
         if !self.timestamps {
             return true;

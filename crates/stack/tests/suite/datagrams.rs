@@ -127,7 +127,7 @@ fn datagrams_to_port_zero_are_refused_as_those_to_closed_ports() {
     }
 }
 
-/// RFC 1122, 3.2.1.8 and 3.2.2.5: a report names the byte that is wrong. Source routes are dropped without a word.
+/// RFC 1122, 3.2.1.8 and 3.2.2.5: a report names the byte that is wrong. Source routes are dropped without a report.
 #[test]
 fn malformed_options_of_ipv4_are_reported() {
     let mut world = World::new(5, [config(0), config(1)]);

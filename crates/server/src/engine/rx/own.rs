@@ -326,7 +326,7 @@ impl Queue<'_, '_> {
             }
             return (false, work);
         };
-        // A tag that carries only a priority, and that the device left in the packet, is left out by a copy.
+        // A copy removes a priority tag that the device left in the packet.
         let is_priority = headers.is_tagged() && headers.vlan.is_none();
         if let [one] = buffers
             && (one.tag.is_some() || !is_priority)

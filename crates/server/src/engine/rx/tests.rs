@@ -190,7 +190,7 @@ fn tags_and_hashes_of_the_device_change_no_outcome() {
     for (offload, captures) in [(false, false), (true, false), (false, true), (true, true)] {
         let expected = outcomes(Reception::default(), offload, captures);
         assert!(expected.iter().any(|outcome| outcome.contains("(1, ")), "VLAN 7");
-        // A tag that carries only a priority is left out.
+        // Priority tags are removed.
         for (untagged, priority) in expected[..5].iter().zip(&expected[20..25]) {
             let got = |outcome: &str| outcome.split_once("] ").unwrap().1.to_owned();
             if !captures {

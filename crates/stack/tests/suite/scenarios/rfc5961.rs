@@ -72,7 +72,7 @@ scenarios! {
         > S. 0:0(0) ack 500001
     ";
     /// 4.2: a peer challenges our SYN, since it has an older connection of the same tuple. Our reset ends that one,
-    /// and our SYN goes again at once, with a new count of time.
+    /// and our SYN goes again at once, and its retransmission timer starts anew.
     challenged_syn: "
         connect
         > S 0:0(0)

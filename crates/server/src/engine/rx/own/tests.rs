@@ -233,9 +233,9 @@ fn packets_stay_where_the_device_put_them() {
     assert_eq!(world.counters.get(Count::RxPackets), frames.len() as u64);
 }
 
-/// A tag that carries only a priority is left out, by a copy if the device left it in the packet.
+/// A copy removes a priority tag that the device left in the packet.
 #[test]
-fn packets_with_a_priority_alone_are_as_untagged_ones() {
+fn priority_tagged_packets_arrive_untagged() {
     let mut world = World::new();
     world.poll();
     let expected = inward(PORT).udp(&[7; 300]);
