@@ -6,6 +6,8 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 
+use crate::serve::log;
+
 /// The status after wrong usage, as clap and most commands have it.
 const USAGE: u8 = 2;
 
@@ -53,13 +55,19 @@ impl Failure {
         one_line(&self.text)
     }
 
-    /// Prints the failure to standard error.
+    /// Prints the failure to standard error. A server and its keeper leave it in their log, which does not wait for a
+    /// reader.
     pub(crate) fn report(&self) -> ExitCode {
         if self.text.is_empty() {
             return ExitCode::from(self.status);
         }
-        // Without standard error the message is lost; the status still shows the failure.
-        let _ = writeln!(io::stderr(), "towpath: {}", self.line());
+        let line = format!("towpath: {}\n", self.line());
+        if log::is_on() {
+            log::add(line.as_bytes());
+        } else {
+            // Without standard error the message is lost; the status still shows the failure.
+            let _ = io::stderr().write_all(line.as_bytes());
+        }
         ExitCode::from(self.status)
     }
 }

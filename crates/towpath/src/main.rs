@@ -116,6 +116,12 @@ Examples:
 }
 
 fn main() -> ExitCode {
+    let code = run();
+    serve::log::finish();
+    code
+}
+
+fn run() -> ExitCode {
     failure::tell_defects_in_one_line();
     signals::survive_file_limit();
     let cli = match Cli::try_parse() {

@@ -27,6 +27,7 @@ use serde::{Deserialize, Serialize};
 use towpath_server::{Crash, LeftObjects};
 use tracing::{info, warn};
 
+use super::notify::notify_until;
 use super::ready::inherited;
 use crate::failure::says;
 
@@ -89,7 +90,7 @@ pub(super) fn adopt(given: Given, device: &str) -> LeftObjects {
     if given.is_empty() {
         return LeftObjects::default();
     }
-    if let Err(error) = close_copies(&given) {
+    if let Err(error) = close_copies(&given, Instant::now() + TIMEOUT) {
         warn!("the service manager keeps copies of an earlier keeper's list: {}", says(&error));
     }
     match unpack(given, device) {
@@ -107,12 +108,12 @@ pub(super) fn adopt(given: Given, device: &str) -> LeftObjects {
 
 /// Has the service manager close its copies. Without this, it would give them to a later keeper once
 /// more.
-fn close_copies(given: &Given) -> io::Result<()> {
+fn close_copies(given: &Given, until: Instant) -> io::Result<()> {
     let names: BTreeSet<&str> = given.iter().map(|(name, _)| name.as_str()).collect();
     for name in names {
-        sd_notify::notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)])?;
+        notify_until(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)], &[], until)?;
     }
-    barrier()
+    barrier(until)
 }
 
 /// Leaves objects to the next keeper of the service.
@@ -120,21 +121,21 @@ fn close_copies(given: &Given) -> io::Result<()> {
 /// # Errors
 /// If the service manager does not take them, or the kernel has no room for their messages.
 pub(super) fn leave(left: &LeftObjects, device: &str) -> io::Result<()> {
+    let until = Instant::now() + TIMEOUT;
     for (name, object) in pack(left, device)? {
         // The sockets count as hung up, which would have the service manager drop them.
         let message =
             [NotifyState::FdStore, NotifyState::FdName(&name), NotifyState::Custom("FDPOLL=0")];
-        sd_notify::notify_with_fds(&message, &[object.as_fd()])?;
+        notify_until(&message, &[object.as_fd()], until)?;
     }
-    barrier()
+    barrier(until)
 }
 
 /// Waits until the service manager has handled all messages before.
-fn barrier() -> io::Result<()> {
+fn barrier(until: Instant) -> io::Result<()> {
     let (ours, theirs) = io::pipe()?;
-    sd_notify::notify_with_fds(&[NotifyState::Custom("BARRIER=1")], &[theirs.as_fd()])?;
+    notify_until(&[NotifyState::Custom("BARRIER=1")], &[theirs.as_fd()], until)?;
     drop(theirs);
-    let until = Instant::now() + TIMEOUT;
     loop {
         let left = Timespec::try_from(until.saturating_duration_since(Instant::now()));
         let mut ended = [PollFd::new(&ours, PollFlags::IN)];

@@ -7,7 +7,10 @@ use std::io::{self, Write};
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
+use sd_notify::NotifyState;
 use tracing::warn;
+
+use super::notify::notify;
 
 use crate::failure::{Failure, says};
 
@@ -33,21 +36,27 @@ impl Ready {
         Ok(Ready { to: Some(File::from(given)) })
     }
 
-    /// Writes a line `ready DEVICE SOCKET` for each device that is served, and closes the descriptor.
-    /// Sends READY=1 to systemd if `NOTIFY_SOCKET` is set.
+    /// Writes a line `ready DEVICE SOCKET` for each device that is served, and closes the descriptor, in a thread of its
+    /// own. Sends READY=1 to systemd if `NOTIFY_SOCKET` is set. Call it when the process has given up its rights.
     pub(super) fn tell<'a>(self, served: impl Iterator<Item = (&'a str, &'a Path)>) {
         if let Some(mut to) = self.to {
             let line =
                 |(device, socket): (&str, &Path)| format!("ready {device} {}\n", socket.display());
             let lines: String = served.map(line).collect();
-            if let Err(error) = to.write_all(lines.as_bytes())
-                && error.kind() != io::ErrorKind::BrokenPipe
-            {
-                warn!("--ready-fd: {}", says(&error));
+            // The reader may not read for long, or never.
+            let write = move || {
+                if let Err(error) = to.write_all(lines.as_bytes())
+                    && error.kind() != io::ErrorKind::BrokenPipe
+                {
+                    warn!("--ready-fd: {}", says(&error));
+                }
+            };
+            let thread = std::thread::Builder::new().name("towpath-ready".to_owned()).spawn(write);
+            if let Err(error) = thread {
+                warn!("--ready-fd: no thread that writes to it: {}", says(&error));
             }
         }
-        let states = [sd_notify::NotifyState::Ready];
-        if let Err(error) = sd_notify::notify(&states) {
+        if let Err(error) = notify(&[NotifyState::Ready]) {
             warn!("NOTIFY_SOCKET: {}", says(&error));
         }
     }

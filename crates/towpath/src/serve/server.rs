@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sd_notify::NotifyState;
 use towpath_device::capture::{self, CaptureDevice, CaptureStatus};
 use towpath_device::fault::FaultDevice;
 use towpath_device::{Device, DeviceError};
@@ -21,7 +22,8 @@ use tracing::{info, warn};
 use super::interface::{self, Opened};
 use super::keeper::SETTINGS;
 use super::last_policy::{LAST_POLICY, LastPolicy};
-use super::log::start_log;
+use super::log::{start_log, start_thread};
+use super::notify::{notify, notify_now};
 use super::settings::{Level, Settings};
 use super::values::{Identity, InterfaceName};
 use super::{confine, explain, explain_policy};
@@ -122,6 +124,7 @@ fn run_with(
     let shares = settings.share_host;
     config.host = shares.then(|| HostAccess::new(keeper, &served.interface));
     give_up_rights(&settings, &socket)?;
+    start_thread();
     let failed = |error: StartError| explain(&error, &settings);
     let server = Server::start(&config, device, Box::new(store)).map_err(failed)?;
     drop(config);
@@ -183,7 +186,7 @@ fn give_up_rights(settings: &Settings, socket: &Path) -> Result<(), Failure> {
 fn end(server: Server, keeper: &KeeperAccess, action: Action) -> Result<(), DeviceError> {
     // An error of `KeeperAccess::end` means that the keeper has ended already.
     if action == Action::Stop {
-        let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+        notify_now(&[NotifyState::Stopping]);
         let _ = keeper.end();
     }
     if action == Action::Leave {
@@ -243,8 +246,9 @@ fn reload_policy(
     (settings, socket, device): (&Settings, &Path, &str),
     last: &LastPolicy,
 ) {
-    let _ = sd_notify::NotifyState::monotonic_usec_now()
-        .and_then(|now| sd_notify::notify(&[sd_notify::NotifyState::Reloading, now]));
+    if let Ok(now) = NotifyState::monotonic_usec_now() {
+        notify_now(&[NotifyState::Reloading, now]);
+    }
     let outcome = settings.policy_text().and_then(|text| {
         let config = settings.config_with(socket.to_owned(), text.as_deref())?;
         warn_without_grants(&config.policy, device);
@@ -261,7 +265,8 @@ fn reload_policy(
         ),
         Err(failure) => warn!("{}; the old policy stays in force", failure.text()),
     }
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    // The service manager counts the service as reloading until then.
+    let _ = notify(&[NotifyState::Ready]);
 }
 
 /// Warns of a policy without a grant for this device.

@@ -10,6 +10,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::thread::CapabilitySet;
+use sd_notify::NotifyState;
 use towpath_server::{
     Begin, Crash, KeeperOptions, Start, Supervised, Supervision, keeper_path, status_path,
     supervise,
@@ -21,6 +22,8 @@ use super::confine::{
 };
 use super::fd_store;
 use super::kind::Kind;
+use super::log::{self, start_thread};
+use super::notify::notify_now;
 use super::ready::Ready;
 use super::settings::{HOLD_S, Settings};
 use crate::failure::{Failure, remedy, says};
@@ -131,6 +134,7 @@ impl<'a> Servers<'a> {
     ) -> Result<Servers<'a>, Failure> {
         let servers = Servers { devices, manner, signals, path, ready: None, failure: None };
         restore_ambient_capabilities(servers.kept_capabilities())?;
+        start_thread();
         Ok(servers)
     }
 
@@ -288,6 +292,7 @@ impl Supervised for Servers<'_> {
         if let Err(failure) = raise_ambient_capabilities(kept) {
             return io::Error::other(failure.text().to_owned());
         }
+        log::finish();
         let error = self.keeper_command(program, file).exec();
         // The attempt has restored the default of SIGPIPE, which would end this process.
         ignore_broken_pipes();
@@ -303,6 +308,7 @@ impl Supervised for Servers<'_> {
             self.failure = Some(failure);
             return Err(io::Error::other("not confined"));
         }
+        start_thread();
         if let Some(ready) = self.ready.take() {
             let served = self.devices.iter().zip(has_served).filter(|(_, has_served)| **has_served);
             ready.tell(served.map(|(device, _)| (&*device.interface, &*device.socket)));
@@ -320,7 +326,7 @@ impl Supervised for Servers<'_> {
                 signal = libc::SIGTERM;
             }
             if signal != libc::SIGHUP {
-                let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+                notify_now(&[NotifyState::Stopping]);
             }
         }
         Some(signal)

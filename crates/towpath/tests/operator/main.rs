@@ -3,6 +3,7 @@
 
 mod apertures;
 mod beside_the_kernel;
+mod blocking;
 mod capturing;
 mod completing;
 mod counters;
