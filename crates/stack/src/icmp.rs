@@ -64,7 +64,8 @@ pub(crate) fn echo_reply(of: IpAddr) -> u8 {
 /// Returns `true` if a message of this type is an error: a host never answers an error with
 /// another.
 pub(crate) fn is_error(of: IpAddr, kind: u8) -> bool {
-    if of.is_ipv4() { matches!(kind, 3 | 4 | 5 | 11 | 12) } else { kind < 128 }
+    // No host answers a redirect either (RFC 4443, 2.4).
+    if of.is_ipv4() { matches!(kind, 3 | 4 | 5 | 11 | 12) } else { kind < 128 || kind == 137 }
 }
 
 /// Parses a message of at least eight bytes.

@@ -11,6 +11,7 @@ pub(crate) const ICMPV6: u8 = 58;
 pub(crate) const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
+const AUTHENTICATION: u8 = 51;
 const DESTINATION_OPTIONS: u8 = 60;
 /// The hop limit of this host's packets; NDP has its own.
 pub(crate) const HOP_LIMIT: u8 = 64;
@@ -168,14 +169,22 @@ pub(crate) fn outline(bytes: &[u8]) -> Packet<'_> {
 /// empty if a header is cut off; of an IPv4 packet, its own. Returns `None` for a later fragment of IPv6.
 pub(crate) fn beyond_extensions<'a>(packet: &Packet<'a>) -> Option<(u8, &'a [u8])> {
     let (mut protocol, mut rest) = (packet.protocol, packet.payload);
-    while matches!(protocol, HOP_BY_HOP | ROUTING | FRAGMENT | DESTINATION_OPTIONS)
+    if packet.src.is_ipv4() {
+        return Some((protocol, rest));
+    }
+    while matches!(protocol, HOP_BY_HOP | ROUTING | FRAGMENT | AUTHENTICATION | DESTINATION_OPTIONS)
         && rest.len() >= 8
     {
         let is_fragment = protocol == FRAGMENT;
         if is_fragment && be16(rest, 2) & 0xfff8 != 0 {
             return None;
         }
-        let len = if is_fragment { 8 } else { 8 + usize::from(rest[1]) * 8 };
+        let len = match protocol {
+            FRAGMENT => 8,
+            // RFC 4302, 2.2.
+            AUTHENTICATION => (usize::from(rest[1]) + 2) * 4,
+            _ => 8 + usize::from(rest[1]) * 8,
+        };
         protocol = rest[0];
         rest = rest.get(len..).unwrap_or_default();
     }

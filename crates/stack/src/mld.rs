@@ -30,6 +30,8 @@ const UNSOLICITED_INTERVAL: Duration = Duration::from_secs(1);
 /// The time for which reports are those of MLDv1 after its last query: the robustness variable times the query
 /// interval, and the query response interval (RFC 3810, 9.12).
 const OLDER_QUERIER: Duration = Duration::from_secs(260);
+/// The least time between answers to queries, which anyone on the link may forge.
+const ANSWER_PAUSE: Duration = Duration::from_millis(100);
 /// The most records of a report: it fits into the least MTU of IPv6.
 const MOST_RECORDS: usize = 60;
 
@@ -81,6 +83,8 @@ pub(crate) struct Groups {
     change: Option<(Instant, u8)>,
     /// When to answer a query about each group.
     answers: Vec<Option<Instant>>,
+    /// The time of the last answers.
+    answered: Option<Instant>,
     /// Until when a querier of MLDv1 counts as present.
     older_until: Option<Instant>,
 }
@@ -92,7 +96,7 @@ impl Groups {
         groups.dedup();
         let change = (!groups.is_empty()).then_some((now, ROBUSTNESS));
         let answers = vec![None; groups.len()];
-        Groups { groups, change, answers, older_until: None }
+        Groups { groups, change, answers, answered: None, older_until: None }
     }
 
     /// Takes a query, whose answer waits for a random part of the querier's delay (RFC 3810, 6.2).
@@ -100,9 +104,13 @@ impl Groups {
         if query.is_v1 {
             self.older_until = Some(now + OLDER_QUERIER);
         }
-        let at = now + random_time(random, query.delay);
+        let earliest = self.answered.map_or(now, |at| now.max(at + ANSWER_PAUSE));
+        let together = random_time(random, query.delay);
         for (group, answer) in self.groups.iter().zip(&mut self.answers) {
             if query.group.is_none_or(|asked| asked == *group) {
+                // With MLDv1, each group has a time of its own (RFC 2710, 4).
+                let delay = if query.is_v1 { random_time(random, query.delay) } else { together };
+                let at = earliest.max(now + delay);
                 *answer = Some(answer.map_or(at, |earlier| earlier.min(at)));
             }
         }
@@ -134,6 +142,9 @@ impl Groups {
                 *answer = None;
                 asked.push(*group);
             }
+        }
+        if !asked.is_empty() {
+            self.answered = Some(now);
         }
         report(&asked, IS_EXCLUDE, is_older, &mut reports);
         reports
@@ -237,6 +248,21 @@ mod tests {
         let unknown = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 3);
         groups.query(now, &mut random, &query(500, unknown, 28).unwrap());
         assert_eq!(groups.poll_at(), None);
+    }
+
+    #[test]
+    fn a_flood_of_queries_gets_few_answers() {
+        let mut random = Random::new(4);
+        let mut groups = Groups::new(vec![GROUP], ms(0));
+        while let Some(at) = groups.poll_at() {
+            groups.due(at, &mut random);
+        }
+        let mut answers = 0;
+        for now in 5000..6000 {
+            groups.query(ms(now), &mut random, &query(0, GROUP, 28).unwrap());
+            answers += groups.due(ms(now), &mut random).len();
+        }
+        assert_eq!(answers, 10);
     }
 
     #[test]

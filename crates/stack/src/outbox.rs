@@ -9,7 +9,7 @@ use crate::Meta;
 const SPARE_BUFFERS: usize = 256;
 /// The number of buffers that are always kept.
 const FEW: usize = 16;
-/// The maximum capacity of a buffer to keep; larger ones are freed.
+/// The maximum capacity of a buffer to keep; larger ones are freed, and those of less than half as much.
 const SPARE_BYTES: usize = 2048 + 128;
 
 /// Destination of a frame.
@@ -52,7 +52,8 @@ impl Outbox {
 
     /// Recycles a buffer.
     pub(crate) fn recycle(&mut self, mut buffer: Vec<u8>) {
-        if self.spare.len() < SPARE_BUFFERS && buffer.capacity() <= SPARE_BYTES {
+        let is_usual = (SPARE_BYTES / 2..=SPARE_BYTES).contains(&buffer.capacity());
+        if self.spare.len() < SPARE_BUFFERS && is_usual {
             buffer.clear();
             self.spare.push(buffer);
         }

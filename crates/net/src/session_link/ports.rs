@@ -16,6 +16,8 @@ const PROTOCOL_ICMP: u8 = 1;
 const PROTOCOL_TCP: u8 = 6;
 const PROTOCOL_UDP: u8 = 17;
 const PROTOCOL_ICMPV6: u8 = 58;
+const HOP_BY_HOP: u8 = 0;
+const NEIGHBOUR_SOLICITATION: u8 = 135;
 /// Bytes of an Ethernet header.
 const ETHERNET_BYTES: usize = 14;
 
@@ -164,8 +166,15 @@ impl Ports {
                 let header = usize::from(frame.get(ETHERNET_BYTES)? & 0x0f) * 4;
                 (true, *frame.get(ETHERNET_BYTES + 9)?, ETHERNET_BYTES + header)
             }
-            // The stack sends no extension headers, apart from those of fragments.
-            ETHERTYPE_IPV6 => (false, *frame.get(ETHERNET_BYTES + 6)?, ETHERNET_BYTES + 40),
+            // The stack sends no extension headers, apart from those of fragments, and from hop-by-hop options before an
+            // MLD report.
+            ETHERTYPE_IPV6 => match *frame.get(ETHERNET_BYTES + 6)? {
+                HOP_BY_HOP => {
+                    let (at, options) = (ETHERNET_BYTES + 40, frame.get(ETHERNET_BYTES + 40..)?);
+                    (false, *options.first()?, at + 8 + usize::from(*options.get(1)?) * 8)
+                }
+                protocol => (false, protocol, ETHERNET_BYTES + 40),
+            },
             _ => {
                 return match self.base {
                     Base::Own { arp, .. } => arp,
@@ -180,8 +189,10 @@ impl Ports {
             }
             (Base::Own { icmp, .. }, PROTOCOL_ICMP) => *icmp,
             (Base::Own { icmpv6, .. }, PROTOCOL_ICMPV6) => *icmpv6,
-            // Neighbour solicitations; the server drops other messages.
-            (Base::Shared { neighbours }, PROTOCOL_ICMPV6) => Some(*neighbours),
+            // The server takes solicitations alone, and counts any other message against the session.
+            (Base::Shared { neighbours }, PROTOCOL_ICMPV6) => {
+                (*frame.get(transport)? == NEIGHBOUR_SOLICITATION).then_some(*neighbours)
+            }
             _ => None,
         }
     }

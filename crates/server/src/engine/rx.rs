@@ -369,6 +369,11 @@ fn deliver_priority_tagged<const CAPTURES: bool>(
             counters.add(Count::RxMalformed, 1);
             return Work::default();
         };
+        // A second such tag is no tag that an untagged packet has.
+        if headers.is_tagged() && headers.vlan.is_none() {
+            counters.add(Count::RxNoMatch, 1);
+            return Work::default();
+        }
         deliver_to_flows::<CAPTURES>(packet, &headers, flows, delivery, inbox, counters, found)
     })
 }

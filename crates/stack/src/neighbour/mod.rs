@@ -232,7 +232,8 @@ impl Neighbours {
         entry.confirmed = now;
         // The waiting frames go first: they are older than those in the outbox.
         self.held_bytes -= std::mem::take(&mut entry.pending_bytes);
-        for frame in entry.pending.drain(..).rev() {
+        // The queue's own memory goes, too: no account has it.
+        for frame in std::mem::take(&mut entry.pending).into_iter().rev() {
             outbox.unpop(frame);
         }
         outcome.resume.extend(std::mem::take(&mut entry.waiting));

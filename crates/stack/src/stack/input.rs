@@ -20,6 +20,12 @@ const NO_LINK_ADDRESS: [u8; 6] = [0; 6];
 /// Time between two defences of an address (RFC 5227, 2.4 (b)).
 const DEFEND_INTERVAL: std::time::Duration = std::time::Duration::from_secs(10);
 
+/// Returns `true` for a message of neighbour discovery, of routers or of multicast listeners (ICMPv6).
+fn is_of_link(packet: &Packet<'_>) -> bool {
+    packet.protocol == ip::ICMPV6
+        && packet.payload.first().is_some_and(|kind| matches!(kind, 130..=137 | 143))
+}
+
 /// Returns `true` if the stack has to verify the TCP or UDP checksum.
 fn must_verify(meta: &Meta) -> bool {
     meta.segmentation.is_none() && meta.checksum == Checksum::Full
@@ -78,8 +84,12 @@ impl Stack {
         if let Some(whole) = self.reassembly.add(now, &packet, part, counters) {
             let read = if packet.src.is_ipv4() { ip::parse_v4 } else { ip::parse_v6 };
             match read(&whole, false) {
-                Ok(packet) if packet.fragment.is_none() => {
+                // Messages of the link come in one piece (RFC 6980, 5): a switch that inspects them sees no fragments.
+                Ok(packet) if packet.fragment.is_none() && !is_of_link(&packet) => {
                     self.deliver(now, &packet, group, true);
+                }
+                Err(Refusal::Parameter(parameter)) => {
+                    self.refuse_parameter(now, &whole, group, parameter);
                 }
                 _ => self.host.counters.rx_malformed += 1,
             }
@@ -352,6 +362,10 @@ impl Stack {
         if packet.protocol == icmp
             && packet.payload.first().is_none_or(|&kind| icmp::is_error(packet.src, kind))
         {
+            return;
+        }
+        // The host whose addresses these are reports what it receives itself.
+        if self.host.config.shares_addresses {
             return;
         }
         let Some(route) = self.host.route(packet.src) else {

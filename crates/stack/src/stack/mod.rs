@@ -53,10 +53,10 @@ impl Stack {
         let reassembly =
             Reassembly::new(limits.reassemblies, limits.reassembly_bytes, limits.reassembly_time);
         // The kernel reports the groups of shared addresses.
-        let groups = match host.config.shares_addresses {
-            true => Vec::new(),
-            false => host.ipv6.iter().map(|&(address, _)| ndp::solicited_node(address)).collect(),
-        };
+        // Without a link-local address, reports would come from `::`, which others may send, too: servers refuse them.
+        let own = || host.ipv6.iter().map(|&(address, _)| address);
+        let reports = !host.config.shares_addresses && own().any(|one| one.is_unicast_link_local());
+        let groups = if reports { own().map(ndp::solicited_node).collect() } else { Vec::new() };
         let groups = Groups::new(groups, now);
         let mut stack = Stack {
             host,
@@ -119,13 +119,12 @@ impl Stack {
         self.host.send(now, header, to, &mut message.write(), &[], 2);
     }
 
-    /// Sends an MLD report with the router alert option, from a link-local address, or from `::` if the host has none
-    /// (RFC 3810, 5 and 5.2.13).
+    /// Sends an MLD report with the router alert option, from a link-local address (RFC 3810, 5 and 5.2.13).
     fn send_mld(&mut self, report: mld::Report) {
         const ROUTER_ALERT: [u8; 8] = [ip::ICMPV6, 0, 5, 2, 0, 0, 1, 0];
         let mld::Report { dst, mut message } = report;
         let mut own = self.host.ipv6.iter().map(|&(address, _)| address);
-        let src = own.find(Ipv6Addr::is_unicast_link_local).unwrap_or(Ipv6Addr::UNSPECIFIED);
+        let Some(src) = own.find(Ipv6Addr::is_unicast_link_local) else { return };
         let sum =
             Sum::pseudo(src.into(), dst.into(), ip::ICMPV6, message.len()).add(&message).finish();
         message[2..4].copy_from_slice(&sum.to_be_bytes());

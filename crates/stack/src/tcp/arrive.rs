@@ -122,6 +122,8 @@ impl Connection {
         self.sending.una = acknowledgement;
         self.give_up_at = None;
         match self.sending.rtt.backoff() {
+            // Which of two SYNs is acknowledged is not known (RFC 6298, 3).
+            0 if self.syn_hastened => {}
             0 => self.sending.rtt.measure(env.now, env.now.since(self.syn_at)),
             // A lost SYN: the path is slower than expected, or congested (RFC 6298, 5.7; RFC 6928,
             // 2, where Linux allows one loss).

@@ -213,6 +213,16 @@ fn headers_that_a_host_refuses_are_reported() {
             Some((1, 40)),
         ),
         ("an error", packet(own, 60, &[&option(0x80, 58)[..], &error].concat()), None),
+        (
+            "an error behind an authentication header",
+            packet(own, 60, &[&option(0x80, 51)[..], &[58, 0, 0, 0, 0, 0, 0, 0], &error].concat()),
+            None,
+        ),
+        (
+            "a redirect",
+            packet(own, 60, &[&option(0x80, 58)[..], &[137, 0, 0, 0, 0, 0, 0, 0]].concat()),
+            None,
+        ),
     ];
     for (name, frame, expected) in cases {
         let found = answers(&mut world, &frame);
@@ -241,5 +251,59 @@ fn echoes_to_all_nodes_are_answered() {
         let [answer] = found.as_slice() else { panic!("{dst}: {found:x?}") };
         assert_eq!((&answer[22..38], &answer[38..54]), (&own.octets()[..], &peer.octets()[..]));
         assert_eq!((&answer[54..56], &answer[58..]), (&[129, code][..], &[1, 2, 3, 4, 5][..]));
+    }
+}
+
+/// RFC 6980, 5: a switch that inspects neighbour discovery sees no fragments.
+#[test]
+fn neighbour_discovery_in_fragments_is_ignored() {
+    let (mut world, own, peer) = acquainted(26);
+    // An advertisement with another link address for node 1.
+    let mut message = vec![136, 0, 0, 0, 0x20, 0, 0, 0];
+    message.extend_from_slice(&peer.octets());
+    message.extend_from_slice(&[2, 1, 2, 0, 0, 0, 0, 99]);
+    let whole = icmpv6([2, 0, 0, 0, 0, 2], (peer, own), &message);
+    let message = &whole[54..];
+    let fragment = |offset: u16, more: u16, part: &[u8]| {
+        let mut frame = whole[..54].to_vec();
+        frame[..6].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
+        frame[19] = part.len() as u8 + 8;
+        frame[20] = 44;
+        frame.extend_from_slice(&[58, 0]);
+        frame.extend_from_slice(&(offset | more).to_be_bytes());
+        frame.extend_from_slice(&[0, 0, 0, 5]);
+        frame.extend_from_slice(part);
+        frame
+    };
+    let before = *world.nodes[0].stack.counters();
+    for frame in [fragment(0, 1, &message[..24]), fragment(24, 0, &message[24..])] {
+        assert!(answers(&mut world, &frame).is_empty());
+    }
+    let after = world.nodes[0].stack.counters();
+    assert_eq!(after.reassembled - before.reassembled, 1);
+    assert_eq!(after.rx_malformed - before.rx_malformed, 1);
+    assert_eq!(after.ndp_received, before.ndp_received);
+}
+
+/// The host whose addresses a stack shares reports what it receives; the server counts the stack's own reports as
+/// forbidden.
+#[test]
+fn a_stack_that_shares_addresses_reports_nothing() {
+    let mut shared = config(0);
+    shared.shares_addresses = true;
+    let mut world = World::new(27, [shared, config(1)]);
+    let (IpAddr::V6(own), IpAddr::V6(peer)) = (world.v6(0), world.v6(1)) else { unreachable!() };
+    world.idle(Duration::from_secs(2));
+    assert_eq!(world.nodes[0].stack.counters().mld_sent, 0);
+    let packet = |first: u8, rest: &[u8]| {
+        let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x86, 0xdd, 0x60, 0, 0, 0, 0];
+        frame.extend_from_slice(&[rest.len() as u8, first, 64]);
+        frame.extend_from_slice(&peer.octets());
+        frame.extend_from_slice(&own.octets());
+        frame.extend_from_slice(rest);
+        frame
+    };
+    for frame in [packet(60, &[59, 0, 0x80, 4, 0, 0, 0, 0]), packet(200, &[0; 8])] {
+        assert!(answers(&mut world, &frame).is_empty());
     }
 }

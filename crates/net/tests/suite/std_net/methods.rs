@@ -15,7 +15,7 @@ pub(crate) enum Here {
 const NETWORK: Here = Differs("takes the network as first argument");
 const NO_LOOP: Here =
     Omitted("a network does not receive its own datagrams, so there is nothing to turn off");
-const NO_GROUPS: Here = Omitted("the stack joins no multicast groups (no IGMP, no MLD)");
+const NO_GROUPS: Here = Omitted("applications cannot join multicast groups");
 const ONLY_V6: Here = Omitted("deprecated in `std::net`; a listener at `[::]` never accepts IPv4");
 
 pub(crate) const STREAM: &[(&str, Here)] = &[
