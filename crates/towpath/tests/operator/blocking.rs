@@ -15,7 +15,7 @@ use crate::serving::round_trip;
 
 const TAP: [&str; 4] = ["--device", "tap:opA", "--address", "10.79.0.1/24"];
 
-/// Fills a pipe, whose other end nobody reads.
+/// Fills a pipe from which no program reads.
 fn fill(writer: &PipeWriter) {
     // Its own open file, because the server's end waits as it likes.
     let path = format!("/proc/self/fd/{}", writer.as_raw_fd());
@@ -36,9 +36,9 @@ fn read_all(mut reader: PipeReader) -> std::thread::JoinHandle<String> {
 }
 
 #[test]
-fn a_log_that_nobody_reads_stops_nothing() {
+fn a_log_without_a_reader_stops_nothing() {
     towpath_testkit::isolated!(|| {
-        if !tun("blocking::a_log_that_nobody_reads_stops_nothing") {
+        if !tun("blocking::a_log_without_a_reader_stops_nothing") {
             return;
         }
         let directory = Directory::new();
