@@ -33,7 +33,7 @@ fn serve([path, vlan]: [OsString; 2]) -> Result<(), Box<dyn Error>> {
         let wrong = || format!("VLAN {}: give a number from 1 to 4094", vlan.display());
         Network::attach_within_vlan(path, number.ok_or_else(wrong)?, Driving::Thread, |_| {})?
     };
-    // IPv4 and IPv6 need one socket each, as in std::net.
+    // IPv4 and IPv6 need one socket each.
     let v4 = UdpSocket::bind(&network, "0.0.0.0:7")?;
     let v6 = UdpSocket::bind(&network, "[::]:7")?;
     println!("answering at {:?}, port 7", network.addresses());
