@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 
-use crate::serve::log;
+use crate::standard_error;
 
 /// The status after wrong usage, as clap and most commands have it.
 const USAGE: u8 = 2;
@@ -62,8 +62,8 @@ impl Failure {
             return ExitCode::from(self.status);
         }
         let line = format!("towpath: {}\n", self.line());
-        if log::is_on() {
-            log::add(line.as_bytes());
+        if standard_error::is_on() {
+            standard_error::add(line.as_bytes());
         } else {
             // Without standard error the message is lost; the status still shows the failure.
             let _ = io::stderr().write_all(line.as_bytes());

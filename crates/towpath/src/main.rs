@@ -20,6 +20,7 @@ mod report;
 mod serve;
 mod set;
 mod signals;
+mod standard_error;
 mod stat;
 mod table;
 mod text_file;
@@ -116,9 +117,18 @@ Examples:
 }
 
 fn main() -> ExitCode {
-    let code = run();
-    serve::log::finish();
-    code
+    // Also after a panic.
+    let _finish = FinishLog;
+    run()
+}
+
+/// Waits at its end for the reader of the log's last lines.
+struct FinishLog;
+
+impl Drop for FinishLog {
+    fn drop(&mut self) {
+        standard_error::finish();
+    }
 }
 
 fn run() -> ExitCode {
@@ -136,9 +146,13 @@ fn run() -> ExitCode {
             return serve::up::run(&args).unwrap_or_else(|failure| Failure::report(&failure));
         }
         Subcommand::Keeper(args) => {
+            standard_error::turn_on();
             return serve::keeper::run(&args).unwrap_or_else(|failure| Failure::report(&failure));
         }
-        Subcommand::Server(args) => serve::server::run(&args),
+        Subcommand::Server(args) => {
+            standard_error::turn_on();
+            serve::server::run(&args)
+        }
         Subcommand::Ls(args) => ls::run(&args),
         Subcommand::Stat(args) => stat::run(&args),
         Subcommand::Capture(args) => capture::run(&args),

@@ -7,7 +7,7 @@ mod interface;
 pub(crate) mod keeper;
 mod kind;
 mod last_policy;
-pub(crate) mod log;
+mod log;
 mod notify;
 mod ready;
 pub(crate) mod server;

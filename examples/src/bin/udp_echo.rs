@@ -48,7 +48,7 @@ fn echo(socket: &UdpSocket) -> io::Result<()> {
         let sent = socket
             .recv_from(&mut datagram)
             .and_then(|(len, from)| socket.send_to(&datagram[..len], from));
-        // Only these errors last: the server has gone, or its policy has taken the port away.
+        // Only these errors are permanent: the server has gone for good, or the policy has taken the port away.
         if let Err(error) = sent
             && matches!(error.kind(), ErrorKind::NetworkDown | ErrorKind::PermissionDenied)
         {

@@ -68,11 +68,6 @@ impl List {
 /// Descriptors that the service manager gave, by name.
 pub(super) type Given = Vec<(String, OwnedFd)>;
 
-/// Returns `true` if there is a service manager, which may have a store.
-pub(super) fn has_service_manager() -> bool {
-    std::env::var_os("NOTIFY_SOCKET").is_some()
-}
-
 /// Takes over the descriptors that the service manager gave this process, by their numbers. Call it
 /// before this process opens or takes over any other descriptor.
 ///

@@ -16,6 +16,7 @@ use super::directory::lock_path;
 use super::fd_store::{self, Given};
 use super::kind::Kind;
 use super::log::start_log;
+use super::notify::has_service_manager;
 use super::ready::{Ready, inherited};
 use super::servers::{Manner, Served, Servers, failed};
 use super::settings::{Level, Settings};
@@ -153,7 +154,7 @@ pub(super) fn supervise_servers(
 ) -> Result<ExitCode, Failure> {
     let own = own_objects(settings)?;
     let left = fd_store::adopt(given, &device_name(&settings.served()?.interface, kind));
-    if settings.fd_store && !fd_store::has_service_manager() {
+    if settings.fd_store && !has_service_manager() {
         tracing::warn!(
             "--fd-store has no effect: there is no service manager (NOTIFY_SOCKET is not set), and a stop \
              ends all sessions"

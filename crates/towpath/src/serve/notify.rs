@@ -18,6 +18,11 @@ use sd_notify::NotifyState;
 /// The time that a service manager may take for a message without which it does not go on.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// Returns `true` if there is a service manager, which may have a store.
+pub(super) fn has_service_manager() -> bool {
+    std::env::var_os("NOTIFY_SOCKET").is_some()
+}
+
 /// Tells the service manager something without which it does not go on, such as READY=1. Does nothing without one.
 ///
 /// # Errors

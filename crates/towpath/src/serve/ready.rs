@@ -6,13 +6,18 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use sd_notify::NotifyState;
 use tracing::warn;
 
-use super::notify::notify;
+use super::notify::{has_service_manager, notify_until};
 
 use crate::failure::{Failure, says};
+use crate::standard_error;
+
+/// The longest time that a service manager may take for READY=1: longer than it waits for a service that starts.
+const READY_PATIENCE: Duration = Duration::from_secs(3600);
 
 /// The receivers of the readiness message beside the service manager.
 #[derive(Debug)]
@@ -36,29 +41,38 @@ impl Ready {
         Ok(Ready { to: Some(File::from(given)) })
     }
 
-    /// Writes a line `ready DEVICE SOCKET` for each device that is served, and closes the descriptor, in a thread of its
-    /// own. Sends READY=1 to systemd if `NOTIFY_SOCKET` is set. Call it when the process has given up its rights.
+    /// Writes a line `ready DEVICE SOCKET` for each device that is served, and closes the descriptor. Sends READY=1 to
+    /// systemd if `NOTIFY_SOCKET` is set. Both happen in threads of their own, because the readers may not read for long,
+    /// or never. Call it when the process has given up its rights.
     pub(super) fn tell<'a>(self, served: impl Iterator<Item = (&'a str, &'a Path)>) {
         if let Some(mut to) = self.to {
             let line =
                 |(device, socket): (&str, &Path)| format!("ready {device} {}\n", socket.display());
             let lines: String = served.map(line).collect();
-            // The reader may not read for long, or never.
-            let write = move || {
-                if let Err(error) = to.write_all(lines.as_bytes())
-                    && error.kind() != io::ErrorKind::BrokenPipe
-                {
-                    warn!("--ready-fd: {}", says(&error));
-                }
-            };
-            let thread = std::thread::Builder::new().name("towpath-ready".to_owned()).spawn(write);
-            if let Err(error) = thread {
-                warn!("--ready-fd: no thread that writes to it: {}", says(&error));
-            }
+            in_a_thread("--ready-fd", move || match to.write_all(lines.as_bytes()) {
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+                other => other,
+            });
         }
-        if let Err(error) = notify(&[NotifyState::Ready]) {
-            warn!("NOTIFY_SOCKET: {}", says(&error));
+        if has_service_manager() {
+            in_a_thread("NOTIFY_SOCKET", || {
+                notify_until(&[NotifyState::Ready], &[], Instant::now() + READY_PATIENCE)
+            });
         }
+    }
+}
+
+/// Tells another program something in a thread without capabilities. `to` names the program in a warning.
+fn in_a_thread(to: &'static str, tell: impl FnOnce() -> io::Result<()> + Send + 'static) {
+    let run = move || {
+        standard_error::drop_capabilities();
+        if let Err(error) = tell() {
+            warn!("{to}: {}", says(&error));
+        }
+    };
+    let thread = std::thread::Builder::new().name("towpath-ready".to_owned()).spawn(run);
+    if let Err(error) = thread {
+        warn!("{to}: no thread that writes to it: {}", says(&error));
     }
 }
 

@@ -22,13 +22,14 @@ use tracing::{info, warn};
 use super::interface::{self, Opened};
 use super::keeper::SETTINGS;
 use super::last_policy::{LAST_POLICY, LastPolicy};
-use super::log::{start_log, start_thread};
+use super::log::start_log;
 use super::notify::{notify, notify_now};
 use super::settings::{Level, Settings};
 use super::values::{Identity, InterfaceName};
 use super::{confine, explain, explain_policy};
 use crate::failure::{Failure, remedy, says};
 use crate::signals::Signals;
+use crate::standard_error;
 
 /// Arguments of the hidden subcommand that is the process.
 #[derive(Debug, clap::Args)]
@@ -124,7 +125,6 @@ fn run_with(
     let shares = settings.share_host;
     config.host = shares.then(|| HostAccess::new(keeper, &served.interface));
     give_up_rights(&settings, &socket)?;
-    start_thread();
     let failed = |error: StartError| explain(&error, &settings);
     let server = Server::start(&config, device, Box::new(store)).map_err(failed)?;
     drop(config);
@@ -179,7 +179,9 @@ fn give_up_rights(settings: &Settings, socket: &Path) -> Result<(), Failure> {
     confine::confine(settings.user.as_ref())?;
     confine::end_with_parent()?;
     warn_of_unreadable_policy(policy);
-    confine::restrict_server(settings.confine.unwrap_or_default(), policy, socket)
+    confine::restrict_server(settings.confine.unwrap_or_default(), policy, socket)?;
+    standard_error::start_thread();
+    Ok(())
 }
 
 /// Ends a server, after a signal or because it has ended by itself.
@@ -266,7 +268,12 @@ fn reload_policy(
         Err(failure) => warn!("{}; the old policy stays in force", failure.text()),
     }
     // The service manager counts the service as reloading until then.
-    let _ = notify(&[NotifyState::Ready]);
+    if let Err(error) = notify(&[NotifyState::Ready]) {
+        warn!(
+            "NOTIFY_SOCKET: {}; the service manager counts the service as reloading",
+            says(&error)
+        );
+    }
 }
 
 /// Warns of a policy without a grant for this device.

@@ -20,14 +20,14 @@ use super::confine::{
     ForServers, confine_keeper, kept_capabilities, raise_ambient_capabilities,
     restore_ambient_capabilities, restrict_keeper,
 };
-use super::fd_store;
+
 use super::kind::Kind;
-use super::log::{self, start_thread};
-use super::notify::notify_now;
+use super::notify::{has_service_manager, notify_now};
 use super::ready::Ready;
 use super::settings::{HOLD_S, Settings};
 use crate::failure::{Failure, remedy, says};
 use crate::signals::{Signals, ignore_broken_pipes};
+use crate::standard_error;
 
 /// The longest time that another program takes to check that it can be the keeper.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
@@ -69,7 +69,7 @@ impl Served {
             hold: Duration::from_secs(settings.hold.map_or(HOLD_S, |hold| hold.get() as u64)),
             retries: manner == Manner::Up,
             passes_hangup: manner != Manner::Up || settings.policy.is_some(),
-            leaves_at_sigterm: manner == Manner::ServeWithStore && fd_store::has_service_manager(),
+            leaves_at_sigterm: manner == Manner::ServeWithStore && has_service_manager(),
             owner: settings.user.as_ref().map(|user| (user.uid, user.gid)),
             path: keeper_path(&self.socket),
             status: status_path(&self.socket),
@@ -134,7 +134,7 @@ impl<'a> Servers<'a> {
     ) -> Result<Servers<'a>, Failure> {
         let servers = Servers { devices, manner, signals, path, ready: None, failure: None };
         restore_ambient_capabilities(servers.kept_capabilities())?;
-        start_thread();
+        standard_error::start_thread();
         Ok(servers)
     }
 
@@ -292,7 +292,8 @@ impl Supervised for Servers<'_> {
         if let Err(failure) = raise_ambient_capabilities(kept) {
             return io::Error::other(failure.text().to_owned());
         }
-        log::finish();
+        // The applications wait for the new keeper.
+        standard_error::finish_within(Duration::from_millis(100));
         let error = self.keeper_command(program, file).exec();
         // The attempt has restored the default of SIGPIPE, which would end this process.
         ignore_broken_pipes();
@@ -308,7 +309,7 @@ impl Supervised for Servers<'_> {
             self.failure = Some(failure);
             return Err(io::Error::other("not confined"));
         }
-        start_thread();
+        standard_error::start_thread();
         if let Some(ready) = self.ready.take() {
             let served = self.devices.iter().zip(has_served).filter(|(_, has_served)| **has_served);
             ready.tell(served.map(|(device, _)| (&*device.interface, &*device.socket)));

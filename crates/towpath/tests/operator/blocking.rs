@@ -75,7 +75,7 @@ fn a_service_manager_that_reads_nothing_holds_no_end_up() {
         }
         let directory = Directory::new();
         let path = directory.join("notify");
-        let _manager = UnixDatagram::bind(&path).unwrap();
+        let manager = UnixDatagram::bind(&path).unwrap();
         let other = UnixDatagram::unbound().unwrap();
         other.set_nonblocking(true).unwrap();
         while other.send_to(b"STATUS=", &path).is_ok() {}
@@ -83,8 +83,35 @@ fn a_service_manager_that_reads_nothing_holds_no_end_up() {
         program.env("NOTIFY_SOCKET", &path);
         let starting = Starting::with(program, &directory, "s.sock", &TAP);
         let mut server = starting.ready().unwrap();
-        until("the keeper gives up", || server.log().contains("NOTIFY_SOCKET"));
         round_trip(&server, 7);
+        // Once it reads, it learns that the server is ready.
+        let mut message = [0; 4096];
+        manager.set_read_timeout(Some(LIMIT)).unwrap();
+        while !message.starts_with(b"READY=1") {
+            manager.recv(&mut message).unwrap();
+        }
+        // And at the end, it reads nothing again.
+        while other.send_to(b"STATUS=", &path).is_ok() {}
         assert!(server.stop(Signal::TERM).success());
+    });
+}
+
+/// A pipe at `--ready-fd` that is full before the start.
+#[test]
+fn a_reader_of_ready_fd_that_reads_nothing_holds_nothing_up() {
+    towpath_testkit::isolated!(|| {
+        if !tun("blocking::a_reader_of_ready_fd_that_reads_nothing_holds_nothing_up") {
+            return;
+        }
+        let directory = Directory::new();
+        let (_reader, writer) = io::pipe().unwrap();
+        fill(&writer);
+        let socket = directory.text("s.sock");
+        let arguments = ["serve", "--socket", &socket, "--ready-fd", "1", "--confine", "kill"];
+        let mut command = towpath(&[&arguments[..], &TAP].concat());
+        let mut child = command.stdout(writer).stderr(Stdio::null()).spawn().unwrap();
+        until("applications can attach", || towpath_net::Network::attach(&socket).is_ok());
+        signal(&child, Signal::TERM);
+        assert!(wait(&mut child).success());
     });
 }

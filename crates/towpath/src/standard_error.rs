@@ -1,0 +1,295 @@
+//! Standard error of a server and of its keeper, whose log goes there.
+//!
+//! The reader of standard error may stand still: a pipe to a stopped program, a terminal that is paused. So no thread
+//! but that of the log waits for it. Others leave lines in a queue of bounded length, and a line that finds no room
+//! there is dropped and counted.
+//!
+//! A line goes out at once if standard error takes it without waiting: what waits is lost with a process that is killed.
+//! The thread writes the others. It starts after its process has given up its rights, since each thread has rights of its own
+//! (`serve/confine.rs`). To write without waiting, the process opens a pipe or terminal at standard error once more, for itself:
+//! others share the file that it got.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{SendFlags, send};
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+
+/// The most bytes of lines that wait for the reader of standard error.
+const MOST_BYTES: usize = 256 << 10;
+/// The longest time that the end of a process waits for that reader.
+const END_WAIT: Duration = Duration::from_secs(1);
+/// The bytes that go into a pipe in one piece (`PIPE_BUF`), and for which it has room when poll(2) says so.
+const PIPE_BYTES: usize = 4096;
+
+/// The lines that wait, of all threads.
+static QUEUE: Queue = Queue { lines: Mutex::new(Lines::new()), changed: Condvar::new() };
+/// The pipe or terminal at standard error, opened by this process itself, so that writes do not wait. `None` for other
+/// files, such as regular ones and sockets.
+static OWN: OnceLock<Option<File>> = OnceLock::new();
+
+struct Queue {
+    lines: Mutex<Lines>,
+    /// Notified when a line comes, and when all have gone.
+    changed: Condvar,
+}
+
+struct Lines {
+    waiting: VecDeque<Vec<u8>>,
+    bytes: usize,
+    /// Lines dropped since the last report of them.
+    dropped: u64,
+    is_on: bool,
+    has_thread: bool,
+    /// `true` while the log's thread writes a line that it has taken.
+    is_writing: bool,
+}
+
+impl Lines {
+    const fn new() -> Lines {
+        Lines {
+            waiting: VecDeque::new(),
+            bytes: 0,
+            dropped: 0,
+            is_on: false,
+            has_thread: false,
+            is_writing: false,
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.dropped == 0
+    }
+
+    /// Adds a line, or counts it as dropped.
+    fn add(&mut self, line: &[u8]) {
+        if self.bytes + line.len() > MOST_BYTES {
+            self.dropped += 1;
+            return;
+        }
+        self.report_dropped();
+        self.push(line.to_vec());
+    }
+
+    fn push(&mut self, line: Vec<u8>) {
+        self.bytes += line.len();
+        self.waiting.push_back(line);
+    }
+
+    /// Adds a line that says how many were dropped.
+    fn report_dropped(&mut self) {
+        if self.dropped == 0 {
+            return;
+        }
+        let count = std::mem::take(&mut self.dropped);
+        let line = format!(
+            "towpath: {count} lines of the log were dropped here: nothing read standard error\n"
+        );
+        self.push(line.into_bytes());
+    }
+
+    /// Takes the oldest line. After the last one comes the number of those that were dropped.
+    fn take(&mut self) -> Option<Vec<u8>> {
+        if self.waiting.is_empty() {
+            self.report_dropped();
+        }
+        let line = self.waiting.pop_front()?;
+        self.bytes -= line.len();
+        Some(line)
+    }
+
+    /// Writes as much as standard error takes without waiting. Returns `true` if that is all.
+    fn write_now(&mut self) -> bool {
+        while let Some(mut line) = self.take() {
+            while !line.is_empty() {
+                let written = write_a_part(&line);
+                if written == 0 {
+                    self.bytes += line.len();
+                    self.waiting.push_front(line);
+                    return false;
+                }
+                line.drain(..written);
+            }
+        }
+        true
+    }
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, Lines> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Calls a function with the file to write to.
+fn with_output<R>(function: impl FnOnce(BorrowedFd<'_>) -> R) -> R {
+    match OWN.get() {
+        Some(Some(own)) => function(own.as_fd()),
+        _ => function(io::stderr().as_fd()),
+    }
+}
+
+/// Writes a part of a text to standard error without waiting, except where other processes fill a file that this process
+/// could not open itself. Returns the part's length; all of the text if standard error takes none any more.
+fn write_a_part(text: &[u8]) -> usize {
+    let part = &text[..text.len().min(PIPE_BYTES)];
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    let written = match with_output(|to| send(to, part, flags)) {
+        Err(Errno::NOTSOCK) => wait_for_room(Duration::ZERO)
+            .and_then(|()| with_output(|to| rustix::io::write(to, part))),
+        other => other,
+    };
+    match written {
+        Ok(written) => written,
+        Err(Errno::AGAIN | Errno::INTR) => 0,
+        // Nothing reads it any more.
+        Err(_) => text.len(),
+    }
+}
+
+/// Waits until standard error has room: `EAGAIN` if it has none in that time.
+fn wait_for_room(at_most: Duration) -> Result<(), Errno> {
+    let time = Timespec::try_from(at_most).map_err(|_| Errno::INVAL)?;
+    with_output(|to| {
+        let mut room = [PollFd::from_borrowed_fd(to, PollFlags::OUT)];
+        match poll(&mut room, Some(&time)) {
+            Ok(0) => Err(Errno::AGAIN),
+            Ok(_) => Ok(()),
+            Err(errno) => Err(errno),
+        }
+    })
+}
+
+/// Adds a line to the log, with its end of line, without waiting for standard error.
+pub(crate) fn add(line: &[u8]) {
+    let mut lines = QUEUE.lock();
+    lines.add(line);
+    // At once, if possible: the lines of a process that is killed are lost.
+    let is_done = !lines.is_writing && lines.write_now();
+    if !is_done {
+        QUEUE.changed.notify_all();
+    }
+}
+
+/// Returns `true` if failures of this process belong into the queue.
+pub(crate) fn is_on() -> bool {
+    QUEUE.lock().is_on
+}
+
+/// Has failures of this process go through the queue, as those of a server and of its keeper.
+pub(crate) fn turn_on() {
+    OWN.get_or_init(open_own);
+    QUEUE.lock().is_on = true;
+}
+
+/// Opens a pipe or terminal at standard error for this process alone. Returns `None` for another file, and if this user
+/// may not open it.
+fn open_own() -> Option<File> {
+    let path = "/proc/self/fd/2";
+    let kind = std::fs::metadata(path).ok()?.file_type();
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_APPEND;
+    let open = || File::options().write(true).custom_flags(flags).open(path).ok();
+    (kind.is_fifo() || kind.is_char_device()).then(open).flatten()
+}
+
+/// Starts the log's thread. Call it when the process has given up its rights, once.
+pub(crate) fn start_thread() {
+    let thread = std::thread::Builder::new().name("towpath-log".to_owned()).spawn(write_lines);
+    match thread {
+        Ok(_) => QUEUE.lock().has_thread = true,
+        // Without the thread, lines go out at once as far as standard error takes them.
+        Err(error) => tracing::info!("no thread for the log: {error}"),
+    }
+}
+
+/// Writes lines as they come.
+fn write_lines() {
+    drop_capabilities();
+    let mut lines = QUEUE.lock();
+    loop {
+        let Some(line) = lines.take() else {
+            QUEUE.changed.notify_all();
+            lines = QUEUE.changed.wait(lines).unwrap_or_else(PoisonError::into_inner);
+            continue;
+        };
+        lines.is_writing = true;
+        drop(lines);
+        let mut rest = &line[..];
+        while !rest.is_empty() {
+            // An hour: it waits again.
+            if wait_for_room(Duration::from_secs(3600)).is_ok() {
+                rest = &rest[write_a_part(rest)..];
+            }
+        }
+        lines = QUEUE.lock();
+        lines.is_writing = false;
+    }
+}
+
+/// Gives up all capabilities of the calling thread.
+pub(crate) fn drop_capabilities() {
+    let none = CapabilitySet::empty();
+    let none = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    // A thread may always give up its own.
+    let _ = set_capabilities(None, none);
+}
+
+/// Waits until the log's lines are written, or for a second. Call it at the end of the process.
+pub(crate) fn finish() {
+    finish_within(END_WAIT);
+}
+
+/// Waits until the log's lines are written, or for a time.
+pub(crate) fn finish_within(time: Duration) {
+    let until = Instant::now() + time;
+    let mut lines = QUEUE.lock();
+    while lines.has_thread && (lines.is_writing || !lines.is_empty()) {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        let waited = QUEUE.changed.wait_timeout(lines, left);
+        lines = waited.unwrap_or_else(PoisonError::into_inner).0;
+    }
+    while !lines.write_now() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() || wait_for_room(left).is_err_and(|errno| errno != Errno::INTR) {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_beyond_the_room_are_counted() {
+        let mut lines = Lines::new();
+        let line = [b'x'; 1024];
+        for _ in 0..MOST_BYTES / line.len() + 3 {
+            lines.add(&line);
+        }
+        assert_eq!((lines.bytes, lines.dropped), (MOST_BYTES, 3));
+        let mut taken = Vec::new();
+        while let Some(line) = lines.take() {
+            taken.push(line);
+        }
+        let last = taken.pop().unwrap();
+        assert_eq!(taken.len(), MOST_BYTES / line.len());
+        assert_eq!(
+            last,
+            b"towpath: 3 lines of the log were dropped here: nothing read standard error\n"
+        );
+        assert!(lines.is_empty() && lines.bytes == 0);
+        lines.add(b"next\n");
+        assert_eq!(lines.take().unwrap(), b"next\n");
+    }
+}
