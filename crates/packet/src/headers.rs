@@ -166,6 +166,12 @@ impl Headers {
         self.l3_offset != 14
     }
 
+    /// Returns `true` if there is a VLAN tag that carries only a priority (IEEE 802.1Q, 9.6).
+    #[must_use]
+    pub fn is_priority_tagged(&self) -> bool {
+        self.is_tagged() && self.vlan.is_none()
+    }
+
     /// Returns the IP protocol number, if this is IP.
     #[must_use]
     pub fn protocol(&self) -> Option<u8> {

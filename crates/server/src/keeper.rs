@@ -59,6 +59,7 @@ mod wire;
 pub use client::KeeperAccess;
 pub(crate) use device_objects::stored_name;
 pub use device_objects::take_device_objects;
+pub use held::drop_capabilities;
 pub use listener::{Upgrade, upgrade};
 pub(crate) use options::OWN;
 pub use options::{KeeperOptions, keeper_path};

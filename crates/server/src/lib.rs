@@ -64,8 +64,8 @@ pub use engine::solo::packet_costs;
 pub use host::HostAccess;
 pub use keeper::{
     Begin, Continued, DeviceState, DeviceStatus, KeeperAccess, KeeperOptions, KeeperStore,
-    LeftObjects, ServerEnd, Start, Supervised, Supervision, Upgrade, device_status, keeper_path,
-    status_path, supervise, take_device_objects, upgrade,
+    LeftObjects, ServerEnd, Start, Supervised, Supervision, Upgrade, device_status,
+    drop_capabilities, keeper_path, status_path, supervise, take_device_objects, upgrade,
 };
 pub use policy::{
     AddressRange, Admission, Grant, Policy, PolicyChange, PortRange, Reservation, Standing, Terms,

@@ -158,10 +158,10 @@ fn check_v4_options(header: &[u8]) -> Result<(), Refusal> {
 
 /// Reads the fixed part of the headers of a packet that was refused with [`Refusal::Parameter`].
 pub(crate) fn outline(bytes: &[u8]) -> Packet<'_> {
-    let (is_v4, at) = (bytes[0] >> 4 == 4, if bytes[0] >> 4 == 4 { 2 } else { 4 });
-    let stated = usize::from(be16(bytes, at)) + if is_v4 { 0 } else { 40 };
+    let is_v4 = bytes[0] >> 4 == 4;
+    let (stated, before) = if is_v4 { (be16(bytes, 2), 0) } else { (be16(bytes, 4), 40) };
     // A large packet may state no length.
-    let len = if be16(bytes, at) == 0 { bytes.len() } else { stated.min(bytes.len()) };
+    let len = if stated == 0 { bytes.len() } else { usize::from(stated) + before };
     if is_v4 { outline_v4(&bytes[..len]) } else { outline_v6(&bytes[..len]) }
 }
 

@@ -87,6 +87,8 @@ pub(crate) struct Groups {
     answered: Option<Instant>,
     /// Until when a querier of MLDv1 counts as present.
     older_until: Option<Instant>,
+    /// When reports are due next: each poll asks.
+    next: Option<Instant>,
 }
 
 impl Groups {
@@ -95,8 +97,8 @@ impl Groups {
         groups.sort_unstable();
         groups.dedup();
         let change = (!groups.is_empty()).then_some((now, ROBUSTNESS));
-        let answers = vec![None; groups.len()];
-        Groups { groups, change, answers, answered: None, older_until: None }
+        let (answers, next) = (vec![None; groups.len()], change.map(|(at, _)| at));
+        Groups { groups, change, answers, answered: None, older_until: None, next }
     }
 
     /// Takes a query, whose answer waits for a random part of the querier's delay (RFC 3810, 6.2).
@@ -108,23 +110,28 @@ impl Groups {
         let together = random_time(random, query.delay);
         for (group, answer) in self.groups.iter().zip(&mut self.answers) {
             if query.group.is_none_or(|asked| asked == *group) {
-                // With MLDv1, each group has a time of its own (RFC 2710, 4).
+                // With MLDv1, each group has its own time (RFC 2710, 4).
                 let delay = if query.is_v1 { random_time(random, query.delay) } else { together };
                 let at = earliest.max(now + delay);
                 *answer = Some(answer.map_or(at, |earlier| earlier.min(at)));
             }
         }
+        self.schedule();
     }
 
     /// Returns when reports are due next.
     pub(crate) fn poll_at(&self) -> Option<Instant> {
+        self.next
+    }
+
+    fn schedule(&mut self) {
         let change = self.change.map(|(at, _)| at);
-        self.answers.iter().copied().chain([change]).flatten().min()
+        self.next = self.answers.iter().copied().chain([change]).flatten().min();
     }
 
     /// Returns the reports that are due.
     pub(crate) fn due(&mut self, now: Instant, random: &mut Random) -> Vec<Report> {
-        if self.poll_at().is_none_or(|at| at > now) {
+        if self.next.is_none_or(|at| at > now) {
             return Vec::new();
         }
         let is_older = self.older_until.is_some_and(|until| now < until);
@@ -146,6 +153,7 @@ impl Groups {
         if !asked.is_empty() {
             self.answered = Some(now);
         }
+        self.schedule();
         report(&asked, IS_EXCLUDE, is_older, &mut reports);
         reports
     }

@@ -5,9 +5,9 @@
 //! there is dropped and counted.
 //!
 //! A line goes out at once if standard error takes it without waiting: what waits is lost with a process that is killed.
-//! The thread writes the others. It starts after its process has given up its rights, since each thread has rights of its own
-//! (`serve/confine.rs`). To write without waiting, the process opens a pipe or terminal at standard error once more, for itself:
-//! others share the file that it got.
+//! The thread waits for room for the others. It starts after its process has given up its rights, since each thread has
+//! its own rights (`serve/confine.rs`). To write without waiting, the process opens a pipe or terminal at standard error
+//! once more, only for itself: other processes share the file that it got.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
-use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+use towpath_server::drop_capabilities;
 
 /// The most bytes of lines that wait for the reader of standard error.
 const MOST_BYTES: usize = 256 << 10;
@@ -30,15 +30,15 @@ const END_WAIT: Duration = Duration::from_secs(1);
 const PIPE_BYTES: usize = 4096;
 
 /// The lines that wait, of all threads.
-static QUEUE: Queue = Queue { lines: Mutex::new(Lines::new()), changed: Condvar::new() };
+static QUEUE: Queue = Queue { lines: Mutex::new(Lines::new()), waits: Condvar::new() };
 /// The pipe or terminal at standard error, opened by this process itself, so that writes do not wait. `None` for other
 /// files, such as regular ones and sockets.
 static OWN: OnceLock<Option<File>> = OnceLock::new();
 
 struct Queue {
     lines: Mutex<Lines>,
-    /// Notified when a line comes, and when all have gone.
-    changed: Condvar,
+    /// Notified when a line has to wait.
+    waits: Condvar,
 }
 
 struct Lines {
@@ -47,25 +47,11 @@ struct Lines {
     /// Lines dropped since the last report of them.
     dropped: u64,
     is_on: bool,
-    has_thread: bool,
-    /// `true` while the log's thread writes a line that it has taken.
-    is_writing: bool,
 }
 
 impl Lines {
     const fn new() -> Lines {
-        Lines {
-            waiting: VecDeque::new(),
-            bytes: 0,
-            dropped: 0,
-            is_on: false,
-            has_thread: false,
-            is_writing: false,
-        }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.waiting.is_empty() && self.dropped == 0
+        Lines { waiting: VecDeque::new(), bytes: 0, dropped: 0, is_on: false }
     }
 
     /// Adds a line, or counts it as dropped.
@@ -136,13 +122,14 @@ fn with_output<R>(function: impl FnOnce(BorrowedFd<'_>) -> R) -> R {
     }
 }
 
-/// Writes a part of a text to standard error without waiting, except where other processes fill a file that this process
-/// could not open itself. Returns the part's length; all of the text if standard error takes none any more.
+/// Writes a part of a text to standard error without waiting, unless it is a pipe or terminal that this process could not
+/// open itself, and that another process fills meanwhile. Returns the part's length; that of the text if standard error
+/// takes none any more.
 fn write_a_part(text: &[u8]) -> usize {
     let part = &text[..text.len().min(PIPE_BYTES)];
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     let written = match with_output(|to| send(to, part, flags)) {
-        Err(Errno::NOTSOCK) => wait_for_room(Duration::ZERO)
+        Err(Errno::NOTSOCK) => wait_for_room(Some(Duration::ZERO))
             .and_then(|()| with_output(|to| rustix::io::write(to, part))),
         other => other,
     };
@@ -154,12 +141,12 @@ fn write_a_part(text: &[u8]) -> usize {
     }
 }
 
-/// Waits until standard error has room: `EAGAIN` if it has none in that time.
-fn wait_for_room(at_most: Duration) -> Result<(), Errno> {
-    let time = Timespec::try_from(at_most).map_err(|_| Errno::INVAL)?;
+/// Waits until standard error has room: `EAGAIN` if it has none in that time, if there is one.
+fn wait_for_room(at_most: Option<Duration>) -> Result<(), Errno> {
+    let time = at_most.map(Timespec::try_from).transpose().map_err(|_| Errno::INVAL)?;
     with_output(|to| {
         let mut room = [PollFd::from_borrowed_fd(to, PollFlags::OUT)];
-        match poll(&mut room, Some(&time)) {
+        match poll(&mut room, time.as_ref()) {
             Ok(0) => Err(Errno::AGAIN),
             Ok(_) => Ok(()),
             Err(errno) => Err(errno),
@@ -172,9 +159,8 @@ pub(crate) fn add(line: &[u8]) {
     let mut lines = QUEUE.lock();
     lines.add(line);
     // At once, if possible: the lines of a process that is killed are lost.
-    let is_done = !lines.is_writing && lines.write_now();
-    if !is_done {
-        QUEUE.changed.notify_all();
+    if !lines.write_now() {
+        QUEUE.waits.notify_one();
     }
 }
 
@@ -189,7 +175,7 @@ pub(crate) fn turn_on() {
     QUEUE.lock().is_on = true;
 }
 
-/// Opens a pipe or terminal at standard error for this process alone. Returns `None` for another file, and if this user
+/// Opens a pipe or terminal at standard error only for this process. Returns `None` for another file, and if this user
 /// may not open it.
 fn open_own() -> Option<File> {
     let path = "/proc/self/fd/2";
@@ -201,44 +187,25 @@ fn open_own() -> Option<File> {
 
 /// Starts the log's thread. Call it when the process has given up its rights, once.
 pub(crate) fn start_thread() {
-    let thread = std::thread::Builder::new().name("towpath-log".to_owned()).spawn(write_lines);
-    match thread {
-        Ok(_) => QUEUE.lock().has_thread = true,
-        // Without the thread, lines go out at once as far as standard error takes them.
-        Err(error) => tracing::info!("no thread for the log: {error}"),
+    let thread = std::thread::Builder::new().name("towpath-log".to_owned()).spawn(write_waiting);
+    if let Err(error) = thread {
+        // Lines that wait go out with the next one.
+        tracing::info!("no thread for the log: {error}");
     }
 }
 
-/// Writes lines as they come.
-fn write_lines() {
+/// Writes the lines that wait, whenever standard error has room.
+fn write_waiting() {
     drop_capabilities();
-    let mut lines = QUEUE.lock();
     loop {
-        let Some(line) = lines.take() else {
-            QUEUE.changed.notify_all();
-            lines = QUEUE.changed.wait(lines).unwrap_or_else(PoisonError::into_inner);
-            continue;
-        };
-        lines.is_writing = true;
-        drop(lines);
-        let mut rest = &line[..];
-        while !rest.is_empty() {
-            // An hour: it waits again.
-            if wait_for_room(Duration::from_secs(3600)).is_ok() {
-                rest = &rest[write_a_part(rest)..];
-            }
+        let mut lines = QUEUE.lock();
+        while lines.write_now() {
+            lines = QUEUE.waits.wait(lines).unwrap_or_else(PoisonError::into_inner);
         }
-        lines = QUEUE.lock();
-        lines.is_writing = false;
+        drop(lines);
+        // After an interruption, it tries again.
+        let _ = wait_for_room(None);
     }
-}
-
-/// Gives up all capabilities of the calling thread.
-pub(crate) fn drop_capabilities() {
-    let none = CapabilitySet::empty();
-    let none = CapabilitySets { effective: none, permitted: none, inheritable: none };
-    // A thread may always give up its own.
-    let _ = set_capabilities(None, none);
 }
 
 /// Waits until the log's lines are written, or for a second. Call it at the end of the process.
@@ -249,20 +216,12 @@ pub(crate) fn finish() {
 /// Waits until the log's lines are written, or for a time.
 pub(crate) fn finish_within(time: Duration) {
     let until = Instant::now() + time;
-    let mut lines = QUEUE.lock();
-    while lines.has_thread && (lines.is_writing || !lines.is_empty()) {
+    while !QUEUE.lock().write_now() {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return;
         }
-        let waited = QUEUE.changed.wait_timeout(lines, left);
-        lines = waited.unwrap_or_else(PoisonError::into_inner).0;
-    }
-    while !lines.write_now() {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() || wait_for_room(left).is_err_and(|errno| errno != Errno::INTR) {
-            return;
-        }
+        let _ = wait_for_room(Some(left));
     }
 }
 
@@ -288,7 +247,7 @@ mod tests {
             last,
             b"towpath: 3 lines of the log were dropped here: nothing read standard error\n"
         );
-        assert!(lines.is_empty() && lines.bytes == 0);
+        assert!(lines.take().is_none() && lines.bytes == 0);
         lines.add(b"next\n");
         assert_eq!(lines.take().unwrap(), b"next\n");
     }

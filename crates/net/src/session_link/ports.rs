@@ -166,8 +166,8 @@ impl Ports {
                 let header = usize::from(frame.get(ETHERNET_BYTES)? & 0x0f) * 4;
                 (true, *frame.get(ETHERNET_BYTES + 9)?, ETHERNET_BYTES + header)
             }
-            // The stack sends no extension headers, apart from those of fragments, and from hop-by-hop options before an
-            // MLD report.
+            // The stack sends no extension headers, apart from those of fragments, and from hop-by-hop options
+            // before an MLD report.
             ETHERTYPE_IPV6 => match *frame.get(ETHERNET_BYTES + 6)? {
                 HOP_BY_HOP => {
                     let (at, options) = (ETHERNET_BYTES + 40, frame.get(ETHERNET_BYTES + 40..)?);
@@ -189,7 +189,7 @@ impl Ports {
             }
             (Base::Own { icmp, .. }, PROTOCOL_ICMP) => *icmp,
             (Base::Own { icmpv6, .. }, PROTOCOL_ICMPV6) => *icmpv6,
-            // The server takes solicitations alone, and counts any other message against the session.
+            // The server takes only solicitations, and counts any other message against the session.
             (Base::Shared { neighbours }, PROTOCOL_ICMPV6) => {
                 (*frame.get(transport)? == NEIGHBOUR_SOLICITATION).then_some(*neighbours)
             }

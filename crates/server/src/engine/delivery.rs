@@ -110,27 +110,19 @@ impl<'a> Delivery<'a> {
     pub(crate) fn deliver_tagged(&mut self, destination: Destination, packet: &Packet<'_>) -> Work {
         let Destination { session: key, endpoint } = destination;
         let Some(session) = self.sessions.get_mut(key) else { return Work::copy(0) };
-        let mut room = [0; UNTAGGED_BYTES];
-        let mut pieces = std::mem::take(&mut self.software.untagged);
-        let whole = (packet.source, packet.beginning, packet.meta);
-        let is_priority = VlanTag::of(packet.beginning).is_some_and(VlanTag::is_priority_tag);
-        let untagged = if is_priority || session.is_within_vlan(endpoint) {
-            without_tag(whole, &mut room, &mut pieces)
-        } else {
-            Some(whole)
-        };
-        let work = match &untagged {
-            Some((source, beginning, meta)) => {
-                let packet = Packet { source: *source, beginning, meta: *meta };
-                self.deliver(destination, &packet, 0)
-            }
+        let is_priority_tag = VlanTag::of(packet.beginning).is_some_and(VlanTag::is_priority_tag);
+        if !is_priority_tag && !session.is_within_vlan(endpoint) {
+            return self.deliver(destination, packet, 0);
+        }
+        self.with_untagged(packet, |delivery, untagged| match untagged {
+            Some(untagged) => delivery.deliver(destination, untagged, 0),
             None => {
-                count(&mut session.counters, endpoint, EndpointCount::RxUnusable);
+                if let Some(session) = delivery.sessions.get_mut(key) {
+                    count(&mut session.counters, endpoint, EndpointCount::RxUnusable);
+                }
                 Work::copy(0)
             }
-        };
-        self.software.untagged = pieces;
-        work
+        })
     }
 
     /// Gives the application a buffer of its own in which the device put a packet.

@@ -339,7 +339,7 @@ fn deliver_packet<const CAPTURES: bool>(
         counters.add(Count::RxMalformed, 1);
         return work;
     };
-    if headers.is_tagged() && headers.vlan.is_none() {
+    if headers.is_priority_tagged() {
         work +=
             deliver_priority_tagged::<CAPTURES>(packet, flows, delivery, inbox, counters, found);
         return work;
@@ -369,8 +369,8 @@ fn deliver_priority_tagged<const CAPTURES: bool>(
             counters.add(Count::RxMalformed, 1);
             return Work::default();
         };
-        // A second such tag is no tag that an untagged packet has.
-        if headers.is_tagged() && headers.vlan.is_none() {
+        // An untagged packet has no tag behind it. One within an own queue's flow matches no rule either.
+        if headers.is_tagged() {
             counters.add(Count::RxNoMatch, 1);
             return Work::default();
         }

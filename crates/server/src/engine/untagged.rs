@@ -13,8 +13,8 @@ const END: usize = VlanTag::OFFSET + VlanTag::BYTES;
 
 /// Returns a tagged packet (its source, its beginning, its metadata) without its outer tag. Returns `None` for the
 /// tag of a service provider's VLAN (IEEE 802.1ad), unless it is a priority tag: customers' VLANs have the same numbers,
-/// and the application could not tell the two kinds apart. Also returns `None` if the packet or its metadata leave no room for a tag. `room` and
-/// `pieces` are memory for the result.
+/// and the application could not tell the two kinds apart. Also returns `None` if the packet or its metadata leave no
+/// room for a tag. `room` and `pieces` are memory for the result.
 pub(crate) fn without_tag<'a>(
     (source, beginning, meta): (Source<'a>, &[u8], Meta),
     room: &'a mut [u8; UNTAGGED_BYTES],

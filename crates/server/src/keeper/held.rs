@@ -52,6 +52,14 @@ pub(super) struct Held {
     is_awaited: bool,
 }
 
+/// Gives up all capabilities of the calling thread.
+pub fn drop_capabilities() {
+    let none = CapabilitySet::empty();
+    let none = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    // A thread may always give up its own.
+    let _ = set_capabilities(None, none);
+}
+
 /// A thread that closes descriptors.
 struct Closer(Sender<Order>);
 
@@ -67,9 +75,7 @@ impl Closer {
         let (orders, told) = channel();
         let run = move || {
             // The process may keep some, and to close takes none.
-            let none = CapabilitySet::empty();
-            let none = CapabilitySets { effective: none, permitted: none, inheritable: none };
-            let _ = set_capabilities(None, none);
+            drop_capabilities();
             for order in told {
                 match order {
                     Order::Close(descriptors) => drop(descriptors),

@@ -175,7 +175,7 @@ impl Neighbours {
             counters.neighbour_dropped += 1;
             return outbox.recycle(frame.bytes);
         };
-        // A short frame, such as the answer to a SYN, waits in memory of its own length.
+        // A short frame, such as the answer to a SYN, waits in an allocation of its exact length.
         if frame.bytes.len() <= SHORT_BYTES {
             let short = frame.bytes.as_slice().to_vec();
             outbox.recycle(std::mem::replace(&mut frame.bytes, short));

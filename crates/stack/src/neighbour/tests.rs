@@ -157,7 +157,7 @@ fn held_packets_are_bounded_in_total() {
     assert!(polls >= 4 * LIMIT / BUDGET, "{polls}");
 }
 
-/// Short frames wait in memory of their own length, so many more of them fit; the oldest one makes room.
+/// Short frames wait in allocations of their exact lengths, so many more of them fit; the oldest one makes room.
 #[test]
 fn the_memory_of_one_neighbours_frames_is_bounded() {
     for len in [60, SHORT_BYTES, LONG_BYTES] {

@@ -49,8 +49,7 @@ impl Connection {
         if seg.has(ACK) && !acceptable && !seg.has(RST) {
             // The peer still has a connection of this tuple, such as one of a program that was killed, and
             // challenges the SYN (RFC 5961, 4.2). The reset ends that connection, so the SYN follows at once, as
-            // on Linux. This happens once per connection.
-            // Otherwise each forged segment would trigger another SYN.
+            // on Linux. This happens once per connection. Otherwise each forged segment would trigger another SYN.
             if !self.syn_hastened && sending.rtt.backoff() == 0 {
                 self.syn_hastened = true;
                 self.syn_due = true;

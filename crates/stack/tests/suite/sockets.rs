@@ -113,7 +113,7 @@ fn limits_refuse_and_addresses_are_held() {
     assert_eq!(stack.tcp_listen("[::]:80".parse().unwrap(), 1), Err(SocketError::AddressInUse));
     stack.tcp_close_listener(now, listener).unwrap();
     stack.tcp_listen("[::]:80".parse().unwrap(), 1).unwrap();
-    // A connection without a port of its own, to a peer to which all ports lead already.
+    // A connection without a local port, to a peer to which all ephemeral ports lead already.
     let mut many = config(0);
     many.limits.connections = 20_000;
     let mut world = World::new(3, [many, config(1)]);

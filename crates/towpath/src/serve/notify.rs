@@ -52,7 +52,7 @@ pub(super) fn notify_until(
         // No error comes from a String.
         let _ = writeln!(text, "{state}");
     }
-    let socket = connect(&address, until)?;
+    let socket = connect(&address)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
@@ -70,31 +70,26 @@ pub(super) fn notify_until(
 }
 
 /// Connects to a socket by its path, or by its abstract name after `@`.
-fn connect(address: &OsStr, until: Instant) -> io::Result<UnixDatagram> {
+fn connect(address: &OsStr) -> io::Result<UnixDatagram> {
     let address = match address.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,
         None => SocketAddr::from_pathname(address)?,
     };
+    // The kernel only looks the address up: datagrams do not wait for it.
     let socket = UnixDatagram::unbound()?;
-    socket.set_nonblocking(true)?;
-    loop {
-        match socket.connect_addr(&address) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                wait_for_room(&socket, until)?;
-            }
-            other => return other.map(|()| socket),
-        }
-    }
+    socket.connect_addr(&address)?;
+    Ok(socket)
 }
 
-/// Waits until the socket takes a message, or for the time.
+/// Waits until the socket takes a message: `WouldBlock` if the time is over.
 fn wait_for_room(socket: &UnixDatagram, until: Instant) -> io::Result<()> {
     let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
     let left = Timespec::try_from(left).map_err(|_| io::ErrorKind::InvalidInput)?;
     let mut room = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::OUT)];
     match poll(&mut room, Some(&left)) {
-        Ok(0) => Err(io::ErrorKind::WouldBlock.into()),
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(errno) => Err(errno.into()),
     }

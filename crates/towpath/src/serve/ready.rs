@@ -9,12 +9,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use sd_notify::NotifyState;
+use towpath_server::drop_capabilities;
 use tracing::warn;
 
 use super::notify::{has_service_manager, notify_until};
 
 use crate::failure::{Failure, says};
-use crate::standard_error;
 
 /// The longest time that a service manager may take for READY=1: longer than it waits for a service that starts.
 const READY_PATIENCE: Duration = Duration::from_secs(3600);
@@ -42,7 +42,7 @@ impl Ready {
     }
 
     /// Writes a line `ready DEVICE SOCKET` for each device that is served, and closes the descriptor. Sends READY=1 to
-    /// systemd if `NOTIFY_SOCKET` is set. Both happen in threads of their own, because the readers may not read for long,
+    /// systemd if `NOTIFY_SOCKET` is set. Both happen in separate threads, because the readers may not read for long,
     /// or never. Call it when the process has given up its rights.
     pub(super) fn tell<'a>(self, served: impl Iterator<Item = (&'a str, &'a Path)>) {
         if let Some(mut to) = self.to {
@@ -65,7 +65,7 @@ impl Ready {
 /// Tells another program something in a thread without capabilities. `to` names the program in a warning.
 fn in_a_thread(to: &'static str, tell: impl FnOnce() -> io::Result<()> + Send + 'static) {
     let run = move || {
-        standard_error::drop_capabilities();
+        drop_capabilities();
         if let Err(error) = tell() {
             warn!("{to}: {}", says(&error));
         }

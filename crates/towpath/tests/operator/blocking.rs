@@ -26,7 +26,7 @@ fn fill(writer: &PipeWriter) {
     assert_eq!(own.write(b"#").unwrap_err().kind(), ErrorKind::WouldBlock);
 }
 
-/// Reads in a thread of its own until all writers have closed their ends, and returns what was read.
+/// Reads in a thread until all writers have closed their ends, and returns what was read.
 fn read_all(mut reader: PipeReader) -> std::thread::JoinHandle<String> {
     std::thread::spawn(move || {
         let mut read = Vec::new();

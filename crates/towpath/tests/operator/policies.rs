@@ -8,7 +8,8 @@ use rustix::process::Signal;
 use towpath_client::{
     AttachError, Lost, OpenError, Options, Rule, SendError, Session, Setting, Violation,
 };
-use towpath_testkit::User;
+use towpath_net::{Driving, Network, SessionLink};
+use towpath_testkit::{PacketSocket, User};
 
 use crate::running::*;
 
@@ -88,6 +89,26 @@ impl Policed {
         let options = Options { name: name.to_owned(), endpoints: 8, ..Options::default() };
         attach_by(&self.users[user], &self.server.socket, &options)
     }
+}
+
+/// A session with limited ports has an endpoint for each protocol, and sends its MLD reports by that of ICMPv6.
+#[test]
+fn a_session_with_limited_ports_reports_its_groups() {
+    towpath_testkit::isolated!(|| {
+        let test = "policies::a_session_with_limited_ports_reports_its_groups";
+        let web = "[[grant]]\nusers = [61002]\nports = [\"tcp:80\"]\nendpoints-per-session = 8\n";
+        let Some(policed) = Policed::start(test, web) else { return };
+        let heard = PacketSocket::open("opA", 0x86dd).unwrap();
+        let options = Options { endpoints: 8, ..SessionLink::options("web") };
+        let session = attach_by(&policed.users[0], &policed.server.socket, &options).unwrap();
+        let _network = Network::over(session, Driving::Thread).unwrap();
+        let mut frame = [0; 2048];
+        // Hop-by-hop options, and behind them an MLDv2 report.
+        until("a report", || {
+            let len = heard.receive(&mut frame).unwrap().unwrap_or(0);
+            len > 62 && (frame[20], frame[62]) == (0, 143)
+        });
+    });
 }
 
 #[test]

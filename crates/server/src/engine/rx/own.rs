@@ -327,7 +327,7 @@ impl Queue<'_, '_> {
             return (false, work);
         };
         // A copy removes a priority tag that the device left in the packet.
-        let is_priority = headers.is_tagged() && headers.vlan.is_none();
+        let is_priority = headers.is_priority_tagged();
         if let [one] = buffers
             && (one.tag.is_some() || !is_priority)
         {
