@@ -72,7 +72,7 @@ const BARS: [Bar; 6] = [
         Verdict::Loss,
         [
             "Round trip of 60 B over TAP, Towpath's threads sleep while they wait",
-            "one thread that polls AF_PACKET at both ends of a veth",
+            "one thread that never sleeps, with AF_PACKET at both ends of a veth",
             "the time",
         ],
         "notre-dame; Towpath to AF_PACKET on both sides, all sleep; packet_bytes=60",
@@ -80,7 +80,7 @@ const BARS: [Bar; 6] = [
     bar(
         Verdict::Loss,
         [
-            "Transfer of 48 B messages over TAP, beside five busy processes",
+            "Stream of 48 B messages over TAP, beside five busy processes",
             "read() and write() on UDP sockets over veth",
             "the time",
         ],
@@ -118,7 +118,13 @@ impl Found {
         let (value, [lowest, highest]) = (self.measured.value, self.measured.spread);
         let [value, lowest, highest] = [value, lowest, highest].map(number);
         let date = &self.date;
-        format!("{what}: {value} ({lowest} to {highest}) times {unit} of {beside}, {date}")
+        let better = match self.better {
+            Better::Higher => "more",
+            Better::Lower => "less",
+        };
+        format!(
+            "{what}: {value} ({lowest} to {highest}) times {unit} of {beside} ({better} is better), {date}"
+        )
     }
 
     fn label(&self) -> String {
@@ -175,12 +181,17 @@ fn caption(all: &[Found]) -> String {
         let bars = all.iter().filter(|found| found.bar.verdict == verdict).map(Found::text);
         format!("{title}. {}.", bars.collect::<Vec<_>>().join(". "))
     };
-    let mut machines: Vec<_> =
-        all.iter().map(|found| format!("{}, {}", found.machine, found.date)).collect();
+    let mut machines: Vec<_> = all
+        .iter()
+        .map(|found| {
+            let day = found.date.strip_suffix(headlines::OLD).unwrap_or(&found.date);
+            format!("of {day}: {}", found.machine)
+        })
+        .collect();
     machines.sort();
     machines.dedup();
     format!(
-        "![{} {}]({}/{FILE})\n\nMachines: {}.\n",
+        "![{} {}]({}/{FILE})\n\nMachines of the figures {}.\n",
         of("Gains", Verdict::Gain),
         of("Losses", Verdict::Loss),
         crate::documents::PICTURES,
@@ -335,8 +346,8 @@ mod tests {
         let lines: Vec<_> = caption.lines().collect();
         assert!(lines[0].starts_with("![Gains. ") && lines[0].contains(" Losses. "), "{caption}");
         assert_eq!(lines[0].matches(" times the ").count(), 6, "{caption}");
-        assert!(lines[2].starts_with("Machines: "), "{caption}");
-        assert_eq!(caption.matches("(old)").count(), 2, "only old results are marked: {caption}");
+        assert!(lines[2].starts_with("Machines of the figures of 20"), "{caption}");
+        assert_eq!(caption.matches("(old)").count(), 1, "only old results are marked: {caption}");
     }
 
     #[test]

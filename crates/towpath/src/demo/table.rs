@@ -192,13 +192,13 @@ impl Outcome {
             ),
         )];
         if let Some(killed) = &self.killed {
-            let still = if self.failures.is_empty() { "undisturbed" } else { "see below" };
+            let others = if self.failures.is_empty() { "undisturbed" } else { "see below" };
             rows.push((
                 "killed application",
                 format!(
-                    "had answered {} datagrams; gone {} ms after SIGKILL, {} buffers reclaimed; \
-                     neighbour {still}",
-                    killed.answered, killed.after_ms, killed.frames
+                    "a third one; SIGKILL after {} answers; its {} buffers free {} ms later; \
+                     neighbours {others}",
+                    killed.answered, killed.frames, killed.after_ms
                 ),
             ));
         }
@@ -206,7 +206,8 @@ impl Outcome {
         let protection = if trusted {
             "same user: server pages unprotected"
         } else {
-            "three users: applications can read the server's pages, and cannot write them"
+            "server, web and echo are three users; the server's shared pages are read-only for \
+             web and echo"
         };
         rows.push(("protection", protection.to_owned()));
         rows
