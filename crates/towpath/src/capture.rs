@@ -13,7 +13,7 @@ use towpath_client::{Endpoint, OpenError, Options, Refusal, Rule, SendError, Ses
 use towpath_packet::pcapng::{Direction, InterfaceId, Writer};
 
 use crate::failure::{Failure, says};
-use crate::find::Target;
+use crate::find::Server;
 use crate::number::Number;
 use crate::signals::Signals;
 use out::Out;
@@ -26,7 +26,7 @@ SIGINT, SIGTERM or SIGHUP, when its reader ends, or when it reaches the limit of
 Examples:
   towpath capture -w wire.pcapng
   towpath capture -w - | tcpdump -nr -
-  towpath capture --device tap0 -w - -c 1000 | tshark -r -
+  towpath capture tap0 -w - -c 1000 | tshark -r -
   towpath capture --seconds 10 -w ten.pcapng";
 
 /// Buffers for packets that wait to be written: enough for a pause of the disk.
@@ -42,7 +42,7 @@ const BUFFER_BYTES: usize = 256 << 10;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    target: Target,
+    server: Server,
     /// The file to write, - for standard output
     #[arg(short = 'w', long = "write", value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     write: String,
@@ -56,7 +56,7 @@ pub(crate) struct Args {
 
 /// Captures.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let socket = args.target.resolve()?;
+    let socket = args.server.resolve()?;
     let signals = Signals::block()
         .map_err(|error| Failure::new(format!("waiting for signals: {}", says(&error))))?;
     let signals = Arc::new(signals);

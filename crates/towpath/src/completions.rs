@@ -114,7 +114,7 @@ fn positionals_of_fish(command: &Command) -> String {
 }
 
 fn is_device(arg: &Arg) -> bool {
-    arg.get_id() == "device"
+    arg.get_id() == "device" || arg.get_id() == "server"
 }
 
 /// Returns the command as its help shows it: the generators would complete hidden options as well.

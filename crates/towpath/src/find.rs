@@ -22,10 +22,39 @@ const STATUS_SUFFIX: &str = ".status";
 /// The most entries of a directory that the search reads.
 const MOST_ENTRIES: usize = 4096;
 
+/// The arguments that name a server, the same in each subcommand.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct Server {
+    /// The device, or the path of its server's socket; by default the only running server, and for ls all
+    #[arg(value_name = "DEVICE", conflicts_with_all = ["device", "socket"])]
+    server: Option<String>,
+    #[command(flatten)]
+    target: Target,
+}
+
+impl Server {
+    /// Returns the sockets of the servers that the arguments name: by default those of all devices,
+    /// also of those whose server does not serve now.
+    pub(crate) fn resolve_all(&self) -> Result<Vec<PathBuf>, Failure> {
+        match &self.server {
+            Some(name) => named(name).map(|one| vec![one]),
+            None => self.target.resolve_all(),
+        }
+    }
+
+    /// Returns the socket of the server that the arguments name.
+    pub(crate) fn resolve(&self) -> Result<PathBuf, Failure> {
+        match &self.server {
+            Some(name) => named(name),
+            None => self.target.resolve(),
+        }
+    }
+}
+
 /// Options that name a server.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Target {
-    /// The server of this device; by default the only running one, and for ls all
+    /// The server of this device
     #[arg(long, value_name = "NAME", conflicts_with = "socket")]
     device: Option<String>,
     /// The server that listens on this socket
@@ -34,10 +63,13 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// Returns the sockets of the servers that the options name: by default those of all devices,
-    /// also of those whose server does not serve now.
-    pub(crate) fn resolve_all(&self) -> Result<Vec<PathBuf>, Failure> {
-        if self.socket.is_some() || self.device.is_some() {
+    /// Returns `true` if an option names a server.
+    pub(crate) fn is_given(&self) -> bool {
+        self.socket.is_some() || self.device.is_some()
+    }
+
+    fn resolve_all(&self) -> Result<Vec<PathBuf>, Failure> {
+        if self.is_given() {
             return self.resolve().map(|one| vec![one]);
         }
         let directories = directories();

@@ -7,7 +7,7 @@ use std::path::Path;
 use towpath_server::{DeviceState, DeviceStatus};
 
 use crate::failure::{Failure, print};
-use crate::find::Target;
+use crate::find::Server;
 use crate::report::{self, Report};
 use crate::table::Table;
 
@@ -21,14 +21,14 @@ of this server, or the address of one of another host.
 
 Examples:
   towpath ls
-  towpath ls --device tap0
+  towpath ls tap0
   towpath ls --socket /run/towpath/tap0.sock --json";
 
 /// Options of `towpath ls`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    target: Target,
+    server: Server,
     /// Print only the server's report, as JSON; of several servers a list, as devices
     #[arg(long)]
     json: bool,
@@ -36,7 +36,7 @@ pub(crate) struct Args {
 
 /// Lists the devices and the applications.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let sockets = args.target.resolve_all()?;
+    let sockets = args.server.resolve_all()?;
     let mut values = Vec::new();
     for socket in &sockets {
         match report::ask_keeper_too(socket) {

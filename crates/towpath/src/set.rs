@@ -2,12 +2,13 @@
 #![forbid(unsafe_code)]
 
 use std::fmt::Write;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use towpath_client::{Scope, Setting};
 
 use crate::failure::{Failure, print};
-use crate::find;
+use crate::find::{self, Target};
 
 /// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
@@ -17,35 +18,66 @@ numbers of sessions and endpoints; towpath ls --json shows the values in effect.
 
 Examples:
   towpath set tap0 wait=poll
-  towpath set /run/towpath/tap0.sock wait=block
+  towpath set --socket /run/towpath/tap0.sock wait=block
   towpath set tap0 1/0 weight=200
   towpath set --list";
 
 /// Options of `towpath set`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The device, or the path of its server's socket
-    #[arg(required_unless_present = "list", value_parser = device)]
-    device: Option<String>,
+    /// The device, or the path of its server's socket; not with --device or --socket
+    #[arg(value_name = "DEVICE", required_unless_present_any = ["list", "device", "socket"])]
+    server: Option<String>,
+    #[command(flatten)]
+    target: Target,
     /// The changes; SESSION/ENDPOINT names the endpoint that the settings after it belong to
-    #[arg(value_name = "SETTING=VALUE|SESSION/ENDPOINT", required_unless_present = "list")]
+    #[arg(value_name = "SETTING=VALUE|SESSION/ENDPOINT")]
     changes: Vec<Change>,
     /// List all settings with their defaults, ranges and units
     #[arg(long, exclusive = true)]
     list: bool,
 }
 
-/// Returns the name as it is, and refuses a setting in the name's place.
-fn device(text: &str) -> Result<String, String> {
+impl Args {
+    /// Returns the changes. With `--device` or `--socket`, the first word is a change, too.
+    fn changes(&self) -> Result<Vec<Change>, Failure> {
+        let mut changes = Vec::new();
+        match &self.server {
+            Some(first) if self.target.is_given() => {
+                changes.push(first.parse().map_err(Failure::usage)?);
+            }
+            Some(name) => refuse_setting(name)?,
+            None => {}
+        }
+        changes.extend(&self.changes);
+        if changes.is_empty() {
+            return Err(Failure::usage(
+                "nothing to set: add SETTING=VALUE; towpath set --list shows all settings"
+                    .to_owned(),
+            ));
+        }
+        Ok(changes)
+    }
+
+    /// Returns the server's socket.
+    fn socket(&self) -> Result<PathBuf, Failure> {
+        match &self.server {
+            Some(name) if !self.target.is_given() => find::named(name),
+            _ => self.target.resolve(),
+        }
+    }
+}
+
+/// Refuses a setting in the place of the device's name.
+fn refuse_setting(text: &str) -> Result<(), Failure> {
     // A path of a socket may have an equals sign; an interface with one is served by its path.
     if text.contains('=') && !text.contains('/') || Setting::named(text).is_ok() {
-        return Err(
-            "name the device first, as in towpath set tap0 wait=poll; towpath ls shows its \
-                    name, towpath set --list all settings"
-                .to_owned(),
-        );
+        return Err(Failure::usage(format!(
+            "{text} stands in the place of the device: name the device first, as in towpath set tap0 \
+             wait=poll; towpath ls shows its name, towpath set --list all settings"
+        )));
     }
-    Ok(text.to_owned())
+    Ok(())
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,8 +113,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.list {
         return print(&list());
     }
-    let asked = asked(&args.changes)?;
-    let socket = find::named(args.device.as_deref().unwrap_or_default())?;
+    let asked = asked(&args.changes()?)?;
+    let socket = args.socket()?;
     for (of, setting, value) in asked {
         towpath_client::set(&socket, of, setting, value)
             .map_err(|error| Failure::new(error.to_string()))?;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::failure::{Failure, print, says};
-use crate::find::Target;
+use crate::find::Server;
 use crate::number::Number;
 use crate::report::{self, Report, counter, drops};
 use crate::signals::Signals;
@@ -17,7 +17,7 @@ use crate::table::Table;
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   towpath stat
-  towpath stat --device tap0 --json | jq .device.counters
+  towpath stat tap0 --json | jq .device.counters
   towpath stat --watch
   towpath stat --watch 10 --count 6";
 
@@ -25,7 +25,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    target: Target,
+    server: Server,
     /// Print only the server's report, as JSON; with --watch one line per report
     #[arg(long)]
     json: bool,
@@ -39,7 +39,7 @@ pub(crate) struct Args {
 
 /// Shows the counters.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let socket = args.target.resolve()?;
+    let socket = args.server.resolve()?;
     let Some(seconds) = args.watch else {
         let value = report::ask(&socket)?;
         if args.json {

@@ -4,7 +4,7 @@
 use towpath_server::{Upgrade, upgrade};
 
 use crate::failure::{Failure, print, says};
-use crate::find;
+use crate::find::Server;
 
 /// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
@@ -18,19 +18,18 @@ these again.
 
 Examples:
   towpath upgrade tap0
-  towpath upgrade /run/towpath/tap0.sock";
+  towpath upgrade --socket /run/towpath/tap0.sock";
 
 /// Options of `towpath upgrade`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The device, or the path of its server's socket
-    #[arg(value_name = "DEVICE")]
-    device: String,
+    #[command(flatten)]
+    server: Server,
 }
 
 /// Upgrades, and returns once the new server serves.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let socket = find::named(&args.device)?;
+    let socket = args.server.resolve()?;
     let shown = socket.display();
     match upgrade(&socket) {
         Ok(Upgrade::Done) => {

@@ -133,7 +133,7 @@ fn bash_completes_subcommands_options_values_and_devices() {
         (&["completions", "z"], &["zsh"]),
         (&["ls", "--device", "opq"], &["opq0", "opq1"]),
         (&["ls", "--device", "=", "opq1"], &["opq1"]),
-        (&["ls", "opq"], &[]),
+        (&["ls", "opq"], &["opq0", "opq1"]),
         (&["set", "opq"], &["opq0", "opq1"]),
         (&["set", "opx", "wait=b"], &["wait=block"]),
         (

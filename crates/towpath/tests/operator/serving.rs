@@ -490,3 +490,30 @@ fn an_unwritable_log_does_not_stop_the_server() {
         }
     });
 }
+
+#[test]
+fn each_subcommand_takes_each_name_of_a_server() {
+    towpath_testkit::isolated!(|| {
+        if !tun("serving::each_subcommand_takes_each_name_of_a_server") {
+            return;
+        }
+        let directory = Directory::new();
+        let server = serve(&directory, "s.sock", &["--device", "tap:opA"]);
+        let file = directory.text("packets");
+        for name in [vec![server.socket.as_str()], vec!["--socket", server.socket.as_str()]] {
+            for (subcommand, arguments) in [
+                ("ls", vec![]),
+                ("stat", vec![]),
+                ("capture", vec!["-w", &file, "--seconds", "1"]),
+                ("set", vec!["wait=block", "tick_hz=100"]),
+                ("upgrade", vec![]),
+            ] {
+                let words = [vec![subcommand], name.clone(), arguments].concat();
+                let output = finish(&mut towpath(&words));
+                assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
+            }
+            assert_eq!(server.report()["device"]["wait"], "block");
+            prints(&mut towpath(&[vec!["set"], name, vec!["wait=poll"]].concat()));
+        }
+    });
+}
