@@ -81,7 +81,7 @@ fetch() {
 under_flood() {
     local count=$1 ping
     shift
-    ping -q -i 0.01 -c "$count" -W 15 192.0.2.64 >/tmp/ping.log &
+    ping -q -i 0.02 -c "$count" -W 15 192.0.2.64 >/tmp/ping.log &
     ping=$!
     "$@"
     wait $ping
