@@ -5,7 +5,8 @@
 //! took.
 //!
 //! A capture never blocks traffic: when writing fails (a full disk), the capture ends, and the
-//! wrapper keeps the failure until the caller asks for it.
+//! wrapper keeps the failure until the caller asks for it. A packet for which the writer has no room
+//! (`WouldBlock`) is counted, and the capture goes on with the next one.
 
 use std::io::{self, Write};
 use std::os::fd::BorrowedFd;
@@ -66,7 +67,7 @@ impl CaptureStatus {
         self.shared.partial.load(Ordering::Relaxed)
     }
 
-    /// Returns how many packets are not in the capture because it had ended.
+    /// Returns how many packets are not in the capture, because it had ended or its writer had no room.
     #[must_use]
     pub fn missed(&self) -> u64 {
         self.shared.missed.load(Ordering::Relaxed)
@@ -92,21 +93,19 @@ pub type CaptureDevice<W> = Wrapped<Capture<W>>;
 pub struct Capture<W: Write + Send> {
     options: Options,
     /// `None` once the queue is open.
-    writer: Option<(Writer<W>, InterfaceId)>,
+    writer: Option<PacketWriter<W>>,
     status: CaptureStatus,
 }
 
 impl<W: Write + Send + 'static> CaptureDevice<W> {
-    /// Wraps a device, and starts a capture. The wrapper writes to `out` in small pieces, so pass a
-    /// [`BufWriter`](io::BufWriter) around a file. The wrapper flushes `out` before the engine
-    /// sleeps.
+    /// Wraps a device, and starts a capture. The wrapper writes each packet to `out` with one call, so
+    /// pass a [`BufWriter`](io::BufWriter) around a file. The wrapper flushes `out` before the engine
+    /// sleeps. An `out` that may have no room refuses a whole packet with `WouldBlock`.
     ///
     /// # Errors
     /// The error of writing the capture's beginning.
     pub fn new(inner: Box<dyn Device>, out: W, options: Options) -> io::Result<CaptureDevice<W>> {
-        let mut writer = Writer::new(out, "towpath")?;
-        let interface = writer.interface(&inner.info().name, options.snap_bytes)?;
-        let writer = Some((writer, interface));
+        let writer = Some(PacketWriter::new(out, &inner.info().name, options.snap_bytes)?);
         let capture = Capture { options, writer, status: CaptureStatus::default() };
         Ok(Wrapped::around(inner, capture).with_info(|info| {
             info.queues = 1;
@@ -142,12 +141,42 @@ impl<W: Write + Send + 'static> Wrap for Capture<W> {
     }
 }
 
+/// Writes each packet's block in one piece.
+struct PacketWriter<W> {
+    /// Makes the blocks.
+    blocks: Writer<Vec<u8>>,
+    interface: InterfaceId,
+    out: W,
+}
+
+impl<W: Write> PacketWriter<W> {
+    fn new(out: W, device: &str, snap_bytes: u32) -> io::Result<PacketWriter<W>> {
+        let mut blocks = Writer::new(Vec::new(), "towpath")?;
+        let interface = blocks.interface(device, snap_bytes)?;
+        let mut writer = PacketWriter { blocks, interface, out };
+        writer.put()?;
+        Ok(writer)
+    }
+
+    /// Writes a packet; `WouldBlock` if `out` has no room for it.
+    fn packet(&mut self, time_ns: u64, direction: Direction, bytes: &[u8]) -> io::Result<()> {
+        self.blocks.packet(self.interface, time_ns, direction, &[bytes], bytes.len())?;
+        self.put()
+    }
+
+    fn put(&mut self) -> io::Result<()> {
+        let outcome = self.out.write_all(self.blocks.get_mut());
+        self.blocks.get_mut().clear();
+        outcome
+    }
+}
+
 /// A queue that captures.
 struct CaptureQueue<W: Write + Send> {
     inner: Box<dyn DeviceQueue>,
     options: Options,
     /// `None` once the capture has ended.
-    writer: Option<(Writer<W>, InterfaceId)>,
+    writer: Option<PacketWriter<W>>,
     /// `true` if the wrapper wrote something since the last flush.
     unflushed: bool,
     status: CaptureStatus,
@@ -178,7 +207,7 @@ impl<W: Write + Send> CaptureQueue<W> {
         assemble: impl FnOnce(&mut Assembly) -> Option<(&[u8], Meta)>,
     ) {
         let shared = &self.status.shared;
-        let Some((writer, interface)) = &mut self.writer else {
+        let Some(writer) = &mut self.writer else {
             CaptureStatus::count(&shared.missed);
             return;
         };
@@ -191,11 +220,15 @@ impl<W: Write + Send> CaptureQueue<W> {
         }
         let mut outcome = Ok(());
         let mut put = |bytes: &[u8]| {
-            if outcome.is_ok() {
-                outcome = writer.packet(*interface, time_ns, direction, &[bytes], bytes.len());
-                if outcome.is_ok() {
-                    CaptureStatus::count(&shared.frames);
+            if outcome.is_err() {
+                return;
+            }
+            match writer.packet(time_ns, direction, bytes) {
+                Ok(()) => CaptureStatus::count(&shared.frames),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    CaptureStatus::count(&shared.missed);
                 }
+                Err(error) => outcome = Err(error),
             }
         };
         if complete_into(packet, &meta, &mut self.scratch, &mut put).is_err() {
@@ -212,8 +245,8 @@ impl<W: Write + Send> CaptureQueue<W> {
         if !std::mem::take(&mut self.unflushed) {
             return;
         }
-        if let Some((writer, _)) = &mut self.writer
-            && let Err(error) = writer.flush()
+        if let Some(writer) = &mut self.writer
+            && let Err(error) = writer.out.flush()
         {
             self.end(error);
         }

@@ -190,6 +190,11 @@ impl<W: Write> Writer<W> {
         self.block(|out| out.flush())
     }
 
+    /// Returns the underlying writer. What the caller writes or removes there is its responsibility.
+    pub fn get_mut(&mut self) -> &mut W {
+        &mut self.out
+    }
+
     /// Ends the capture without flushing.
     pub fn into_inner(self) -> W {
         self.out

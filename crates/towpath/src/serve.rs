@@ -9,6 +9,7 @@ mod kind;
 mod last_policy;
 mod log;
 mod notify;
+mod pcap;
 mod ready;
 pub(crate) mod server;
 mod servers;

@@ -514,6 +514,45 @@ fn a_capture_has_whole_packets_with_their_tags() {
     assert!(captured == sent, "{captured:x?}");
 }
 
+/// A writer that has room for every second block.
+#[derive(Clone)]
+struct Narrow {
+    disk: Disk,
+    is_full: bool,
+}
+
+impl Write for Narrow {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.is_full = !self.is_full;
+        if !self.is_full { Err(io::ErrorKind::WouldBlock.into()) } else { self.disk.write(bytes) }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_capture_without_room_misses_whole_packets() {
+    let disk = Disk::new(1 << 20);
+    let narrow = Narrow { disk: disk.clone(), is_full: false };
+    let options = capture::Options::default();
+    let mut fixture =
+        Fixture::new(|device| CaptureDevice::new(Box::new(device), narrow, options).unwrap());
+    let status = fixture.device.status();
+    assert_eq!(fixture.through(50).len(), 50, "the traffic continues");
+    assert!(status.take_failure().is_none());
+    assert_eq!((status.frames(), status.missed()), (25, 25));
+    drop(fixture);
+    let bytes = disk.bytes.lock().unwrap().clone();
+    let mut reader = PcapNgReader::new(&bytes[..]).unwrap();
+    let mut packets = 0;
+    while let Some(block) = reader.next_block() {
+        packets += u32::from(matches!(block.unwrap(), Block::EnhancedPacket(_)));
+    }
+    assert_eq!(packets, 25, "every block is whole");
+}
+
 #[test]
 fn a_full_disk_ends_the_capture_alone() {
     let disk = Disk::new(1000);

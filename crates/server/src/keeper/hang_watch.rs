@@ -17,7 +17,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// iteration of an engine takes milliseconds. With the pauses, a hang is found within two seconds.
 const MOST_TICKS: u64 = 80;
 /// Checks in a row that find the thread asleep in the same poll iteration, after which it hangs: five
-/// seconds, because a reset of the device may wait for the keeper, and `--pcap` and the log for a reader.
+/// seconds, because a reset of the device may wait for the keeper.
 const MOST_ASLEEP: u32 = 11;
 
 /// An engine at an earlier check.

@@ -1,15 +1,12 @@
 //! The server's process, which the keeper starts: one device, served until a signal ends it.
 
-use std::fs::{File, OpenOptions};
-use std::io::BufWriter;
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sd_notify::NotifyState;
-use towpath_device::capture::{self, CaptureDevice, CaptureStatus};
 use towpath_device::fault::FaultDevice;
 use towpath_device::{Device, DeviceError};
 use towpath_protocol::store::Store;
@@ -24,8 +21,9 @@ use super::keeper::SETTINGS;
 use super::last_policy::{LAST_POLICY, LastPolicy};
 use super::log::start_log;
 use super::notify::{notify, notify_now};
+use super::pcap::Pcap;
 use super::settings::{Level, Settings};
-use super::values::{Identity, InterfaceName};
+use super::values::InterfaceName;
 use super::{confine, explain, explain_policy};
 use crate::failure::{Failure, remedy, says};
 use crate::signals::Signals;
@@ -114,8 +112,9 @@ fn run_with(
     let name = device_info.name;
     config.subnets = subnets.unwrap_or(config.subnets);
     warn_without_grants(&config.policy, &name);
-    let mut pcap = None;
-    device = wrap(device, &settings, args.again, &mut pcap)?;
+    device = with_faults(device, &settings);
+    let mut pcap;
+    (device, pcap) = Pcap::wrap(device, &settings, args.again)?;
     if let Some(busy_poll) = xdp_sockets {
         let allowed = keeper.allow_xdp_sockets(busy_poll);
         // The keeper refuses a change once a server has served; the first setting stays.
@@ -126,6 +125,7 @@ fn run_with(
     config.host = shares.then(|| HostAccess::new(keeper, &served.interface));
     give_up_rights(&settings, &socket)?;
     let failed = |error: StartError| explain(&error, &settings);
+    pcap.as_mut().map_or(Ok(()), Pcap::start_thread)?;
     let server = Server::start(&config, device, Box::new(store)).map_err(failed)?;
     drop(config);
     policy.set(&policy_text);
@@ -142,27 +142,18 @@ fn run_with(
     signals.release_soon();
     let leaves = action == Action::Leave;
     let outcome = end(server, keeper, action);
+    if let Some(pcap) = pcap {
+        pcap.finish();
+    }
     info!(device = name, "{}", if leaves { "left to the next server" } else { "ended" });
     outcome.map_err(|error| ended(&error))
 }
 
-/// Wraps a device so that the wrappers inject faults and write packets to a file, as the settings say.
-fn wrap<'a>(
-    mut device: Box<dyn Device>,
-    settings: &'a Settings,
-    goes_on: bool,
-    pcap: &mut Option<(&'a Path, CaptureStatus)>,
-) -> Result<Box<dyn Device>, Failure> {
-    if let Some(fault) = &settings.fault {
-        warn!("--fault: this server injects faults");
-        device = Box::new(FaultDevice::new(device, &fault.spec));
-    }
-    if let Some((path, file)) = open_pcap(settings, goes_on)? {
-        let wrapped = record(device, file, path)?;
-        *pcap = Some((path, wrapped.status()));
-        device = Box::new(wrapped);
-    }
-    Ok(device)
+/// Wraps a device so that the wrapper injects the faults of `--fault`.
+fn with_faults(device: Box<dyn Device>, settings: &Settings) -> Box<dyn Device> {
+    let Some(fault) = &settings.fault else { return device };
+    warn!("--fault: this server injects faults");
+    Box::new(FaultDevice::new(device, &fault.spec))
 }
 
 /// Tells the keeper that the server serves, and has it close what an earlier server's device left.
@@ -327,7 +318,7 @@ enum Action {
 fn serve(
     server: &Server,
     signals: &Signals,
-    pcap: &mut Option<(&Path, CaptureStatus)>,
+    pcap: &mut Option<Pcap<'_>>,
     names: (&Settings, &Path, &str),
     last: &LastPolicy,
 ) -> Result<Action, Failure> {
@@ -347,7 +338,7 @@ fn serve(
 fn wait(
     server: &Server,
     signals: &Signals,
-    pcap: &mut Option<(&Path, CaptureStatus)>,
+    pcap: &mut Option<Pcap<'_>>,
 ) -> Result<Action, Failure> {
     loop {
         let timeout = pcap.as_ref().map(|_| PCAP_POLL);
@@ -368,68 +359,8 @@ fn wait(
                 return Err(Failure::new(format!("waiting: {}", says(&errno.into()))));
             }
         }
-        if let Some((path, status)) = pcap
-            && let Some(failure) = status.take_failure()
-        {
-            warn!(
-                "--pcap {}: {}; the capture ends after {} packets, the server goes on",
-                path.display(),
-                says(&failure),
-                status.frames()
-            );
+        if pcap.as_mut().is_some_and(|pcap| !pcap.check()) {
             *pcap = None;
         }
     }
-}
-
-/// Returns the failure of `--pcap`.
-fn no_pcap(path: &Path) -> impl Fn(std::io::Error) -> Failure + '_ {
-    move |error| {
-        let said = says(&error);
-        let text = format!("--pcap {}: {said}; choose a file that can be written", path.display());
-        Failure::new(text)
-    }
-}
-
-/// Opens the file of `--pcap`, if there is one. A server that `goes_on` appends to it, or goes on
-/// without.
-fn open_pcap(settings: &Settings, goes_on: bool) -> Result<Option<(&Path, File)>, Failure> {
-    let Some(path) = settings.pcap.as_deref() else { return Ok(None) };
-    match open_private(path, settings.user.as_ref(), goes_on) {
-        Err(failure) if goes_on => {
-            warn!("{}: the capture ends, the server goes on", failure.text());
-            Ok(None)
-        }
-        opened => opened.map(|file| Some((path, file))),
-    }
-}
-
-/// Opens a file for packets, empty or at its end.
-fn open_private(path: &Path, user: Option<&Identity>, goes_on: bool) -> Result<File, Failure> {
-    // Captured traffic is private to this user.
-    let file: File = OpenOptions::new()
-        .write(true)
-        .create(true)
-        // A capture file may have several sections.
-        .append(goes_on)
-        .truncate(!goes_on)
-        .mode(0o600)
-        .open(path)
-        .map_err(no_pcap(path))?;
-    if let Some(user) = user {
-        let (uid, gid) = (user.uid, user.gid);
-        // Where root may not change the owner, the file stays root's; the server has it open.
-        let _ = std::os::unix::fs::fchown(&file, Some(uid), Some(gid));
-    }
-    Ok(file)
-}
-
-/// Wraps a device so that the wrapper writes its packets to a file.
-fn record(
-    device: Box<dyn Device>,
-    file: File,
-    path: &Path,
-) -> Result<CaptureDevice<BufWriter<File>>, Failure> {
-    CaptureDevice::new(device, BufWriter::new(file), capture::Options::default())
-        .map_err(no_pcap(path))
 }

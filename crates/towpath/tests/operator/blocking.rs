@@ -115,3 +115,60 @@ fn a_reader_of_ready_fd_that_reads_nothing_holds_nothing_up() {
         assert!(wait(&mut child).success());
     });
 }
+
+/// Sends datagrams of 1 000 bytes to an address behind the TAP at which no program answers.
+fn send_into_the_tap(count: usize) {
+    let socket = std::net::UdpSocket::bind("10.79.0.1:0").unwrap();
+    // To all, so that the kernel asks for no neighbour.
+    socket.set_broadcast(true).unwrap();
+    for _ in 0..count {
+        socket.send_to(&[7; 1000], "10.79.0.255:9").unwrap();
+    }
+}
+
+#[test]
+fn a_capture_without_a_reader_stops_nothing() {
+    towpath_testkit::isolated!(|| {
+        if !tun("blocking::a_capture_without_a_reader_stops_nothing") {
+            return;
+        }
+        let directory = Directory::new();
+        let fifo = directory.text("fifo");
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let arguments = [&TAP[..], &["--pcap", &fifo]].concat();
+        let Err(refused) = try_serve(&directory, "s.sock", &arguments) else {
+            panic!("a FIFO without a reader is taken")
+        };
+        assert!(refused.contains("start the program that reads this FIFO first"), "{refused}");
+
+        // The reader's end, which is not read from until the end of the test.
+        let mut reader =
+            File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&fifo).unwrap();
+        let mut server = serve(&directory, "s.sock", &arguments);
+        // More than the FIFO and the server's queue hold.
+        let mut sent = 0;
+        until("packets are missing", || {
+            send_into_the_tap(400);
+            sent += 400;
+            server.log().contains("packets are missing from it")
+        });
+        assert!(sent * 1000 > 4 << 20, "{sent} packets");
+        round_trip(&server, 7);
+        for _ in 0..2 {
+            server.kill_server();
+            until("the next server serves", || server.state() == "serving");
+            round_trip(&server, 7);
+        }
+        let mut read = vec![0; 4];
+        reader.read_exact(&mut read).unwrap();
+        assert_eq!(read, [0x0a, 0x0d, 0x0d, 0x0a], "the beginning of a capture");
+        // A successor finds no reader.
+        drop(reader);
+        server.kill_server();
+        until("the next server serves", || server.state() == "serving");
+        round_trip(&server, 7);
+        assert!(server.log().contains("the capture ends, the server goes on"), "{}", server.log());
+        assert!(server.stop(Signal::TERM).success());
+    });
+}

@@ -1,0 +1,271 @@
+//! The file of `--pcap`, and the thread that writes it.
+//!
+//! The engine leaves packets in a queue of bounded length, and only the thread waits for the file: its disk may be slow,
+//! and the reader of a FIFO may stand still. A packet for which the queue has no room is missing from the file, and
+//! counted. The thread starts after its process has given up its rights, since each thread has its own rights
+//! (`serve/confine.rs`).
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use towpath_device::Device;
+use towpath_device::capture::{self, CaptureDevice, CaptureStatus};
+use tracing::{info, warn};
+
+use super::settings::Settings;
+use super::values::Identity;
+use crate::failure::{Failure, says};
+
+/// The most bytes of packets that wait for the file.
+const MOST_BYTES: usize = 4 << 20;
+/// The bytes of packets that wake the thread before the engine sleeps.
+const WAKING_BYTES: usize = 8 << 10;
+/// The longest time that the end of a server waits for the file.
+const END_WAIT: Duration = Duration::from_secs(1);
+
+/// The capture of a server.
+pub(crate) struct Pcap<'a> {
+    path: &'a Path,
+    status: CaptureStatus,
+    queue: Arc<Queue>,
+    /// `None` once the thread has it.
+    file: Option<File>,
+    /// `true` once the log says that packets are missing.
+    warned: bool,
+}
+
+#[derive(Debug)]
+struct Queue {
+    state: Mutex<State>,
+    /// Notified when the thread has to go on, and when it has ended.
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Whole blocks of the capture.
+    waiting: Vec<u8>,
+    /// `true` while the thread waits for packets.
+    sleeps: bool,
+    /// `true` after the last packet.
+    closed: bool,
+    /// `true` once the thread has ended.
+    ended: bool,
+    failure: Option<io::Error>,
+}
+
+impl Queue {
+    fn new() -> Queue {
+        Queue { state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes the thread if it sleeps.
+    fn wake(&self, state: &mut State) {
+        if std::mem::take(&mut state.sleeps) {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits for packets, and puts them into `taken`. Returns `false` after the last ones.
+    fn take(&self, taken: &mut Vec<u8>) -> bool {
+        taken.clear();
+        let mut state = self.lock();
+        while state.waiting.is_empty() {
+            if state.closed {
+                return false;
+            }
+            state.sleeps = true;
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        std::mem::swap(&mut state.waiting, taken);
+        true
+    }
+
+    /// Writes packets to the file, until the last one or a failure.
+    fn write_to(&self, mut file: &File) {
+        let mut taken = Vec::new();
+        let mut outcome = Ok(());
+        while outcome.is_ok() && self.take(&mut taken) {
+            outcome = write_whole(&mut file, &taken);
+        }
+        let mut state = self.lock();
+        state.failure = outcome.err();
+        state.ended = true;
+        self.changed.notify_all();
+    }
+}
+
+/// Writes all bytes, and waits for the reader of a FIFO.
+fn write_whole(file: &mut &File, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match file.write(bytes) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(written) => bytes = &bytes[written..],
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                // After an interruption, it tries again.
+                let _ = poll(&mut [PollFd::from_borrowed_fd(file.as_fd(), PollFlags::OUT)], None);
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// The engine's end of the queue.
+#[derive(Debug)]
+pub(crate) struct Entry(Arc<Queue>);
+
+impl Write for Entry {
+    /// Takes all bytes, or none with `WouldBlock`.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut state = self.0.lock();
+        if let Some(failure) = state.failure.take() {
+            return Err(failure);
+        }
+        if state.waiting.len() + bytes.len() > MOST_BYTES {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        state.waiting.extend_from_slice(bytes);
+        if state.waiting.len() >= WAKING_BYTES {
+            self.0.wake(&mut state);
+        }
+        Ok(bytes.len())
+    }
+
+    /// Wakes the thread, and does not wait for the file.
+    fn flush(&mut self) -> io::Result<()> {
+        let mut state = self.0.lock();
+        if let Some(failure) = state.failure.take() {
+            return Err(failure);
+        }
+        if !state.waiting.is_empty() {
+            self.0.wake(&mut state);
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Pcap<'a> {
+    /// Opens the file of `--pcap`, if there is one, and wraps the device so that the wrapper records its packets. A
+    /// server that `goes_on` appends to the file, or goes on without.
+    pub(crate) fn wrap(
+        device: Box<dyn Device>,
+        settings: &'a Settings,
+        goes_on: bool,
+    ) -> Result<(Box<dyn Device>, Option<Pcap<'a>>), Failure> {
+        let Some(path) = settings.pcap.as_deref() else { return Ok((device, None)) };
+        let file = match open_private(path, settings.user.as_ref(), goes_on) {
+            Ok(file) => file,
+            Err(error) if goes_on => {
+                let failure = no_pcap(path, &error);
+                warn!("{}: the capture ends, the server goes on", failure.text());
+                return Ok((device, None));
+            }
+            Err(error) => return Err(no_pcap(path, &error)),
+        };
+        let queue = Arc::new(Queue::new());
+        let entry = Entry(queue.clone());
+        let device = CaptureDevice::new(device, entry, capture::Options::default())
+            .map_err(|error| no_pcap(path, &error))?;
+        let status = device.status();
+        let pcap = Pcap { path, status, queue, file: Some(file), warned: false };
+        Ok((Box::new(device), Some(pcap)))
+    }
+
+    /// Starts the thread that writes the file.
+    pub(crate) fn start_thread(&mut self) -> Result<(), Failure> {
+        let Some(file) = self.file.take() else { return Ok(()) };
+        let queue = self.queue.clone();
+        let builder = std::thread::Builder::new().name("pcap".to_owned());
+        let started = builder.spawn(move || queue.write_to(&file));
+        started.map(drop).map_err(|error| no_pcap(self.path, &error))
+    }
+
+    /// Logs the first missing packet, and a failure. Returns `false` after a failure, which ends the capture.
+    pub(crate) fn check(&mut self) -> bool {
+        if let Some(failure) = self.status.take_failure() {
+            warn!(
+                "--pcap {}: {}; the capture ends after {} packets, the server goes on",
+                self.path.display(),
+                says(&failure),
+                self.status.frames()
+            );
+            return false;
+        }
+        if self.status.missed() > 0 && !std::mem::replace(&mut self.warned, true) {
+            warn!(
+                "--pcap {}: packets are missing from it, because it takes them too slowly",
+                self.path.display()
+            );
+        }
+        true
+    }
+
+    /// Waits until the file has all packets, or for a second. Call it after the engine's end.
+    pub(crate) fn finish(mut self) {
+        let until = Instant::now() + END_WAIT;
+        let mut state = self.queue.lock();
+        state.closed = true;
+        self.queue.wake(&mut state);
+        while !state.ended {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            let waited = self.queue.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let unwritten = state.waiting.len();
+        drop(state);
+        if self.check() && (self.status.missed() > 0 || unwritten > 0) {
+            info!(
+                missing = self.status.missed(),
+                unwritten_bytes = unwritten,
+                "--pcap {}: {} packets",
+                self.path.display(),
+                self.status.frames()
+            );
+        }
+    }
+}
+
+/// Returns the failure of `--pcap`.
+fn no_pcap(path: &Path, error: &io::Error) -> Failure {
+    let remedy = match error.raw_os_error() {
+        Some(libc::ENXIO) => "start the program that reads this FIFO first",
+        _ => "choose a file that can be written",
+    };
+    let said = says(error);
+    Failure::new(format!("--pcap {}: {said}; {remedy}", path.display()))
+}
+
+/// Opens a file for packets, empty or at its end. A FIFO without a reader is an error (`ENXIO`).
+fn open_private(path: &Path, user: Option<&Identity>, goes_on: bool) -> io::Result<File> {
+    // Captured traffic is private to this user.
+    let file: File = OpenOptions::new()
+        .write(true)
+        .create(true)
+        // A capture file may have several sections.
+        .append(goes_on)
+        .truncate(!goes_on)
+        .mode(0o600)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)?;
+    if let Some(user) = user {
+        let (uid, gid) = (user.uid, user.gid);
+        // Where root may not change the owner, the file stays root's; the server has it open.
+        let _ = std::os::unix::fs::fchown(&file, Some(uid), Some(gid));
+    }
+    Ok(file)
+}
