@@ -211,9 +211,15 @@ impl<'a> Pcap<'a> {
         }
         true
     }
+}
 
-    /// Waits until the file has all packets, or for a second. Call it after the engine's end.
-    pub(crate) fn finish(mut self) {
+impl Drop for Pcap<'_> {
+    /// Waits until the file has all packets, or for a second. The engine's end comes before.
+    fn drop(&mut self) {
+        if self.file.is_some() {
+            // The thread never started.
+            return;
+        }
         let until = Instant::now() + END_WAIT;
         let mut state = self.queue.lock();
         state.closed = true;

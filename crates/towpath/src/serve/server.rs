@@ -104,7 +104,7 @@ fn run_with(
         ..configured
     };
     let own_queues = config.policy.own_queues();
-    let Opened { mut device, subnets, xdp_sockets } =
+    let Opened { device, subnets, xdp_sockets } =
         interface::open(served, &settings, own_queues, &mut earlier)?;
     // The device has copies of what it needs.
     drop(earlier);
@@ -112,9 +112,8 @@ fn run_with(
     let name = device_info.name;
     config.subnets = subnets.unwrap_or(config.subnets);
     warn_without_grants(&config.policy, &name);
-    device = with_faults(device, &settings);
-    let mut pcap;
-    (device, pcap) = Pcap::wrap(device, &settings, args.again)?;
+    let device = with_faults(device, &settings);
+    let (mut device, mut pcap) = Pcap::wrap(device, &settings, args.again)?;
     if let Some(busy_poll) = xdp_sockets {
         let allowed = keeper.allow_xdp_sockets(busy_poll);
         // The keeper refuses a change once a server has served; the first setting stays.
@@ -123,9 +122,8 @@ fn run_with(
     device.set_keeper(Arc::new(keeper.clone()));
     let shares = settings.share_host;
     config.host = shares.then(|| HostAccess::new(keeper, &served.interface));
-    give_up_rights(&settings, &socket)?;
+    give_up_rights(&settings, &socket, pcap.as_mut())?;
     let failed = |error: StartError| explain(&error, &settings);
-    pcap.as_mut().map_or(Ok(()), Pcap::start_thread)?;
     let server = Server::start(&config, device, Box::new(store)).map_err(failed)?;
     drop(config);
     policy.set(&policy_text);
@@ -142,9 +140,6 @@ fn run_with(
     signals.release_soon();
     let leaves = action == Action::Leave;
     let outcome = end(server, keeper, action);
-    if let Some(pcap) = pcap {
-        pcap.finish();
-    }
     info!(device = name, "{}", if leaves { "left to the next server" } else { "ended" });
     outcome.map_err(|error| ended(&error))
 }
@@ -164,15 +159,19 @@ fn report_started(keeper: &KeeperAccess) -> Result<(), Failure> {
     released.map_err(|error| Failure::new(format!("the keeper: {}", says(&error))))
 }
 
-/// Gives up every right that serving does not need.
-fn give_up_rights(settings: &Settings, socket: &Path) -> Result<(), Failure> {
+/// Gives up every right that serving does not need, and starts the threads that wait for other programs.
+fn give_up_rights(
+    settings: &Settings,
+    socket: &Path,
+    pcap: Option<&mut Pcap<'_>>,
+) -> Result<(), Failure> {
     let policy = settings.policy.as_deref();
     confine::confine(settings.user.as_ref())?;
     confine::end_with_parent()?;
     warn_of_unreadable_policy(policy);
     confine::restrict_server(settings.confine.unwrap_or_default(), policy, socket)?;
     standard_error::start_thread();
-    Ok(())
+    pcap.map_or(Ok(()), Pcap::start_thread)
 }
 
 /// Ends a server, after a signal or because it has ended by itself.
