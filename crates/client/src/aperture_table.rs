@@ -3,12 +3,11 @@
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 
-use towpath_memory::{CommonMemory, Region, SharedFile};
+use towpath_memory::{CommonMemory, ForkGuard, Region, SharedFile};
 use towpath_protocol::layout::SessionShape;
 use towpath_queue::PeerWords;
 
 use crate::error::{OpenError, not_mapped, wrong_answer};
-use crate::fork::ForkGuard;
 use crate::request_table::RequestTable;
 use crate::tripwire_table::TripwireTable;
 

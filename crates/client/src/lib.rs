@@ -49,7 +49,6 @@ mod channels;
 mod clock;
 mod control;
 mod error;
-mod fork;
 mod hold;
 mod lanes;
 mod memory;

@@ -1,11 +1,10 @@
 //! Memory that a session created, and apertures of other sessions' memory.
 
-use towpath_memory::CommonMemory;
+use towpath_memory::{CommonMemory, ForkGuard};
 use towpath_protocol::apertures::{Access, ApertureState, Sharing};
 use towpath_queue::PeerWords;
 
 use crate::error::AccessError;
-use crate::fork::ForkGuard;
 
 /// Memory that this session created, of which it exports ranges
 /// ([`crate::Session::create_memory`]).

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-use towpath_memory::{own_words, peer_words};
+use towpath_memory::{ForkGuard, own_words, peer_words};
 use towpath_protocol::channel::Channel;
 use towpath_protocol::counters;
 use towpath_protocol::layout::{
@@ -24,7 +24,6 @@ use crate::attach::{Attachment, attach};
 use crate::clock;
 use crate::control::{Answer, Deadline, ask, connect};
 use crate::error::{AttachError, Lost, OpenError, Refusal};
-use crate::fork::ForkGuard;
 use crate::hold::DoorbellHold;
 use crate::lanes::{FirstLaneParts, Lane, QueuePair, lanes, no_counters};
 use crate::oob_queues::Oob;

@@ -6,6 +6,7 @@
 //! | [`Mapping`] | mapped memory that another side may write; any number of threads read it | copies out of it, by atomics |
 //! | [`Region`] | the right to write a range of a mapping; each range has one | copies into it, by atomics and `&mut self` |
 //! | [`CommonMemory`] | a range that several processes write | copies and words, by atomics |
+//! | [`ForkGuard`] | a page that children made by `fork` find wiped | a check whether this process is such a child |
 //!
 //! The types promise that a mapping stays mapped for as long as its value lives, and that its file
 //! can neither shrink nor grow meanwhile (seals). Safe code reads and writes mapped memory only by
@@ -15,12 +16,14 @@
 //! one are unsafe.
 
 mod common;
+mod fork;
 mod mapping;
 mod own_file;
 mod region;
 mod words;
 
 pub use common::CommonMemory;
+pub use fork::ForkGuard;
 pub use mapping::{FilePart, Mapping};
 pub use own_file::HUGE_PAGE_BYTES;
 pub use region::{PrivateFile, Region};
