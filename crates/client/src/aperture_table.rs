@@ -1,6 +1,7 @@
 //! The apertures and tripwires of a session, and what it maps of other sessions.
 
 use std::collections::HashMap;
+use std::io;
 use std::os::fd::OwnedFd;
 
 use towpath_memory::{CommonMemory, ForkGuard, Region, SharedFile};
@@ -10,6 +11,14 @@ use towpath_queue::PeerWords;
 use crate::error::{OpenError, not_mapped, wrong_answer};
 use crate::request_table::RequestTable;
 use crate::tripwire_table::TripwireTable;
+
+/// Maps a memory of which there are apertures. Children made by `fork` do not inherit the mapping.
+pub(crate) fn map_common(file: OwnedFd, is_writable: bool) -> io::Result<CommonMemory> {
+    let memory = SharedFile::adopt(file)?.map_common(is_writable)?;
+    memory.mapping().keep_from_children()?;
+    memory.mapping().populate();
+    Ok(memory)
+}
 
 /// The apertures and tripwires of a session.
 pub(crate) struct Apertures {
@@ -78,9 +87,7 @@ impl Apertures {
             return Ok(memory.clone());
         }
         let file = file.ok_or_else(wrong_answer)?;
-        let memory = SharedFile::adopt(file).and_then(|file| file.map_common(id.1));
-        let memory = memory.map_err(not_mapped)?;
-        memory.mapping().populate();
+        let memory = map_common(file, id.1).map_err(not_mapped)?;
         self.mapped.insert(id, (memory.clone(), 1));
         Ok(memory)
     }

@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 
-use towpath_memory::SharedFile;
 use towpath_protocol::apertures::{Access, Sharing};
 use towpath_protocol::message::{self, Message};
 
+use crate::aperture_table::map_common;
 use crate::error::{OpenError, not_mapped, wrong_answer};
 use crate::memory::{Aperture, ApertureKey, Export, Memory};
 use crate::options::Endpoint;
@@ -28,12 +28,9 @@ impl Session {
         };
         let (created, file) = self.ask_created(&Message::CreateMemory(create))?;
         let file = file.ok_or_else(wrong_answer)?;
-        let common = SharedFile::adopt(file).and_then(|file| file.map_common(true));
-        match common {
-            Ok(common) => {
-                common.mapping().populate();
-                Ok(Memory { number: created.number, common, sharing })
-            }
+        let guard = self.guard().clone();
+        match map_common(file, true) {
+            Ok(common) => Ok(Memory { number: created.number, common, sharing, guard }),
             Err(error) => {
                 // This session does not use it.
                 self.ask_release(message::RELEASE_MEMORY, created.number)?;

@@ -184,7 +184,10 @@ pub enum AccessError {
     #[error("the application at the other end has ended; release the aperture")]
     Gone,
     /// This process is a child made by `fork`.
-    #[error("this process was forked, and the aperture belongs to its parent")]
+    #[error(
+        "this process was forked, and the memory or aperture belongs to its parent; attach a session in \
+         this process"
+    )]
     Forked,
 }
 

@@ -32,9 +32,13 @@
 //!
 //! A [`Session`] belongs to one thread at a time: it is [`Send`] but neither [`Sync`] nor
 //! [`Clone`]. A program in which several threads send attaches one session per thread. Or it uses
-//! the TCP and UDP sockets of `towpath-net`, which any thread may use. After `fork` the child has
-//! no session: every call there returns [`Lost::Forked`], and the parent's session continues
-//! undisturbed.
+//! the TCP and UDP sockets of `towpath-net`, which any thread may use.
+//!
+//! After `fork` the child has no session: every call there returns [`Lost::Forked`], or `Forked` of
+//! the call's own error, and the parent's session continues undisturbed. A drop there only frees the
+//! child's copies. The check is a load and a comparison: the session has a page that the kernel wipes
+//! in children. A child that was forked inside of a callback, such as that of [`Session::receive`],
+//! must not return from it: it exits there, or calls `exec`.
 //!
 //! If the server is killed, a session waits for the next server and goes on
 //! ([`Options::resume_timeout`]).

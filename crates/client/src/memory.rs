@@ -11,12 +11,14 @@ use crate::error::AccessError;
 ///
 /// Others may write it at any time, by the rights of the apertures. So there are no references into
 /// it: every access copies. The memory stays mapped while this value lives, also after the
-/// session's end. Dropping the value releases nothing: see [`crate::Session::release_memory`].
+/// session's end. Dropping the value releases nothing: see [`crate::Session::release_memory`]. A
+/// child made by `fork` does not have it: each access there fails with [`AccessError::Forked`].
 #[derive(Debug)]
 pub struct Memory {
     pub(crate) number: u32,
     pub(crate) common: CommonMemory,
     pub(crate) sharing: Sharing,
+    pub(crate) guard: ForkGuard,
 }
 
 /// The key of an aperture. The application at the other end of the connection imports the aperture
@@ -57,6 +59,12 @@ fn write(memory: &CommonMemory, offset: usize, from: &[u8]) -> Result<(), Access
 }
 
 impl Memory {
+    /// Returns the memory, unless this process is a child that does not have it.
+    #[inline]
+    fn mapped(&self) -> Result<&CommonMemory, AccessError> {
+        if self.guard.is_parent() { Ok(&self.common) } else { Err(AccessError::Forked) }
+    }
+
     /// Returns the length in bytes: as long as the application asked for, rounded up to pages.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -78,40 +86,42 @@ impl Memory {
     /// Copies bytes out of the memory. If others write them meanwhile, old and new bytes are mixed.
     ///
     /// # Errors
-    /// [`AccessError::Range`].
+    /// [`AccessError::Range`], or `Forked`.
     #[inline]
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Result<(), AccessError> {
-        read(&self.common, offset, to)
+        read(self.mapped()?, offset, to)
     }
 
     /// Copies bytes into the memory, in ascending order. A reader sees all or none of the new bytes
     /// of each aligned word of 8 bytes that the write covers completely.
     ///
     /// # Errors
-    /// [`AccessError::Range`].
+    /// [`AccessError::Range`], or `Forked`.
     #[inline]
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), AccessError> {
-        write(&self.common, offset, from)
+        write(self.mapped()?, offset, from)
     }
 
     /// Returns the aligned word of 8 bytes at an offset. The application then also sees all that
     /// the writer of the word wrote before it, here and in other memory.
     ///
     /// # Errors
-    /// [`AccessError::Range`].
+    /// [`AccessError::Range`], or `Forked`.
     #[inline]
     pub fn load(&self, offset: usize) -> Result<u64, AccessError> {
-        inside(self.common.load(offset), (offset, 8), &self.common)
+        let mapped = self.mapped()?;
+        inside(mapped.load(offset), (offset, 8), mapped)
     }
 
     /// Stores an aligned word of 8 bytes. A reader that loads it also sees all that this thread
     /// wrote before.
     ///
     /// # Errors
-    /// [`AccessError::Range`].
+    /// [`AccessError::Range`], or `Forked`.
     #[inline]
     pub fn store(&self, offset: usize, value: u64) -> Result<(), AccessError> {
-        inside(self.common.store(offset, value).then_some(()), (offset, 8), &self.common)
+        let mapped = self.mapped()?;
+        inside(mapped.store(offset, value).then_some(()), (offset, 8), mapped)
     }
 }
 

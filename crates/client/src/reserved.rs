@@ -39,8 +39,11 @@ impl Session {
         set.map_or(0, |set| set.transmit.capacity())
     }
 
-    /// Takes a free transmit buffer, if the client knows of one.
+    /// Takes a free transmit buffer, if the client knows of one. A child made by `fork` has none.
     pub fn reserve(&mut self) -> Option<TransmitBuffer> {
+        if !self.is_parents() {
+            return None;
+        }
         let buffer = self.transmit_free.take()?;
         self.reserved[buffer as usize] = true;
         Some(TransmitBuffer(buffer))

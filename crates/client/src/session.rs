@@ -394,6 +394,11 @@ impl Session {
         self.guard.is_parent()
     }
 
+    /// Returns the guard, for memory whose accesses do not take the session.
+    pub(crate) fn guard(&self) -> &ForkGuard {
+        &self.guard
+    }
+
     /// Returns an error if the session is over, as far as the client knows.
     #[inline]
     pub(crate) fn check(&self) -> Result<(), Lost> {

@@ -6,7 +6,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use towpath_client::{ChannelError, Endpoint, Lost, OpenError, Options, Rule, SendError, Session};
+use towpath_client::{
+    AccessError, ChannelError, Endpoint, Lost, OpenError, Options, Rule, SendError, Session,
+    Sharing,
+};
 use towpath_tests::{PATIENCE, frames};
 
 use crate::channel;
@@ -57,6 +60,7 @@ fn try_everything(mut session: Session, endpoint: Endpoint) -> i32 {
     assert_eq!(session.arm(), Err(Lost::Forked), "arm");
     assert_eq!(session.ready(), Err(Lost::Forked), "ready");
     assert!(!session.has_room(endpoint, 60), "room");
+    assert!(session.reserve().is_none(), "reserve");
     let sent = session.send_bytes(endpoint, &[0; 60]);
     assert_eq!(sent, Err(SendError::Lost(Lost::Forked)), "send");
     let opened = session.open(&Rule::new()).unwrap_err();
@@ -100,6 +104,50 @@ fn with_a_channel(socket: &Path) {
     assert!(matches!(far.receive(), Err(ChannelError::Closed)));
 }
 
+/// Tries a memory in a child, and messages that the parent had begun to write and to read.
+fn with_memory_and_messages(socket: &Path) {
+    let (mut one, mut other) = (channel::attach(socket, "one"), channel::attach(socket, "other"));
+    let [mut near, mut far] = channel::open(&mut one, &mut other);
+    let memory = one.create_memory(4096, Sharing::Requests).expect("memory");
+    memory.write(0, b"parent's").expect("writes");
+    far.send(b"parent's").expect("there is room");
+    far.flush(&mut other).expect("lives");
+    let received = near.receive().expect("lives").expect("it is there");
+    let mut reserved = far.reserve(8).expect("there is room");
+    reserved.write(0, b"parent's").expect("writes");
+    let child = fork(|| {
+        assert_eq!(memory.read(0, &mut [0; 8]), Err(AccessError::Forked), "memory, read");
+        assert_eq!(memory.write(0, b"child's"), Err(AccessError::Forked), "memory, write");
+        assert_eq!(memory.load(0), Err(AccessError::Forked), "memory, load");
+        assert_eq!(memory.store(0, 7), Err(AccessError::Forked), "memory, store");
+        assert_eq!(received.read(0, &mut [0; 8]), Err(AccessError::Forked), "read");
+        assert_eq!(received.to_vec(), [0; 8], "copy");
+        assert_eq!(reserved.write(0, b"child's"), Err(AccessError::Forked), "write");
+        // SAFETY: the parent drops its own copies, which lie in another memory.
+        let (received, reserved) =
+            unsafe { (std::ptr::read(&raw const received), std::ptr::read(&raw const reserved)) };
+        drop(received);
+        reserved.send();
+        let created = one.create_memory(4096, Sharing::Requests).map(|_| ());
+        assert!(matches!(created, Err(OpenError::Lost(Lost::Forked))), "create");
+        let released = one.release_memory(&memory);
+        assert!(matches!(released, Err(OpenError::Lost(Lost::Forked))), "release");
+        0
+    });
+    assert_eq!(status(child), 0, "the child found something else than memory that is gone");
+    let mut bytes = [0; 8];
+    memory.read(0, &mut bytes).expect("reads");
+    assert_eq!(&bytes, b"parent's");
+    assert_eq!(received.to_vec(), b"parent's");
+    drop(received);
+    reserved.send();
+    far.flush(&mut other).expect("lives");
+    let mut message = Vec::new();
+    assert!(near.receive_into(&mut message).expect("lives"));
+    assert_eq!(message, b"parent's");
+    one.release_memory(&memory).expect("releases");
+}
+
 /// Prints `child N` once a child that holds everything lives on, and ends with its input.
 pub(crate) fn run(socket: &Path) {
     let options = Options { name: "forked".into(), ..Options::default() };
@@ -107,6 +155,7 @@ pub(crate) fn run(socket: &Path) {
     let endpoint = session.open(&Rule::new().ethertype(frames::ETHERTYPE)).expect("opens");
     with_itself(&mut session, endpoint, 0..50);
     with_a_channel(socket);
+    with_memory_and_messages(socket);
 
     // A packet waits, and a notification in the doorbell: the child must get neither.
     assert!(!session.arm().expect("lives"), "nothing waits");

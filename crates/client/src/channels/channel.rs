@@ -323,6 +323,17 @@ impl Channel {
         self.own.release(session)
     }
 
+    /// `true` if this is the process that opened the channel.
+    #[inline]
+    fn is_parents(&self) -> bool {
+        self.peers_aperture.guard.is_parent()
+    }
+
+    #[inline]
+    fn check_parent(&self) -> Result<(), AccessError> {
+        if self.is_parents() { Ok(()) } else { Err(AccessError::Forked) }
+    }
+
     #[cold]
     pub(super) fn violated(&mut self, violation: Violation) -> ChannelError {
         self.violation = Some(violation);
@@ -346,18 +357,21 @@ impl ReservedMessage<'_> {
     /// Copies bytes into the message, from its byte `at` on.
     ///
     /// # Errors
-    /// [`AccessError::Range`].
+    /// [`AccessError::Range`], or `Forked`.
     #[inline]
     pub fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), AccessError> {
         check_inside(at, bytes.len(), self.len)?;
+        self.channel.check_parent()?;
         self.channel.ring.write(at, bytes);
         Ok(())
     }
 
-    /// Sends the message, as [`Channel::send`] does.
+    /// Sends the message, as [`Channel::send`] does. Sends nothing in a child made by `fork`.
     #[inline]
     pub fn send(self) {
-        self.channel.ring.append(self.len);
+        if self.channel.is_parents() {
+            self.channel.ring.append(self.len);
+        }
     }
 }
 
@@ -378,19 +392,22 @@ impl ReceivedMessage<'_> {
     /// the copy is made, so a program decides by its copy alone.
     ///
     /// # Errors
-    /// [`AccessError::Range`].
+    /// [`AccessError::Range`], or `Forked`.
     #[inline]
     pub fn read(&self, at: usize, to: &mut [u8]) -> Result<(), AccessError> {
         check_inside(at, to.len(), self.len)?;
+        self.channel.check_parent()?;
         self.channel.ring.read(self.channel.taken + at, to);
         Ok(())
     }
 
-    /// Returns a copy of the message.
+    /// Returns a copy of the message; zeros in a child made by `fork`.
     #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
         let mut message = vec![0; self.len];
-        self.channel.ring.read(self.channel.taken, &mut message);
+        if self.channel.is_parents() {
+            self.channel.ring.read(self.channel.taken, &mut message);
+        }
         message
     }
 }
@@ -398,6 +415,9 @@ impl ReceivedMessage<'_> {
 impl Drop for ReceivedMessage<'_> {
     #[inline]
     fn drop(&mut self) {
+        if !self.channel.is_parents() {
+            return;
+        }
         let taken = std::mem::take(&mut self.channel.taken);
         self.channel.ring.consume(taken + self.len);
     }
