@@ -152,6 +152,16 @@ impl Shared {
         result
     }
 
+    /// Returns the error of a dead link.
+    pub(crate) fn check_link(&self) -> std::io::Result<()> {
+        self.core().dead.as_ref().map_or(Ok(()), |dead| Err(error::link(dead)))
+    }
+
+    /// Returns the number of TCP connections that are not closed yet.
+    pub(crate) fn connections(&self) -> usize {
+        self.core().stack.tcp_sizes().0
+    }
+
     /// Opens a local port, if the link demands it, and calls `f` with the stack and the address.
     /// Closes the port again if `f` fails. Then sends the frames that result.
     pub(crate) fn with_port<R>(
@@ -244,14 +254,18 @@ impl Shared {
         }
     }
 
-    /// Registers a socket with a poller. A thread of the application that drives now leaves that to
-    /// the library's thread.
+    /// Registers a socket with a poller, which has an event at once if an operation `is_possible`. A
+    /// thread of the application that drives now leaves that to the library's thread.
     pub(crate) fn watch(
         &self,
         mut core: MutexGuard<'_, Core>,
         waiter: &Waiter,
         registration: Registration,
+        is_possible: bool,
     ) {
+        if is_possible {
+            registration.ready();
+        }
         *lock(&waiter.registration) = Some(registration);
         core.standby.watch();
         drop(core);

@@ -1,7 +1,8 @@
 //! Conversion of errors to those of `std::io`.
 
-use std::io::{Error, ErrorKind};
+use std::io::{self, Error, ErrorKind};
 
+use towpath_memory::ForkGuard;
 use towpath_stack::SocketError;
 
 use crate::LinkError;
@@ -26,9 +27,15 @@ pub(crate) fn socket(error: SocketError) -> Error {
     Error::new(kind, error)
 }
 
-/// Returns the error of every call after the link's death.
+/// Returns the error of every call after the link's death, or in a child made by `fork`.
 pub(crate) fn link(error: &LinkError) -> Error {
     Error::new(ErrorKind::NetworkDown, error.clone())
+}
+
+/// Checks that this process made the network or poller that `guard` belongs to.
+#[inline]
+pub(crate) fn not_forked(guard: &ForkGuard) -> io::Result<()> {
+    if guard.is_parent() { Ok(()) } else { Err(link(&LinkError::Forked)) }
 }
 
 /// Returns the error of a timeout, the same as that of `std::net` on Linux.

@@ -49,10 +49,34 @@
 //! since it last read, spins for up to 68 µs before it sleeps, as long as that recently cost less
 //! than sleep.
 //!
-//! # Locks
-//! A network with a library thread makes a program multi-threaded. A child made by `fork` has no
-//! such thread and no session; like any such child (fork(2)) it may only exit or `exec`.
+//! # Children made by `fork`
+//! A network belongs to the process that made it. In a child made by `fork`, each call on the network
+//! and its sockets fails at once with [`NetworkDown`](std::io::ErrorKind::NetworkDown), and the error
+//! contains [`LinkError::Forked`]. This holds for each method, also where its own list of errors is
+//! empty. Methods without an error return nothing: no addresses, counts of zero, no events. Drops in
+//! the child are silent, and the parent's network continues undisturbed. A program that becomes a daemon
+//! makes its networks afterwards, or makes new ones in the child.
 //!
+//! ```
+//! use towpath_net::LinkError;
+//!
+//! /// Returns `true` if a call failed because the process was forked.
+//! fn is_forked(error: &std::io::Error) -> bool {
+//!     let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<LinkError>());
+//!     matches!(cause, Some(LinkError::Forked))
+//! }
+//! ```
+//!
+//! The check makes no system call: each network and each poller has a page that the kernel wipes in
+//! children (`MADV_WIPEONFORK`), and a call loads one word of it and compares. A call checks before it
+//! takes a lock, since a thread of the parent may have held the lock at the fork. The memory and the
+//! descriptors of inherited networks stay with the child until it ends or calls `exec`.
+//!
+//! A network with a library thread makes a program multi-threaded, so for the rest of the program the
+//! rules of fork(2) apply: a child of such a program may call only async-signal-safe functions
+//! until it calls `exec`, or relies on its C library for more.
+//!
+//! # Locks
 //! One lock guards the stack, another the link. The library makes system calls under the link's
 //! lock only, or under no lock. A thread that wants to send while another one holds the link's lock
 //! sets a flag, and the holder sends the frames. Each socket has its own condition variable, and

@@ -31,7 +31,7 @@ pub enum Armed {
     },
 }
 
-/// The reason why a link is dead.
+/// The reason why a link is dead. Errors of sockets contain it ([`std::io::Error::get_ref`]).
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LinkError {
     /// The other side, a server or an interface, is gone.
@@ -40,6 +40,12 @@ pub enum LinkError {
     /// A system call failed.
     #[error("the link failed: {0}")]
     Failed(Arc<std::io::Error>),
+    /// This process is a child made by `fork`: the network or the poller belongs to its parent.
+    #[error(
+        "this process was forked, and its networks and pollers belong to its parent; make new ones in \
+         this process"
+    )]
+    Forked,
 }
 
 impl From<std::io::Error> for LinkError {

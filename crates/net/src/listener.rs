@@ -58,14 +58,20 @@ impl TcpListener {
         local: impl ToSocketAddrs,
         backlog: usize,
     ) -> io::Result<TcpListener> {
-        each(local, |local| {
+        each(network, local, |local| {
             let listen = |core: &mut Core, _, local| core.stack.tcp_listen(local, backlog);
-            let id = network.shared().with_port(PortProtocol::Tcp, local, listen)?;
+            let id = network.checked()?.with_port(PortProtocol::Tcp, local, listen)?;
             let waiter = network.register(SocketId::Listener(id));
             let (options, ttl) = (Options::default(), AtomicU8::new(DEFAULT_TTL));
             let inner = Inner { network: network.clone(), id, waiter, options, ttl };
             Ok(TcpListener { inner: Arc::new(inner) })
         })
+    }
+
+    /// Returns the listener's state, unless this process is a child made by `fork`.
+    fn checked(&self) -> io::Result<&Inner> {
+        self.inner.network.checked()?;
+        Ok(&self.inner)
     }
 
     /// Accepts the oldest waiting connection.
@@ -77,9 +83,10 @@ impl TcpListener {
     /// If no connection waits and the listener is non-blocking, or if the link is dead.
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         let Inner { network, id, waiter, options, ttl } = &*self.inner;
+        let shared = network.checked()?;
         let mut more = false;
         let ttl = ttl.load(Ordering::Relaxed);
-        let accepted = network.shared().block_on(waiter, options.reading(), false, |stack, _| {
+        let accepted = shared.block_on(waiter, options.reading(), false, |stack, _| {
             let accepted = stack.tcp_accept(*id);
             more = stack.tcp_listener_readiness(*id).is_ok_and(|ready| ready.readable);
             if let Ok((stream, _)) = accepted {
@@ -111,7 +118,7 @@ impl TcpListener {
     /// # Errors
     /// Never, while the listener lives.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        let local = self.inner.network.shared().core().stack.tcp_listener_local(self.inner.id);
+        let local = self.inner.network.checked()?.core().stack.tcp_listener_local(self.inner.id);
         local.map_err(error::socket)
     }
 
@@ -121,7 +128,7 @@ impl TcpListener {
     /// # Errors
     /// Never.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
-        self.inner.options.set_nonblocking(nonblocking);
+        self.checked()?.options.set_nonblocking(nonblocking);
         Ok(())
     }
 
@@ -131,7 +138,7 @@ impl TcpListener {
     /// # Errors
     /// If it is outside 1 to 255.
     pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
-        self.inner.ttl.store(options::hop_limit(ttl)?, Ordering::Relaxed);
+        self.checked()?.ttl.store(options::hop_limit(ttl)?, Ordering::Relaxed);
         Ok(())
     }
 
@@ -140,7 +147,7 @@ impl TcpListener {
     /// # Errors
     /// Never.
     pub fn ttl(&self) -> io::Result<u32> {
-        Ok(self.inner.ttl.load(Ordering::Relaxed).into())
+        Ok(self.checked()?.ttl.load(Ordering::Relaxed).into())
     }
 
     /// Takes the pending error: always `None`, since a listener has none. [`TcpListener::accept`]
@@ -149,7 +156,7 @@ impl TcpListener {
     /// # Errors
     /// Never.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
-        Ok(None)
+        self.checked().map(|_| None)
     }
 
     /// Returns another handle to the same listener.
@@ -157,6 +164,7 @@ impl TcpListener {
     /// # Errors
     /// Never.
     pub fn try_clone(&self) -> io::Result<TcpListener> {
+        self.checked()?;
         Ok(TcpListener { inner: self.inner.clone() })
     }
 
@@ -166,21 +174,21 @@ impl TcpListener {
     /// # Errors
     /// Never, while the listener lives.
     pub fn watch(&self, poller: &Poller, token: u64) -> io::Result<()> {
-        let registration = poller.registration(token);
-        let mut core = self.inner.network.shared().core();
-        let ready = core.stack.tcp_listener_readiness(self.inner.id).map_err(error::socket)?;
-        if ready.readable {
-            registration.ready();
-        }
-        self.inner.network.shared().watch(core, &self.inner.waiter, registration);
+        let Inner { network, id, waiter, .. } = &*self.inner;
+        let shared = network.checked()?;
+        let registration = poller.registration(token)?;
+        let mut core = shared.core();
+        let ready = core.stack.tcp_listener_readiness(*id).map_err(error::socket)?;
+        shared.watch(core, waiter, registration, ready.readable);
         Ok(())
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.network.unregister(SocketId::Listener(self.id));
-        let _ = self.network.shared().with(|core, now| core.stack.tcp_close_listener(now, self.id));
+        if let Some(shared) = self.network.unregister(SocketId::Listener(self.id)) {
+            let _ = shared.with(|core, now| core.stack.tcp_close_listener(now, self.id));
+        }
     }
 }
 

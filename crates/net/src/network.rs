@@ -1,16 +1,17 @@
 //! A private host.
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant as StdInstant};
 
+use towpath_memory::ForkGuard;
 use towpath_stack::{Config, Counters, SocketId, Stack};
 
 use crate::clock::Clock;
 use crate::driver::Shared;
+use crate::error;
 use crate::link::Link;
-use crate::lock::lock;
 use crate::wait::Waiter;
 
 /// The choice of the thread that receives, acknowledges and retransmits.
@@ -32,8 +33,11 @@ pub struct Network {
 
 /// Ends the host with the last handle.
 struct Owner {
+    /// A child made by `fork` must not look at it, lock it or drop it: a thread of the parent may have
+    /// held a lock there, and left the state behind it half-changed.
     shared: Arc<Shared>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Option<JoinHandle<()>>,
+    guard: ForkGuard,
 }
 
 impl Network {
@@ -57,6 +61,7 @@ impl Network {
         let clock = Clock::new();
         let stack = Stack::new(config, clock.now())
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+        let guard = ForkGuard::new()?;
         let threaded = driving == Driving::Thread;
         let shared = Arc::new(Shared::new(link, stack, clock, threaded)?);
         let mut thread = None;
@@ -65,9 +70,22 @@ impl Network {
             let builder = std::thread::Builder::new().name("towpath-net".into());
             thread = Some(builder.spawn(move || shared.run())?);
         }
-        Ok(Network { owner: Arc::new(Owner { shared, thread: Mutex::new(thread) }) })
+        Ok(Network { owner: Arc::new(Owner { shared, thread, guard }) })
     }
 
+    /// Returns the state of the network, unless this process is a child made by `fork`. Every call
+    /// gets the state here, before it takes a lock: a load and a comparison.
+    ///
+    /// # Errors
+    /// [`LinkError::Forked`].
+    #[inline]
+    pub(crate) fn checked(&self) -> io::Result<&Shared> {
+        error::not_forked(&self.owner.guard)?;
+        Ok(&self.owner.shared)
+    }
+
+    /// Returns the state of the network, for unit tests, which do not fork.
+    #[cfg(test)]
     pub(crate) fn shared(&self) -> &Shared {
         &self.owner.shared
     }
@@ -79,26 +97,29 @@ impl Network {
     /// # Errors
     /// If the link is dead.
     pub fn drive(&self, timeout: Duration) -> io::Result<()> {
-        self.shared().drive(timeout)
+        self.checked()?.drive(timeout)
     }
 
-    /// Returns the stack's counters.
+    /// Returns the stack's counters; all zero in a child made by `fork`.
     #[must_use]
     pub fn counters(&self) -> Counters {
-        *self.shared().core().stack.counters()
+        self.checked()
+            .map_or_else(|_| Counters::default(), |shared| *shared.core().stack.counters())
     }
 
     /// Returns the number of TCP connections that are not closed yet: also those that the
-    /// application has dropped, half-open ones, and closed ones of which it still has a handle.
+    /// application has dropped, half-open ones, and closed ones of which it still has a handle. A
+    /// child made by `fork` has none.
     #[must_use]
     pub fn connections(&self) -> usize {
-        self.shared().core().stack.tcp_sizes().0
+        self.checked().map_or(0, Shared::connections)
     }
 
-    /// Returns every IP address of this host.
+    /// Returns every IP address of this host; none in a child made by `fork`.
     #[must_use]
     pub fn addresses(&self) -> Vec<std::net::IpAddr> {
-        self.shared().core().stack.addresses().map(|(address, _)| address).collect()
+        let Ok(shared) = self.checked() else { return Vec::new() };
+        shared.core().stack.addresses().map(|(address, _)| address).collect()
     }
 
     /// Waits until [`Network::connections`] is zero. The peers then have all data that was written
@@ -109,38 +130,40 @@ impl Network {
     /// # Errors
     /// [`io::ErrorKind::TimedOut`] if connections are still open then, or the link's error.
     pub fn drain(&self, timeout: Duration) -> io::Result<()> {
+        let shared = self.checked()?;
         let until = StdInstant::now().checked_add(timeout);
-        while self.connections() > 0 {
+        while shared.connections() > 0 {
             let left = until
                 .map_or(Duration::MAX, |until| until.saturating_duration_since(StdInstant::now()));
             if left.is_zero() {
                 return Err(io::Error::new(io::ErrorKind::TimedOut, "connections are still open"));
             }
-            if self.shared().threaded {
-                if let Some(error) = &self.shared().core().dead {
-                    return Err(crate::error::link(error));
-                }
+            if shared.threaded {
+                shared.check_link()?;
                 std::thread::sleep(left.min(Duration::from_millis(5)));
             } else {
-                self.drive(left)?;
+                shared.drive(left)?;
             }
         }
         Ok(())
     }
 
-    /// Registers a socket's waiter.
+    /// Registers the waiter of a socket that a call has just made.
     pub(crate) fn register(&self, id: SocketId) -> Arc<Waiter> {
         let waiter = Arc::new(match id {
             SocketId::Listener(_) => Waiter::waking_one(),
             SocketId::Tcp(_) | SocketId::Udp(_) => Waiter::default(),
         });
-        self.shared().core().waiters.insert(id, waiter.clone());
+        self.owner.shared.core().waiters.insert(id, waiter.clone());
         waiter
     }
 
-    /// Removes a socket's waiter.
-    pub(crate) fn unregister(&self, id: SocketId) {
-        self.shared().core().waiters.remove(&id);
+    /// Returns the state of the network to the drop of a socket's last handle, without the socket's
+    /// waiter. Returns `None` in a child made by `fork`: the socket is the parent's.
+    pub(crate) fn unregister(&self, id: SocketId) -> Option<&Shared> {
+        let shared = self.checked().ok()?;
+        shared.core().waiters.remove(&id);
+        Some(shared)
     }
 }
 
@@ -152,8 +175,14 @@ impl std::fmt::Debug for Network {
 
 impl Drop for Owner {
     fn drop(&mut self) {
+        if !self.guard.is_parent() {
+            // The library's thread is the parent's, and so is the state, which stays until this
+            // process ends or calls `exec`.
+            std::mem::forget((self.thread.take(), self.shared.clone()));
+            return;
+        }
         self.shared.close();
-        if let Some(thread) = lock(&self.thread).take() {
+        if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }

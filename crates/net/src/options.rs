@@ -6,6 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant as StdInstant};
 
+use crate::Network;
 use crate::lock::lock;
 use crate::wait::Patience;
 
@@ -77,11 +78,14 @@ pub(crate) fn hop_limit(ttl: u32) -> io::Result<u8> {
     })
 }
 
-/// Calls `f` with each address of `to` until a call succeeds.
+/// Calls `f` with each address of `to` until a call succeeds. In a child made by `fork`, fails before it
+/// asks the resolver.
 pub(crate) fn each<R>(
+    network: &Network,
     to: impl ToSocketAddrs,
     mut f: impl FnMut(SocketAddr) -> io::Result<R>,
 ) -> io::Result<R> {
+    network.checked()?;
     let mut last = None;
     for address in to.to_socket_addrs()? {
         match f(address) {

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::event::EventfdFlags;
+use towpath_memory::ForkGuard;
 
+use crate::error;
 use crate::lock::lock;
 
 /// The readiness of a socket may have changed.
@@ -25,6 +27,7 @@ struct State {
 struct Shared {
     fd: OwnedFd,
     state: Mutex<State>,
+    guard: ForkGuard,
 }
 
 /// Collects the events of the sockets registered with it. Its descriptor is readable while events
@@ -34,6 +37,9 @@ struct Shared {
 /// Events are edge-triggered: after one, use the socket until it returns `WouldBlock`. All events
 /// before the next [`Poller::take`] together cost one system call. A socket has one registration:
 /// a second one, also of a clone, replaces the first.
+///
+/// In a child made by `fork`, an inherited poller has no events, and takes no socket. Its descriptor
+/// is the parent's, and shows the parent's events.
 #[derive(Clone)]
 pub struct Poller {
     shared: Arc<Shared>,
@@ -43,15 +49,19 @@ impl Poller {
     /// Creates a poller without sockets.
     ///
     /// # Errors
-    /// If the system has no descriptor left.
+    /// If the system has no descriptor or memory left.
     pub fn new() -> io::Result<Poller> {
+        let guard = ForkGuard::new()?;
         let fd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let state = Mutex::new(State { ready: Vec::new(), notified: false });
-        Ok(Poller { shared: Arc::new(Shared { fd, state }) })
+        Ok(Poller { shared: Arc::new(Shared { fd, state, guard }) })
     }
 
     /// Takes the events, in the order of their arrival.
     pub fn take(&self, events: &mut Vec<Event>) {
+        if !self.shared.guard.is_parent() {
+            return;
+        }
         let mut state = lock(&self.shared.state);
         if state.notified {
             // Reset under the lock, before a later notification.
@@ -65,8 +75,12 @@ impl Poller {
     }
 
     /// Returns a registration for a socket.
-    pub(crate) fn registration(&self, token: u64) -> Registration {
-        Registration { poller: self.clone(), token, queued: Arc::default() }
+    ///
+    /// # Errors
+    /// [`LinkError::Forked`](crate::LinkError::Forked).
+    pub(crate) fn registration(&self, token: u64) -> io::Result<Registration> {
+        error::not_forked(&self.shared.guard)?;
+        Ok(Registration { poller: self.clone(), token, queued: Arc::default() })
     }
 }
 

@@ -257,6 +257,14 @@ impl Network {
 }
 
 impl SessionLink {
+    /// Returns an error if the session is over, or is that of this process's parent.
+    fn check_session(&self) -> io::Result<()> {
+        match self.session.free_buffers() {
+            Ok(_) => Ok(()),
+            Err(lost) => Err(crate::error::link(&lost.into())),
+        }
+    }
+
     /// Returns an error if the server has closed the endpoint.
     fn check(&self) -> Result<(), LinkError> {
         if let Endpoints::Whole(endpoint) = self.endpoints
@@ -270,7 +278,10 @@ impl SessionLink {
 
 impl From<Lost> for LinkError {
     fn from(lost: Lost) -> LinkError {
-        LinkError::Gone(Arc::from(lost.to_string()))
+        match lost {
+            Lost::Forked => LinkError::Forked,
+            lost => LinkError::Gone(Arc::from(lost.to_string())),
+        }
     }
 }
 
@@ -293,6 +304,7 @@ impl Link for SessionLink {
     }
 
     fn sleep_fd(&self) -> std::io::Result<OwnedFd> {
+        self.check_session()?;
         self.session.as_fd().try_clone_to_owned()
     }
 
@@ -374,7 +386,7 @@ impl Link for SessionLink {
         local: SocketAddr,
     ) -> io::Result<(SocketAddr, bool)> {
         match &mut self.endpoints {
-            Endpoints::Whole(_) => Ok((local, false)),
+            Endpoints::Whole(_) => self.check_session().map(|()| (local, false)),
             Endpoints::ByPort(ports) => ports.open(&mut self.session, protocol, local),
         }
     }

@@ -56,7 +56,7 @@ impl TcpStream {
     /// If no route leads to the address, no socket listens there or the peer does not answer; if
     /// the application has no port left.
     pub fn connect(network: &Network, to: impl ToSocketAddrs) -> io::Result<TcpStream> {
-        each(to, |to| Self::start(network, to, None, Patience::Forever))
+        each(network, to, |to| Self::start(network, to, None, Patience::Forever))
     }
 
     /// Connects to a peer, and waits at most `timeout`.
@@ -91,7 +91,7 @@ impl TcpStream {
             SocketAddr::V4(_) => SocketAddr::from(([0, 0, 0, 0], 0)),
             SocketAddr::V6(_) => SocketAddr::from(([0; 16], 0)),
         };
-        network.shared().with_port(PortProtocol::Tcp, any, |core, now, local| {
+        network.checked()?.with_port(PortProtocol::Tcp, any, |core, now, local| {
             // The stack chooses the port unless the link has.
             let local = (local.port() != 0).then_some(local);
             core.stack.tcp_connect(now, to, local, timeout)
@@ -106,7 +106,7 @@ impl TcpStream {
     ) -> io::Result<TcpStream> {
         let stream = TcpStream::new(network, Self::begin(network, to, timeout)?);
         let inner = &stream.inner;
-        let made = network.shared().block_on(&inner.waiter, patience, true, |stack, _| {
+        let made = network.checked()?.block_on(&inner.waiter, patience, true, |stack, _| {
             let ready = stack.tcp_readiness(inner.id)?;
             if let Some(error) = stack.tcp_take_error(inner.id)? {
                 return Err(error);
@@ -126,17 +126,18 @@ impl TcpStream {
         f: impl FnOnce(&mut Stack, TcpId) -> Result<R, SocketError>,
     ) -> io::Result<R> {
         let id = self.inner.id;
-        self.inner.network.shared().with(|core, _| f(&mut core.stack, id)).map_err(error::socket)
+        self.inner.network.checked()?.with(|core, _| f(&mut core.stack, id)).map_err(error::socket)
     }
 
     fn receive(&self, buffer: &mut [u8], peek: bool) -> io::Result<usize> {
+        let Inner { network, id, waiter, options, .. } = &*self.inner;
+        let shared = network.checked()?;
         if buffer.is_empty() {
             return Ok(0);
         }
-        let Inner { network, id, waiter, options, .. } = &*self.inner;
         let len = buffer.len().min(2 * CHUNK);
         let buffer = &mut buffer[..len];
-        network.shared().block_on(waiter, options.reading(), false, |stack, now| {
+        shared.block_on(waiter, options.reading(), false, |stack, now| {
             if peek { stack.tcp_peek(now, *id, buffer) } else { stack.tcp_recv(now, *id, buffer) }
         })
     }
@@ -145,7 +146,7 @@ impl TcpStream {
         let Inner { network, id, waiter, options, .. } = &*self.inner;
         let data = &data[..data.len().min(CHUNK)];
         network
-            .shared()
+            .checked()?
             .block_on(waiter, options.writing(), true, |stack, _| stack.tcp_send(*id, data))
     }
 
@@ -159,7 +160,7 @@ impl TcpStream {
         let Inner { network, id, waiter, options, .. } = &*self.inner;
         let data = &data[..data.len().min(CHUNK)];
         network
-            .shared()
+            .checked()?
             .block_on(waiter, options.writing(), true, |stack, _| stack.tcp_send_urgent(*id, data))
     }
 
@@ -207,15 +208,17 @@ impl TcpStream {
             Shutdown::Both => towpath_stack::Shutdown::Both,
         };
         let id = self.inner.id;
-        let shared = self.inner.network.shared();
+        let shared = self.inner.network.checked()?;
         shared.with(|core, now| core.stack.tcp_shutdown(now, id, how)).map_err(error::socket)
     }
 
     /// Ends the connection at once, with a reset. Unsent data is lost.
     pub fn abort(self) {
-        let Inner { network, id, .. } = &*self.inner;
-        let _ = network.shared().with(|core, now| core.stack.tcp_abort(now, *id));
-        self.inner.waiter.tell();
+        let Inner { network, id, waiter, .. } = &*self.inner;
+        if let Ok(shared) = network.checked() {
+            let _ = shared.with(|core, now| core.stack.tcp_abort(now, *id));
+            waiter.tell();
+        }
     }
 
     /// Returns another handle to the same connection.
@@ -223,6 +226,7 @@ impl TcpStream {
     /// # Errors
     /// Never.
     pub fn try_clone(&self) -> io::Result<TcpStream> {
+        self.inner.network.checked()?;
         Ok(TcpStream { inner: self.inner.clone() })
     }
 
@@ -232,13 +236,12 @@ impl TcpStream {
     /// # Errors
     /// Never, while the stream lives.
     pub fn watch(&self, poller: &Poller, token: u64) -> io::Result<()> {
-        let registration = poller.registration(token);
-        let mut core = self.inner.network.shared().core();
-        let ready = core.stack.tcp_readiness(self.inner.id).map_err(error::socket)?;
-        if ready.readable || ready.writable {
-            registration.ready();
-        }
-        self.inner.network.shared().watch(core, &self.inner.waiter, registration);
+        let Inner { network, id, waiter, .. } = &*self.inner;
+        let shared = network.checked()?;
+        let registration = poller.registration(token)?;
+        let mut core = shared.core();
+        let ready = core.stack.tcp_readiness(*id).map_err(error::socket)?;
+        shared.watch(core, waiter, registration, ready.readable || ready.writable);
         Ok(())
     }
 }
@@ -273,7 +276,7 @@ impl Write for &TcpStream {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+        self.inner.network.checked().map(|_| ())
     }
 }
 
@@ -287,7 +290,7 @@ impl Write for TcpStream {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+        self.inner.network.checked().map(|_| ())
     }
 }
 

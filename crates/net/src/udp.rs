@@ -30,8 +30,7 @@ struct Closing(Inner);
 
 impl Drop for Closing {
     fn drop(&mut self) {
-        self.0.network.unregister(SocketId::Udp(self.0.id));
-        let shared = self.0.network.shared();
+        let Some(shared) = self.0.network.unregister(SocketId::Udp(self.0.id)) else { return };
         let mut core = shared.core();
         let local = core.stack.udp_local(self.0.id);
         let _ = core.stack.udp_close(self.0.id);
@@ -49,9 +48,9 @@ impl UdpSocket {
     /// # Errors
     /// If the address is not the network's, in use, or not allowed to this application.
     pub fn bind(network: &Network, local: impl ToSocketAddrs) -> io::Result<UdpSocket> {
-        each(local, |local| {
+        each(network, local, |local| {
             let bind = |core: &mut Core, _, local| core.stack.udp_bind(local);
-            let id = network.shared().with_port(PortProtocol::Udp, local, bind)?;
+            let id = network.checked()?.with_port(PortProtocol::Udp, local, bind)?;
             let waiter = network.register(SocketId::Udp(id));
             let options = Arc::new(Options::default());
             let inner = Inner { network: network.clone(), id, waiter, options };
@@ -63,11 +62,16 @@ impl UdpSocket {
         &self.inner.0
     }
 
+    fn options(&self) -> io::Result<&Options> {
+        self.inner().network.checked()?;
+        Ok(&self.inner().options)
+    }
+
     fn stack<R>(
         &self,
         f: impl FnOnce(&mut Stack, UdpId) -> Result<R, SocketError>,
     ) -> io::Result<R> {
-        f(&mut self.inner().network.shared().core().stack, self.inner().id).map_err(error::socket)
+        f(&mut self.inner().network.checked()?.core().stack, self.inner().id).map_err(error::socket)
     }
 
     /// Sets the peer of [`UdpSocket::send`]. From now on the socket receives only from that peer.
@@ -75,7 +79,9 @@ impl UdpSocket {
     /// # Errors
     /// If no route leads to the peer.
     pub fn connect(&self, peer: impl ToSocketAddrs) -> io::Result<()> {
-        each(peer, |peer| self.stack(|stack, id| stack.udp_connect(id, Some(peer))))
+        each(&self.inner().network, peer, |peer| {
+            self.stack(|stack, id| stack.udp_connect(id, Some(peer)))
+        })
     }
 
     /// Sends a datagram, to the first address if there are several. The stack fragments a datagram
@@ -86,6 +92,7 @@ impl UdpSocket {
     /// [`io::ErrorKind::PermissionDenied`] if it is a broadcast address
     /// ([`UdpSocket::set_broadcast`]).
     pub fn send_to(&self, data: &[u8], to: impl ToSocketAddrs) -> io::Result<usize> {
+        self.inner().network.checked()?;
         let first = to.to_socket_addrs()?.next().ok_or_else(no_address)?;
         self.send_one(data, Some(first))
     }
@@ -101,7 +108,7 @@ impl UdpSocket {
 
     fn send_one(&self, data: &[u8], to: Option<SocketAddr>) -> io::Result<usize> {
         let Inner { network, id, waiter, options } = self.inner();
-        network.shared().block_on(waiter, options.writing(), true, |stack, now| {
+        network.checked()?.block_on(waiter, options.writing(), true, |stack, now| {
             stack.udp_send(now, *id, data, to)
         })?;
         Ok(data.len())
@@ -109,7 +116,7 @@ impl UdpSocket {
 
     fn receive(&self, buffer: &mut [u8], peek: bool) -> io::Result<Received> {
         let Inner { network, id, waiter, options } = self.inner();
-        network.shared().block_on(waiter, options.reading(), false, |stack, _| {
+        network.checked()?.block_on(waiter, options.reading(), false, |stack, _| {
             stack.udp_recv(*id, buffer, peek)
         })
     }
@@ -185,7 +192,7 @@ impl UdpSocket {
     /// # Errors
     /// Never.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
-        self.inner().options.set_nonblocking(nonblocking);
+        self.options()?.set_nonblocking(nonblocking);
         Ok(())
     }
 
@@ -194,7 +201,7 @@ impl UdpSocket {
     /// # Errors
     /// If the timeout is zero.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.inner().options.set_read_timeout(timeout)
+        self.options()?.set_read_timeout(timeout)
     }
 
     /// Sets the timeout of sending.
@@ -202,7 +209,7 @@ impl UdpSocket {
     /// # Errors
     /// If the timeout is zero.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.inner().options.set_write_timeout(timeout)
+        self.options()?.set_write_timeout(timeout)
     }
 
     /// Returns the value set by [`UdpSocket::set_read_timeout`].
@@ -210,7 +217,7 @@ impl UdpSocket {
     /// # Errors
     /// Never.
     pub fn read_timeout(&self) -> io::Result<Option<Duration>> {
-        Ok(self.inner().options.read_timeout())
+        Ok(self.options()?.read_timeout())
     }
 
     /// Returns the value set by [`UdpSocket::set_write_timeout`].
@@ -218,7 +225,7 @@ impl UdpSocket {
     /// # Errors
     /// Never.
     pub fn write_timeout(&self) -> io::Result<Option<Duration>> {
-        Ok(self.inner().options.write_timeout())
+        Ok(self.options()?.write_timeout())
     }
 
     /// Sets the time to live (IPv4) or hop limit (IPv6) of datagrams to other addresses than
@@ -279,6 +286,7 @@ impl UdpSocket {
     /// # Errors
     /// Never.
     pub fn try_clone(&self) -> io::Result<UdpSocket> {
+        self.inner().network.checked()?;
         Ok(UdpSocket { inner: self.inner.clone() })
     }
 
@@ -288,13 +296,12 @@ impl UdpSocket {
     /// # Errors
     /// Never, while the socket lives.
     pub fn watch(&self, poller: &Poller, token: u64) -> io::Result<()> {
-        let registration = poller.registration(token);
-        let mut core = self.inner().network.shared().core();
-        let ready = core.stack.udp_readiness(self.inner().id).map_err(error::socket)?;
-        if ready.readable || ready.writable {
-            registration.ready();
-        }
-        self.inner().network.shared().watch(core, &self.inner().waiter, registration);
+        let Inner { network, id, waiter, .. } = self.inner();
+        let shared = network.checked()?;
+        let registration = poller.registration(token)?;
+        let mut core = shared.core();
+        let ready = core.stack.udp_readiness(*id).map_err(error::socket)?;
+        shared.watch(core, waiter, registration, ready.readable || ready.writable);
         Ok(())
     }
 }

@@ -26,9 +26,10 @@ fn with_itself(session: &mut Session, endpoint: Endpoint, numbers: std::ops::Ran
 }
 
 /// Runs a function in a child and returns its process number.
-fn fork(child: impl FnOnce() -> i32) -> i32 {
-    // SAFETY: the child makes system calls, touches memory of its own and ends; the only other
-    // thread of this process waits for input and holds no lock.
+pub(crate) fn fork(child: impl FnOnce() -> i32) -> i32 {
+    // SAFETY: the child makes system calls, touches memory of its own and ends. Other threads of this
+    // process wait for input, or hold locks of the networks whose behaviour in a child is under test;
+    // the C library keeps its allocator usable in children.
     match unsafe { libc::fork() } {
         0 => {
             let status = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child));
@@ -39,7 +40,7 @@ fn fork(child: impl FnOnce() -> i32) -> i32 {
     }
 }
 
-fn status(pid: i32) -> i32 {
+pub(crate) fn status(pid: i32) -> i32 {
     let mut status = 0;
     // SAFETY: the status is written to a live integer.
     let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };

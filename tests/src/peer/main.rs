@@ -6,6 +6,7 @@ mod attack;
 mod channel;
 mod confined;
 mod forked;
+mod forked_sockets;
 mod hostile;
 mod inputs;
 mod logged;
@@ -31,6 +32,7 @@ fn main() {
         ["pdus", socket] => pdus::run(Path::new(socket)),
         ["sleeper", socket] => applications::sleeper(Path::new(socket)),
         ["forked", socket] => forked::run(Path::new(socket)),
+        ["forked-sockets", socket, driving] => forked_sockets::run(Path::new(socket), driving),
         ["violations", socket] => hostile::violations(Path::new(socket)),
         ["random", socket, seed, rounds] => {
             random_writer::run(Path::new(socket), number(seed), number(rounds));

@@ -4,6 +4,7 @@ mod calls;
 mod control;
 mod embedded;
 mod filters;
+mod forks;
 mod images;
 mod links;
 mod path_files;

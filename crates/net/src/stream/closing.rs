@@ -6,24 +6,26 @@ use std::time::{Duration, Instant as StdInstant};
 use towpath_stack::{Shutdown, SocketError, SocketId};
 
 use super::Inner;
+use crate::driver::Shared;
 use crate::wait::Patience;
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        let Ok(shared) = self.network.checked() else { return };
         let linger = self.lingers.load(Ordering::Relaxed) && !self.options.is_nonblocking();
         if linger {
-            self.linger();
+            self.linger(shared);
         }
         self.network.unregister(SocketId::Tcp(self.id));
-        let _ = self.network.shared().with(|core, now| core.stack.tcp_close(now, self.id));
+        let _ = shared.with(|core, now| core.stack.tcp_close(now, self.id));
     }
 }
 
 impl Inner {
     /// Waits until the peer has all written data, at most for the linger time. If it does not have
     /// it by then, the close that follows resets the connection.
-    fn linger(&self) {
-        let (shared, id) = (self.network.shared(), self.id);
+    fn linger(&self, shared: &Shared) {
+        let id = self.id;
         let begun = shared.with(|core, now| {
             let linger = core.stack.tcp_linger(id)?;
             let (_, unread) = core.stack.tcp_queues(id)?;

@@ -7,9 +7,15 @@ use std::time::Duration;
 use towpath_stack::{KeepAlive, Stack, TcpInfo, TcpState};
 
 use super::TcpStream;
-use crate::{error, options};
+use crate::error;
+use crate::options::{self, Options};
 
 impl TcpStream {
+    fn options(&self) -> io::Result<&Options> {
+        self.inner.network.checked()?;
+        Ok(&self.inner.options)
+    }
+
     /// Sets what dropping the last handle does with data that the peer has not acknowledged.
     ///
     /// | linger time | the drop |
@@ -80,7 +86,7 @@ impl TcpStream {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
         let id = self.inner.id;
-        let shared = self.inner.network.shared();
+        let shared = self.inner.network.checked()?;
         let set = shared.with(|core, now| core.stack.tcp_set_keep_alive(now, id, keep_alive));
         set.map_err(error::socket)
     }
@@ -159,7 +165,7 @@ impl TcpStream {
     /// # Errors
     /// Never.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
-        self.inner.options.set_nonblocking(nonblocking);
+        self.options()?.set_nonblocking(nonblocking);
         Ok(())
     }
 
@@ -168,7 +174,7 @@ impl TcpStream {
     /// # Errors
     /// If the timeout is zero.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.inner.options.set_read_timeout(timeout)
+        self.options()?.set_read_timeout(timeout)
     }
 
     /// Sets the timeout of writing.
@@ -176,7 +182,7 @@ impl TcpStream {
     /// # Errors
     /// If the timeout is zero.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.inner.options.set_write_timeout(timeout)
+        self.options()?.set_write_timeout(timeout)
     }
 
     /// Returns the value set by [`TcpStream::set_read_timeout`].
@@ -184,7 +190,7 @@ impl TcpStream {
     /// # Errors
     /// Never.
     pub fn read_timeout(&self) -> io::Result<Option<Duration>> {
-        Ok(self.inner.options.read_timeout())
+        Ok(self.options()?.read_timeout())
     }
 
     /// Returns the value set by [`TcpStream::set_write_timeout`].
@@ -192,6 +198,6 @@ impl TcpStream {
     /// # Errors
     /// Never.
     pub fn write_timeout(&self) -> io::Result<Option<Duration>> {
-        Ok(self.inner.options.write_timeout())
+        Ok(self.options()?.write_timeout())
     }
 }

@@ -6,11 +6,12 @@ use super::{CHUNK, Inner, TcpStream};
 
 impl TcpStream {
     pub(super) fn receive_parts(&self, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let Inner { network, id, waiter, options, .. } = &*self.inner;
+        let shared = network.checked()?;
         if parts.iter().all(|part| part.is_empty()) {
             return Ok(0);
         }
-        let Inner { network, id, waiter, options, .. } = &*self.inner;
-        network.shared().block_on(waiter, options.reading(), false, |stack, now| {
+        shared.block_on(waiter, options.reading(), false, |stack, now| {
             let mut done = 0;
             for part in parts.iter_mut().filter(|part| !part.is_empty()) {
                 let len = part.len().min(2 * CHUNK - done);
@@ -27,7 +28,7 @@ impl TcpStream {
 
     pub(super) fn transmit_parts(&self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         let Inner { network, id, waiter, options, .. } = &*self.inner;
-        network.shared().block_on(waiter, options.writing(), true, |stack, _| {
+        network.checked()?.block_on(waiter, options.writing(), true, |stack, _| {
             let mut filled = parts.iter().filter(|part| !part.is_empty());
             let first = filled.next().map_or(&[][..], |part| part);
             let mut wanted = first.len().min(CHUNK);
