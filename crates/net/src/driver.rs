@@ -163,13 +163,15 @@ impl Shared {
     }
 
     /// Opens a local port, if the link demands it, and calls `f` with the stack and the address.
-    /// Closes the port again if `f` fails. Then sends the frames that result.
+    /// Closes the port again if `f` fails. Then sends the frames that result. On a dead link, a socket
+    /// would wait for ever, so this fails.
     pub(crate) fn with_port<R>(
         &self,
         protocol: PortProtocol,
         local: SocketAddr,
         f: impl FnOnce(&mut Core, Instant, SocketAddr) -> Result<R, SocketError>,
     ) -> std::io::Result<R> {
+        self.check_link()?;
         if !self.opens_ports {
             return self.with(|core, now| f(core, now, local)).map_err(error::socket);
         }
@@ -254,8 +256,9 @@ impl Shared {
         }
     }
 
-    /// Registers a socket with a poller, which has an event at once if an operation `is_possible`. A
-    /// thread of the application that drives now leaves that to the library's thread.
+    /// Registers a socket with a poller, which has an event at once if an operation `is_possible`, or
+    /// if the link is dead: no later event would tell of that. A thread of the application that drives
+    /// now leaves that to the library's thread.
     pub(crate) fn watch(
         &self,
         mut core: MutexGuard<'_, Core>,
@@ -263,7 +266,7 @@ impl Shared {
         registration: Registration,
         is_possible: bool,
     ) {
-        if is_possible {
+        if is_possible || core.dead.is_some() {
             registration.ready();
         }
         *lock(&waiter.registration) = Some(registration);

@@ -1,13 +1,15 @@
 //! Hosts over sessions of one server: TCP and UDP from application to application through the
 //! engine, with an in-memory device.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use towpath_client::{Options, Session};
 use towpath_device::loopback;
-use towpath_net::{Driving, Network, SessionLink, TcpListener, TcpStream, UdpSocket};
+use towpath_net::{
+    Driving, Event, Network, Poller, SessionLink, TcpListener, TcpStream, UdpSocket,
+};
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Subnet, Subnets};
 
@@ -168,6 +170,31 @@ fn a_dead_server_is_a_named_error_at_once() {
     let (error, at) = waiting.join().unwrap();
     assert!(error.contains("the connection to the driver server ended"), "{error}");
     assert!(at.duration_since(stopped) < Duration::from_millis(100));
+}
+
+/// On a dead network, a new socket is the named error, and a poller learns of the end also later.
+#[test]
+fn no_socket_begins_on_a_dead_network() {
+    for driving in [Driving::Thread, Driving::Application] {
+        let (server, _far) = serve();
+        let a = host(&server, "a", driving);
+        let listener = TcpListener::bind(&a, "10.77.0.2:7").unwrap();
+        server.stop().unwrap();
+        assert_eq!(listener.accept().unwrap_err().kind(), ErrorKind::NetworkDown);
+        for error in [
+            UdpSocket::bind(&a, "10.77.0.2:0").err(),
+            TcpListener::bind(&a, "10.77.0.2:0").err(),
+            TcpStream::connect(&a, "10.77.0.3:7").err(),
+            TcpStream::connect_nonblocking(&a, "10.77.0.3:7".parse().unwrap()).err(),
+        ] {
+            let error = error.expect("the network is dead");
+            assert_eq!(error.kind(), ErrorKind::NetworkDown, "{error}");
+        }
+        let (poller, mut events) = (Poller::new().unwrap(), Vec::new());
+        listener.watch(&poller, 7).unwrap();
+        poller.take(&mut events);
+        assert_eq!(events, [Event { token: 7 }]);
+    }
 }
 
 /// Threads that block one after the other, and together, each get their own answers: whichever
