@@ -4,16 +4,15 @@
 //! or a thread that is blocked while no library thread drives ([`Standby`]).
 
 mod blocking;
+mod ports;
 mod sleeping;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-
 use rustix::event::EventfdFlags;
 use rustix::fd::OwnedFd;
-use towpath_stack::{Instant, Meta, SocketError, SocketId, Stack, Transmit};
+use towpath_stack::{Instant, Meta, SocketId, Stack, Transmit};
 
 use crate::clock::Clock;
 use crate::lock::lock;
@@ -160,58 +159,6 @@ impl Shared {
     /// Returns the number of TCP connections that are not closed yet.
     pub(crate) fn connections(&self) -> usize {
         self.core().stack.tcp_sizes().0
-    }
-
-    /// Opens a local port, if the link demands it, and calls `f` with the stack and the address.
-    /// Closes the port again if `f` fails. Then sends the frames that result. On a dead link, a socket
-    /// would wait for ever, so this fails.
-    pub(crate) fn with_port<R>(
-        &self,
-        protocol: PortProtocol,
-        local: SocketAddr,
-        f: impl FnOnce(&mut Core, Instant, SocketAddr) -> Result<R, SocketError>,
-    ) -> std::io::Result<R> {
-        self.check_link()?;
-        if !self.opens_ports {
-            return self.with(|core, now| f(core, now, local)).map_err(error::socket);
-        }
-        // Under the link's lock the port of a TCP socket that has just ended is not closed between
-        // the two steps.
-        let mut link = lock(&self.link);
-        let (opened, is_new) = match link.open_port(protocol, local) {
-            Ok(opened) => opened,
-            Err(error) => {
-                drop(link);
-                // Another thread may have met the lock, and left its frames to this one.
-                self.kick();
-                return Err(error);
-            }
-        };
-        let outcome = f(&mut self.core(), self.clock.now(), opened);
-        if outcome.is_err() && (is_new || protocol == PortProtocol::Udp) {
-            link.close_port(protocol, opened);
-        }
-        drop(link);
-        self.kick();
-        outcome.map_err(error::socket)
-    }
-
-    /// Closes the port of a UDP socket, if the link demands it.
-    pub(crate) fn close_udp_port(&self, local: SocketAddr) {
-        if self.opens_ports {
-            lock(&self.link).close_port(PortProtocol::Udp, local);
-            // Another thread may have met the lock, and left its frames to this one.
-            self.kick();
-        }
-    }
-
-    /// Closes the TCP ports that nothing uses any more.
-    fn close_unused_ports(&self, link: &mut dyn Link) {
-        while let Some((is_ipv4, port)) = { self.core().stack.next_unused_port() } {
-            let any =
-                if is_ipv4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-            link.close_port(PortProtocol::Tcp, SocketAddr::new(any, port));
-        }
     }
 
     /// Sends the waiting frames, or sets the flag `pending` for the holder of the link's lock.

@@ -1,0 +1,63 @@
+//! The local ports of a network whose link opens each of them.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use towpath_stack::{Instant, SocketError};
+
+use super::{Core, Shared};
+use crate::lock::lock;
+use crate::{Link, PortProtocol, error};
+
+impl Shared {
+    /// Opens a local port, if the link demands it, and calls `f` with the stack and the address.
+    /// Closes the port again if `f` fails. Then sends the frames that result. On a dead link, a socket
+    /// would wait for ever, so this fails.
+    pub(crate) fn with_port<R>(
+        &self,
+        protocol: PortProtocol,
+        local: SocketAddr,
+        f: impl FnOnce(&mut Core, Instant, SocketAddr) -> Result<R, SocketError>,
+    ) -> std::io::Result<R> {
+        self.check_link()?;
+        if !self.opens_ports {
+            return self.with(|core, now| f(core, now, local)).map_err(error::socket);
+        }
+        // Under the link's lock the port of a TCP socket that has just ended is not closed between
+        // the two steps.
+        let mut link = lock(&self.link);
+        let (opened, is_new) = match link.open_port(protocol, local) {
+            Ok(opened) => opened,
+            Err(error) => {
+                drop(link);
+                // Another thread may have met the lock, and left its frames to this one.
+                self.kick();
+                return Err(error);
+            }
+        };
+        let outcome = f(&mut self.core(), self.clock.now(), opened);
+        if outcome.is_err() && (is_new || protocol == PortProtocol::Udp) {
+            link.close_port(protocol, opened);
+        }
+        drop(link);
+        self.kick();
+        outcome.map_err(error::socket)
+    }
+
+    /// Closes the port of a UDP socket, if the link demands it.
+    pub(crate) fn close_udp_port(&self, local: SocketAddr) {
+        if self.opens_ports {
+            lock(&self.link).close_port(PortProtocol::Udp, local);
+            // Another thread may have met the lock, and left its frames to this one.
+            self.kick();
+        }
+    }
+
+    /// Closes the TCP ports that nothing uses any more.
+    pub(super) fn close_unused_ports(&self, link: &mut dyn Link) {
+        while let Some((is_ipv4, port)) = { self.core().stack.next_unused_port() } {
+            let any =
+                if is_ipv4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+            link.close_port(PortProtocol::Tcp, SocketAddr::new(any, port));
+        }
+    }
+}
