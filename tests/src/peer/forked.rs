@@ -2,6 +2,7 @@
 //!
 //! Unsafe lives here for `fork`, and for the child's end without the parent's destructors.
 
+use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use towpath_client::{
     AccessError, ChannelError, Endpoint, Lost, OpenError, Options, Rule, SendError, Session,
     Sharing,
 };
+use towpath_pdu::PduEndpoint;
 use towpath_tests::{PATIENCE, frames};
 
 use crate::channel;
@@ -149,6 +151,45 @@ fn with_memory_and_messages(socket: &Path) {
     one.release_memory(&memory).expect("releases");
 }
 
+/// Tries a PDU endpoint in a child, which has a fragment that waits, and then in the parent.
+fn with_pdus(socket: &Path) {
+    let attach = || Session::attach(socket, &Options::default()).expect("attaches");
+    let (session, other) = (attach(), attach());
+    let to = other.info().mac;
+    let options = towpath_pdu::Options::default();
+    let mut pdus = PduEndpoint::open(session, &options).expect("opens");
+    let mut far = PduEndpoint::open(other, &options).expect("opens");
+    pdus.send_bytes(to, 7, b"parent's").expect("there is room");
+    let mut message = pdus.message(to, 7, 8).expect("there is room");
+    message.write_all(b"another ").expect("writes");
+    let child = fork(|| {
+        assert!(message.next_chunk().is_none(), "chunk");
+        assert_eq!(message.send(), Err(Lost::Forked), "send a message");
+        0
+    });
+    assert_eq!(status(child), 0, "the child found something else than a message that is gone");
+    let child = fork(|| {
+        let lost = Err(towpath_pdu::SendError::Lost(Lost::Forked));
+        assert_eq!(pdus.send_bytes(to, 7, b"child's"), lost, "send");
+        assert_eq!(pdus.message(to, 7, 8).map(|_| 0), lost, "message");
+        assert!(!pdus.has_room(7, 8), "room");
+        assert_eq!(pdus.flush(), Err(Lost::Forked), "flush");
+        assert_eq!(pdus.receive(1, |_| ()), Err(Lost::Forked), "receive");
+        pdus.want_room();
+        assert_eq!(pdus.wait(None), Err(Lost::Forked), "wait");
+        assert_eq!(pdus.drain(Duration::MAX, |_| ()), Err(Lost::Forked), "drain");
+        0
+    });
+    assert_eq!(status(child), 0, "the child found something else than an endpoint that is gone");
+    pdus.flush().expect("lives");
+    let mut seen = Vec::new();
+    while seen.is_empty() {
+        assert!(far.wait(Some(PATIENCE)).expect("lives"), "no PDU came");
+        far.receive(8, |pdu| pdu.append_to(&mut seen)).expect("lives");
+    }
+    assert_eq!(seen, b"parent's");
+}
+
 /// Prints `child N` once a child that holds everything lives on, and ends with its input.
 pub(crate) fn run(socket: &Path) {
     let options = Options { name: "forked".into(), ..Options::default() };
@@ -157,6 +198,7 @@ pub(crate) fn run(socket: &Path) {
     with_itself(&mut session, endpoint, 0..50);
     with_a_channel(socket);
     with_memory_and_messages(socket);
+    with_pdus(socket);
 
     // A packet waits, and a notification in the doorbell: the child must get neither.
     assert!(!session.arm().expect("lives"), "nothing waits");
