@@ -19,9 +19,10 @@ pub struct Peer {
     pub gid: u32,
     /// Its supplementary groups, at most 1024.
     pub groups: Vec<u32>,
-    /// Its process identifier, for people to read; 0 if this process' namespace has none for it.
+    /// Its process identifier, for people to read; 0 if the peer is outside of this process' pid namespace, and of
+    /// those within it.
     pub pid: i32,
-    /// Its process as a descriptor; `None` before Linux 6.5, or if the peer has ended.
+    /// Its process as a descriptor, wherever the process is; `None` before Linux 6.5, or if the peer has ended.
     pub process: Option<OwnedFd>,
 }
 
@@ -43,20 +44,33 @@ fn maps_all(map: &str) -> bool {
     lengths.sum::<Option<u64>>().is_some_and(|all| all >= u64::from(u32::MAX))
 }
 
+const SO_PEERCRED: i32 = libc::SO_PEERCRED;
 const SO_PEERGROUPS: i32 = 59;
 const SO_PEERPIDFD: i32 = 77;
 const MAX_GROUPS: usize = 1024;
+/// The user that the kernel reports for a socket without a peer.
+const NO_USER: u32 = u32::MAX;
 
 impl Peer {
     /// Asks the kernel for the peer of a socket.
     ///
     /// # Errors
-    /// The error of `getsockopt`; a peer with more than 1024 groups is an error too.
+    /// The error of `getsockopt`, in words; so is a socket without a peer, and a peer with more than 1024 groups.
     pub fn of(socket: impl AsFd) -> io::Result<Peer> {
         let socket = socket.as_fd();
-        let credentials = rustix::net::sockopt::socket_peercred(socket)?;
+        // The process identifier, the user and the group of `struct ucred`. A wrapper that takes an identifier
+        // of 0 for an error would refuse each peer outside of this process' pid namespace.
+        let mut credentials = [0u32; 3];
+        option(socket, SO_PEERCRED, &mut credentials)
+            .map_err(|error| explained("SO_PEERCRED", &error))?;
+        let [pid, uid, gid] = credentials;
+        if uid == NO_USER {
+            let text = "no process is at the other end of the socket, or it is no Unix socket";
+            return Err(io::Error::new(io::ErrorKind::NotConnected, text));
+        }
         let mut groups = vec![0u32; MAX_GROUPS];
-        let len = option(socket, SO_PEERGROUPS, &mut groups)?;
+        let len = option(socket, SO_PEERGROUPS, &mut groups)
+            .map_err(|error| explained("SO_PEERGROUPS", &error))?;
         groups.truncate(len / size_of::<u32>());
         let mut process = [-1i32];
         let process = match option(socket, SO_PEERPIDFD, &mut process) {
@@ -65,14 +79,22 @@ impl Peer {
             // Before Linux 6.5, or the peer has ended meanwhile.
             _ => None,
         };
-        Ok(Peer {
-            uid: credentials.uid.as_raw(),
-            gid: credentials.gid.as_raw(),
-            groups,
-            pid: credentials.pid.as_raw_nonzero().get(),
-            process,
-        })
+        Ok(Peer { uid, gid, groups, pid: pid as i32, process })
     }
+}
+
+/// Puts the cause of a socket option's failure into words.
+fn explained(option: &str, error: &io::Error) -> io::Error {
+    let cause = match error.raw_os_error() {
+        Some(libc::ERANGE) => format!("your process has more than {MAX_GROUPS} groups"),
+        Some(libc::ENOPROTOOPT) => format!("the server's kernel has no {option}"),
+        Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => {
+            format!("a filter of system calls refuses {option} to the server")
+        }
+        Some(number) => format!("{option} failed with error {number}"),
+        None => format!("{option} failed: {error}"),
+    };
+    io::Error::new(error.kind(), cause)
 }
 
 /// The kind of file system of process descriptors, from Linux 6.9 on (`PID_FS_MAGIC`).
@@ -209,6 +231,19 @@ mod tests {
         child.wait().unwrap();
         assert!(has_ended(&other).unwrap());
         assert!(!is_same_process(&other, &other).unwrap(), "it has ended");
+    }
+
+    #[test]
+    fn a_socket_without_a_peer_is_an_error_in_words() {
+        let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let said = Peer::of(&udp).unwrap_err().to_string();
+        assert!(said.starts_with("no process is at the other end"), "{said}");
+        let explained =
+            |number| explained("SO_X", &io::Error::from_raw_os_error(number)).to_string();
+        assert_eq!(explained(libc::ERANGE), "your process has more than 1024 groups");
+        assert_eq!(explained(libc::ENOPROTOOPT), "the server's kernel has no SO_X");
+        assert_eq!(explained(libc::EPERM), "a filter of system calls refuses SO_X to the server");
+        assert_eq!(explained(libc::EBADF), "SO_X failed with error 9");
     }
 
     #[test]

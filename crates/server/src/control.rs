@@ -411,7 +411,7 @@ impl Control {
         let peer = match Peer::of(&socket) {
             Ok(peer) => peer,
             Err(error) => {
-                let text = format!("the kernel does not say who you are: {error}");
+                let text = format!("the server cannot learn your user and groups: {error}");
                 return self.turn_away(socket, Owner::Refused, (Refusal::Permission, text));
             }
         };

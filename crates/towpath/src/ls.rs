@@ -142,7 +142,8 @@ fn sessions(report: &Report) -> String {
             } else {
                 session.name.clone()
             },
-            session.pid.to_string(),
+            // The kernel has no number for a process outside of the server's pid namespace.
+            if session.pid == 0 { none() } else { session.pid.to_string() },
             user(session.uid),
             if session.trusted { "unprotected" } else { "protected" }.to_owned(),
             session.mac.clone(),

@@ -6,6 +6,7 @@ mod beside_the_kernel;
 mod blocking;
 mod capturing;
 mod completing;
+mod containers;
 mod counters;
 mod devices;
 mod hosts;
