@@ -14,6 +14,7 @@ mod find;
 mod ls;
 mod man;
 mod measure;
+mod needed_calls;
 mod number;
 mod policy;
 mod report;

@@ -24,6 +24,7 @@ use towpath_device::DeviceError;
 use towpath_server::{PolicyError, StartError};
 
 use crate::failure::{Failure, print, remedy, says};
+use crate::needed_calls;
 use crate::policy::file::PolicyFile;
 use crate::signals::Signals;
 use log::start_log;
@@ -78,6 +79,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     let served = settings.served()?.clone();
+    needed_calls::check()?;
     start_log(settings.log.unwrap_or(Level::Info));
     let signals = Signals::block()
         .map_err(|error| Failure::new(format!("waiting for signals: {}", says(&error))))?;

@@ -1,15 +1,11 @@
 //! The kernel itself: requirements that no device and no permission can replace.
 #![forbid(unsafe_code)]
 
-use std::mem::MaybeUninit;
-
-use rustix::event::{Timespec, epoll};
-use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::io::Errno;
-use rustix::process::{PidfdFlags, pidfd_open};
+use rustix::fs::MemfdFlags;
 use towpath_sandbox::probe;
 
 use super::finding::{Finding, Standing, read, says};
+use crate::needed_calls::{self, RefusedCall};
 
 /// The oldest kernel with all required features; the newest of these is a sleep of less than a
 /// millisecond.
@@ -27,15 +23,17 @@ pub(super) struct Kernel {
 }
 
 pub(super) fn look() -> Kernel {
-    let seals = seals();
-    let pidfd = pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).map(drop);
-    let sleep = short_sleep();
-    let suffices = seals.is_ok() && sleep.is_ok();
+    let (files, slept) = (needed_calls::memory_files(), needed_calls::sleeping());
+    let (processes, started) = (needed_calls::processes(), needed_calls::threads());
+    let made = needed_calls::descriptors();
+    let suffices = [files, slept, processes, started, made].iter().all(Result::is_ok);
     let findings = vec![
         version(),
-        memory_files(seals),
-        sleeping(sleep),
-        peers(pidfd),
+        memory_files(files),
+        sleeping(slept),
+        threads(started),
+        descriptors(made),
+        peers(processes),
         io_uring(),
         landlock(),
         seccomp(),
@@ -70,51 +68,32 @@ fn parse(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// Makes a memory file and seals it like a session's. Returns in words whether the file
-/// can be executable.
-fn seals() -> Result<&'static str, (&'static str, Errno)> {
-    let make = |flags| rustix::fs::memfd_create("towpath-doctor", flags);
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let (file, kind) = match make(flags | MemfdFlags::NOEXEC_SEAL) {
-        Ok(file) => (file, "never executable"),
-        // Before Linux 6.3.
-        Err(_) => {
-            (make(flags).map_err(|errno| ("memfd_create", errno))?, "executable: before Linux 6.3")
-        }
-    };
-    rustix::fs::ftruncate(&file, 4096).map_err(|errno| ("ftruncate", errno))?;
-    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
-    rustix::fs::fcntl_add_seals(&file, seals).map_err(|errno| ("F_SEAL_FUTURE_WRITE", errno))?;
-    Ok(kind)
-}
-
-fn memory_files(seals: Result<&'static str, (&'static str, Errno)>) -> Finding {
-    match seals {
-        Ok(kind) => Finding::new(
-            "memory files",
-            Standing::Ok,
-            format!("sealed against all writers but one; {kind}"),
-            "applications and server share memory without trusting each other",
-        ),
-        Err((what, errno)) => Finding::new(
-            "memory files",
-            Standing::Missing,
-            format!("{what}: {}", says(errno)),
-            "memory cannot be shared safely, so no application can attach",
-        )
-        .remedy("Linux 5.1 or newer; in a container, a seccomp filter that allows memfd_create"),
+/// Returns in words whether a memory file can be executable.
+fn kind_of_memory_files() -> &'static str {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL;
+    match rustix::fs::memfd_create("towpath-doctor", flags) {
+        Ok(_) => "never executable",
+        Err(_) => "executable: before Linux 6.3",
     }
 }
 
-/// Sleeps as the server does.
-fn short_sleep() -> Result<(), Errno> {
-    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    let mut events = [const { MaybeUninit::uninit() }; 1];
-    let timeout = Timespec { tv_sec: 0, tv_nsec: 10_000 };
-    epoll::wait(&epoll, &mut events[..], Some(&timeout)).map(drop)
+fn memory_files(sealed: Result<(), RefusedCall>) -> Finding {
+    match sealed {
+        Ok(()) => Finding::new(
+            "memory files",
+            Standing::Ok,
+            format!("sealed against all writers but one; {}", kind_of_memory_files()),
+            "applications and server share memory without trusting each other",
+        ),
+        Err(refused) => missing(
+            "memory files",
+            refused,
+            "memory cannot be shared safely, so no application can attach",
+        ),
+    }
 }
 
-fn sleeping(slept: Result<(), Errno>) -> Finding {
+fn sleeping(slept: Result<(), RefusedCall>) -> Finding {
     match slept {
         Ok(()) => Finding::new(
             "sleeping",
@@ -122,25 +101,39 @@ fn sleeping(slept: Result<(), Errno>) -> Finding {
             "epoll_pwait2",
             "a server can sleep until a notification or a tick, with microsecond precision",
         ),
-        Err(errno) => Finding::new(
-            "sleeping",
-            Standing::Missing,
-            format!("epoll_pwait2: {}", says(errno)),
-            "no server can wait",
-        )
-        .remedy("Linux 5.11 or newer; in a container, a seccomp filter that allows epoll_pwait2"),
+        Err(refused) => missing("sleeping", refused, "no server can wait"),
     }
 }
 
-fn peers(pidfd: Result<(), Errno>) -> Finding {
-    if let Err(errno) = pidfd {
-        return Finding::new(
-            "peers",
-            Standing::Limited,
-            format!("pidfd_open: {}", says(errno)),
-            "the server knows a peer's user and groups; its process number may be reused",
-        )
-        .remedy("Linux 5.3 or newer; in a container, a seccomp filter that allows pidfd_open");
+fn threads(started: Result<(), RefusedCall>) -> Finding {
+    match started {
+        Ok(()) => {
+            Finding::new("threads", Standing::Ok, "clone3, or clone", "a server can start threads")
+        }
+        Err(refused) => missing("threads", refused, "no server can start a thread"),
+    }
+}
+
+fn descriptors(made: Result<(), RefusedCall>) -> Finding {
+    match made {
+        Ok(()) => Finding::new(
+            "descriptors",
+            Standing::Ok,
+            "eventfd2, signalfd4, pipe2, socketpair, vmsplice, close_range",
+            "threads and processes can wake each other",
+        ),
+        Err(refused) => missing("descriptors", refused, "no server can start"),
+    }
+}
+
+/// Returns the finding for a call that no server can do without.
+fn missing(name: &'static str, refused: RefusedCall, means: &str) -> Finding {
+    Finding::new(name, Standing::Missing, refused.found(), means).remedy(refused.remedy())
+}
+
+fn peers(processes: Result<(), RefusedCall>) -> Finding {
+    if let Err(refused) = processes {
+        return missing("peers", refused, "no keeper can start and watch a server");
     }
     match probe::peer_pidfd() {
         Ok(()) => Finding::new(

@@ -15,6 +15,7 @@ use super::servers::{Manner, Served, Servers};
 use super::settings::{Level, Settings};
 use super::{confine, directory, explain, interface};
 use crate::failure::{Failure, print, says};
+use crate::needed_calls;
 use crate::signals::Signals;
 use file::{DeviceTable, UpFile};
 
@@ -71,6 +72,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     if args.check {
         return print(&summary(&args.config, &devices)).map(|()| ExitCode::SUCCESS);
     }
+    needed_calls::check()?;
     start_log(log.unwrap_or(Level::Info));
     let signals = Signals::block()
         .map_err(|error| Failure::new(format!("waiting for signals: {}", says(&error))))?;

@@ -19,6 +19,7 @@ mod offloads;
 mod own_queues;
 mod policies;
 mod refusals;
+mod refused_calls;
 mod restarting;
 mod resuming;
 mod running;

@@ -335,14 +335,19 @@ impl Starting {
 
     /// Waits until the server is ready. Returns its output if it does not become ready.
     pub(crate) fn ready(self) -> Result<Running, String> {
+        self.ready_or_end().map_err(|(_, said)| said)
+    }
+
+    /// Waits until the server is ready. Returns its status and its output if it does not become ready.
+    pub(crate) fn ready_or_end(self) -> Result<Running, (ExitStatus, String)> {
         let Starting { mut child, socket, log } = self;
         let mut ready = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         ready.read_line(&mut line).unwrap();
         if !line.starts_with("ready ") {
             let _ = child.kill();
-            let _ = child.wait();
-            return Err(fs::read_to_string(&log).unwrap_or_default());
+            let status = child.wait().unwrap();
+            return Err((status, fs::read_to_string(&log).unwrap_or_default()));
         }
         assert!(line.ends_with(&format!(" {socket}\n")), "{line}");
         Ok(Running { child, socket, log, _ready: ready })

@@ -1,0 +1,165 @@
+//! The system calls that a server and its keeper cannot do without, and that old kernels lack or containers' filters
+//! refuse. `towpath serve` and `towpath up` try them before they make any object, and `towpath doctor` reports them.
+//!
+//! Unsafe lives here because no library wraps attempts of `clone3`, `close_range`, `signalfd4` and `vmsplice`.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use rustix::event::{EventfdFlags, Timespec, epoll};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::pipe::PipeFlags;
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use crate::failure::{Failure, says};
+
+/// A call that the system refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RefusedCall {
+    pub(crate) name: &'static str,
+    /// The Linux version that introduced the call.
+    since: &'static str,
+    errno: Errno,
+}
+
+impl RefusedCall {
+    /// Returns the call and the kernel's error.
+    pub(crate) fn found(&self) -> String {
+        format!("{}: {}", self.name, says(&self.errno.into()))
+    }
+
+    /// Returns the two ways to get the call.
+    pub(crate) fn remedy(&self) -> String {
+        format!(
+            "Linux {} or newer; in a container, a seccomp filter that allows {}",
+            self.since, self.name
+        )
+    }
+}
+
+/// Checks all of the calls.
+///
+/// # Errors
+/// Fails with the first call that the system refuses, and the remedy.
+pub(crate) fn check() -> Result<(), Failure> {
+    let checks = [sleeping, memory_files, processes, threads, descriptors];
+    checks.iter().try_for_each(|check| check()).map_err(|refused| {
+        Failure::unavailable(format!(
+            "this system refuses a call that a server needs: {}; needed: {}",
+            refused.found(),
+            refused.remedy()
+        ))
+    })
+}
+
+/// Sleeps as a server does.
+pub(crate) fn sleeping() -> Result<(), RefusedCall> {
+    let epoll = try_call("epoll_create1", "2.6.27", epoll::create(epoll::CreateFlags::CLOEXEC))?;
+    let mut events = [const { MaybeUninit::uninit() }; 1];
+    let timeout = Timespec { tv_sec: 0, tv_nsec: 10_000 };
+    let slept = epoll::wait(&epoll, &mut events[..], Some(&timeout));
+    try_call("epoll_pwait2", "5.11", slept.map(drop))
+}
+
+/// Makes a memory file and seals it like a session's.
+pub(crate) fn memory_files() -> Result<(), RefusedCall> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create("towpath-check", flags);
+    let file: OwnedFd = try_call("memfd_create", "3.17", file)?;
+    let given = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 4096);
+    try_call("fallocate", "3.5", given)?;
+    try_call("ftruncate", "2.6", rustix::fs::ftruncate(&file, 4096))?;
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+    // The name of the seal says more than that of the call.
+    try_call("F_SEAL_FUTURE_WRITE", "5.1", rustix::fs::fcntl_add_seals(&file, seals))
+}
+
+/// Opens a process and looks for it, as a keeper does with its server.
+pub(crate) fn processes() -> Result<(), RefusedCall> {
+    let own = pidfd_open(rustix::process::getpid(), PidfdFlags::empty());
+    let own = try_call("pidfd_open", "5.3", own)?;
+    // By default, this signal does nothing.
+    try_call("pidfd_send_signal", "5.1", pidfd_send_signal(&own, Signal::CONT))
+}
+
+/// Attempts `clone3` without arguments. The C library falls back to `clone` if there is no such call, but starts no
+/// thread if a filter refuses the call with another error.
+pub(crate) fn threads() -> Result<(), RefusedCall> {
+    // SAFETY: no memory has a length of 0, so the kernel reads none.
+    let outcome = unsafe { libc::syscall(libc::SYS_clone3, std::ptr::null::<u8>(), 0) };
+    match outcome_of(outcome) {
+        // An allowed call fails because of the length, and an old kernel has no such call.
+        Err(errno)
+            if ![Errno::INVAL, Errno::NOSYS].contains(&errno) && cfg!(target_env = "gnu") =>
+        {
+            try_call("clone3", "5.3", Err(errno))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Makes the descriptors by which threads and processes wake each other, holds a page as the worker of a user
+/// does, and closes descriptors as a process for workers does.
+pub(crate) fn descriptors() -> Result<(), RefusedCall> {
+    let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC);
+    try_call("eventfd2", "2.6.27", event.map(drop))?;
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let pair = rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None);
+    try_call("socketpair", "2.6.27", pair.map(drop))?;
+    let pipe = rustix::pipe::pipe_with(PipeFlags::CLOEXEC);
+    let (_reading, writing) = try_call("pipe2", "2.6.27", pipe)?;
+    // SAFETY: without parts, the call reads no memory.
+    let held = unsafe { libc::vmsplice(writing.as_raw_fd(), std::ptr::null(), 0, 0) };
+    try_call("vmsplice", "2.6.17", outcome_of(held as libc::c_long))?;
+    let last = libc::c_uint::MAX;
+    // SAFETY: no descriptor has this number.
+    let closed = unsafe { libc::syscall(libc::SYS_close_range, last, last, 0) };
+    try_call("close_range", "5.9", outcome_of(closed))?;
+    // SAFETY: a set of signals is an array of integers; all zeros is the empty set.
+    let none: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: reads a live set.
+    let signals = unsafe { libc::signalfd(-1, &raw const none, libc::SFD_CLOEXEC) };
+    try_call("signalfd4", "2.6.27", outcome_of(signals.into()))?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    drop(unsafe { OwnedFd::from_raw_fd(signals) });
+    Ok(())
+}
+
+/// Returns the error of a call, by what the C library returned for it.
+fn outcome_of(returned: libc::c_long) -> Result<(), Errno> {
+    if returned >= 0 {
+        return Ok(());
+    }
+    Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
+}
+
+fn try_call<T>(
+    name: &'static str,
+    since: &'static str,
+    outcome: Result<T, Errno>,
+) -> Result<T, RefusedCall> {
+    outcome.map_err(|errno| RefusedCall { name, since, errno })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_system_has_all_calls() {
+        check().unwrap();
+    }
+
+    #[test]
+    fn a_refusal_names_the_call_and_both_remedies() {
+        let refused = try_call::<()>("epoll_pwait2", "5.11", Err(Errno::PERM)).unwrap_err();
+        assert_eq!(refused.found(), "epoll_pwait2: Operation not permitted");
+        let remedy = refused.remedy();
+        assert!(
+            remedy.contains("Linux 5.11") && remedy.ends_with("allows epoll_pwait2"),
+            "{remedy}"
+        );
+    }
+}

@@ -1,0 +1,103 @@
+//! Servers to which a filter, as of a container, or an old kernel refuses a system call.
+//!
+//! Unsafe lives here for the hook between fork and exec, which makes only system calls.
+
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use rustix::process::Signal;
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
+
+use crate::running::*;
+use crate::serving::round_trip;
+
+const TAP: [&str; 4] = ["--device", "tap:opA", "--address", "10.89.0.1/24"];
+
+/// Makes a command start with a filter that answers one system call with an error.
+fn refuse(command: &mut Command, call: libc::c_long, errno: i32) {
+    let (refused, allowed) = (SeccompAction::Errno(errno as u32), SeccompAction::Allow);
+    let architecture = std::env::consts::ARCH.try_into().unwrap();
+    let rules = [(call, Vec::new())].into_iter().collect();
+    let filter = SeccompFilter::new(rules, allowed, refused, architecture).unwrap();
+    let program: BpfProgram = filter.try_into().unwrap();
+    let apply = move || apply_filter(&program).map_err(|_| std::io::ErrorKind::Other.into());
+    // SAFETY: `apply` makes only system calls.
+    unsafe { command.pre_exec(apply) };
+}
+
+/// What becomes of a server to which a call is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// An application attaches and exchanges packets.
+    Serves,
+    /// The start fails with status 77 and the name.
+    Unavailable(&'static str),
+}
+
+use Outcome::{Serves, Unavailable};
+
+/// Each call with the outcomes for `EPERM`, as of a container's filter, and for `ENOSYS`, as of an old kernel.
+const CASES: [(libc::c_long, Outcome, Outcome); 20] = [
+    both(libc::SYS_epoll_pwait2, Unavailable("epoll_pwait2")),
+    both(libc::SYS_epoll_create1, Unavailable("epoll_create1")),
+    both(libc::SYS_memfd_create, Unavailable("memfd_create")),
+    both(libc::SYS_fallocate, Unavailable("fallocate")),
+    both(libc::SYS_pidfd_open, Unavailable("pidfd_open")),
+    both(libc::SYS_pidfd_send_signal, Unavailable("pidfd_send_signal")),
+    // The C library falls back only if there is no such call.
+    (libc::SYS_clone3, Unavailable("clone3"), Serves),
+    both(libc::SYS_close_range, Unavailable("close_range")),
+    both(libc::SYS_signalfd4, Unavailable("signalfd4")),
+    both(libc::SYS_eventfd2, Unavailable("eventfd2")),
+    both(libc::SYS_socketpair, Unavailable("socketpair")),
+    both(libc::SYS_pipe2, Unavailable("pipe2")),
+    both(libc::SYS_vmsplice, Unavailable("vmsplice")),
+    // Rights and advice that a server can do without.
+    both(libc::SYS_seccomp, Serves),
+    both(libc::SYS_landlock_create_ruleset, Serves),
+    both(libc::SYS_membarrier, Serves),
+    both(libc::SYS_mlock2, Serves),
+    both(libc::SYS_statx, Serves),
+    both(libc::SYS_rseq, Serves),
+    both(libc::SYS_openat2, Serves),
+];
+
+const fn both(call: libc::c_long, outcome: Outcome) -> (libc::c_long, Outcome, Outcome) {
+    (call, outcome, outcome)
+}
+
+#[test]
+fn a_refused_call_is_named_at_the_start_or_not_needed() {
+    towpath_testkit::isolated!(|| {
+        if !tun("refused_calls::a_refused_call_is_named_at_the_start_or_not_needed") {
+            return;
+        }
+        let directory = Directory::new();
+        let with_errors =
+            |(call, eperm, enosys)| [(call, libc::EPERM, eperm), (call, libc::ENOSYS, enosys)];
+        for (call, errno, expected) in CASES.into_iter().flat_map(with_errors) {
+            let mut program = towpath(&[]);
+            refuse(&mut program, call, errno);
+            let what = format!("call {call} with error {errno}");
+            match Starting::with(program, &directory, "s.sock", &TAP).ready_or_end() {
+                Ok(mut server) => {
+                    assert_eq!(expected, Serves, "{what}");
+                    round_trip(&server, 7);
+                    assert!(server.stop(Signal::TERM).success(), "{what}: {}", server.log());
+                }
+                Err((status, said)) => {
+                    let Unavailable(name) = expected else { panic!("{what}: {said}") };
+                    assert_eq!(status.code(), Some(77), "{what}: {said}");
+                    let [line] = said.lines().collect::<Vec<_>>()[..] else {
+                        panic!("{what}: {said}")
+                    };
+                    assert!(line.contains(&format!("needs: {name}: ")), "{what}: {line}");
+                    assert!(
+                        line.ends_with(&format!("a seccomp filter that allows {name}")),
+                        "{line}"
+                    );
+                }
+            }
+        }
+    });
+}
