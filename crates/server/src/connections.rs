@@ -22,6 +22,8 @@ pub(crate) struct Connections {
     numbers: HashMap<u32, u64>,
     users: HashMap<u32, Usage>,
     groups: HashMap<u32, Usage>,
+    /// The bytes of all sessions together.
+    bytes: usize,
 }
 
 impl Connections {
@@ -113,6 +115,9 @@ impl Connections {
                  or the policy); end one"
             ));
         }
+        if let Some(text) = self.exceeds_total(limits, bytes) {
+            return Some(text);
+        }
         let limit = limits.bytes_per_user;
         if account.is_limited && held.bytes + bytes > limit {
             return Some(format!(
@@ -136,6 +141,18 @@ impl Connections {
         })
     }
 
+    /// Returns the reason for which there is no room for so many bytes more, of any session.
+    fn exceeds_total(&self, limits: &Limits, bytes: usize) -> Option<String> {
+        let (total, most) = (self.bytes.saturating_add(bytes), limits.total_bytes);
+        (total > most).then(|| {
+            format!(
+                "with it, all sessions would have {total} bytes together; at most {most} are allowed (total-bytes \
+                 of the server, by default half of its memory); end another session, ask for less, or raise \
+                 total-bytes"
+            )
+        })
+    }
+
     /// Returns the token of a session's connection.
     pub(crate) fn token_of(&self, number: u32) -> Option<u64> {
         self.numbers.get(&number).copied()
@@ -146,6 +163,7 @@ impl Connections {
         let Some(connection) = self.all.get_mut(&token) else { return };
         (connection.number, connection.bytes) = (number, bytes);
         let account = connection.account;
+        self.bytes += bytes;
         self.numbers.insert(number, token);
         self.charge(account, |held| {
             (held.sessions, held.bytes) = (held.sessions + 1, held.bytes + bytes)
@@ -159,6 +177,7 @@ impl Connections {
         let number = std::mem::take(&mut connection.number);
         if number != 0 {
             let (account, bytes) = (connection.account, connection.bytes);
+            self.bytes -= bytes;
             self.numbers.remove(&number);
             self.charge(account, |held| {
                 (held.sessions, held.bytes) = (held.sessions - 1, held.bytes - bytes);
@@ -183,6 +202,9 @@ impl Connections {
                  (session-bytes of the server or the policy); release another memory, or ask for less"
             ));
         }
+        if let Some(text) = self.exceeds_total(limits, bytes) {
+            return Err(text);
+        }
         let uid = account.uid;
         let held = self.users.get(&uid).map_or(0, |held| held.bytes) + bytes;
         let most = limits.bytes_per_user;
@@ -202,6 +224,7 @@ impl Connections {
             return;
         };
         connection.bytes += bytes;
+        self.bytes += bytes;
         let account = connection.account;
         self.charge(account, |held| held.bytes += bytes);
     }
@@ -212,6 +235,7 @@ impl Connections {
             return;
         };
         connection.bytes -= bytes;
+        self.bytes -= bytes;
         let account = connection.account;
         self.charge(account, |held| held.bytes -= bytes);
     }

@@ -32,6 +32,9 @@ pub struct Policy {
     pub bytes_per_user: usize,
     /// Bytes of memory that all parts of one session may have together.
     pub session_bytes: usize,
+    /// Bytes of memory that all sessions of all users, administrators too, may have together. By default there is
+    /// no such limit.
+    pub total_bytes: usize,
     /// Endpoints that one session may have.
     pub endpoints_per_session: u32,
     /// Ports of the host's own addresses that one user may hold.
@@ -84,6 +87,7 @@ pub(crate) struct Limits {
     pub(crate) sessions_per_user: usize,
     pub(crate) bytes_per_user: usize,
     pub(crate) session_bytes: usize,
+    pub(crate) total_bytes: usize,
     pub(crate) endpoints_per_session: u32,
     pub(crate) host_ports_per_user: usize,
 }
@@ -108,6 +112,7 @@ impl Default for Policy {
             sessions_per_group: 256,
             bytes_per_user: 4 << 30,
             session_bytes: 256 << 20,
+            total_bytes: usize::MAX,
             endpoints_per_session: 16_384,
             host_ports_per_user: 4096,
             host_ports_per_group: 8192,
@@ -172,6 +177,7 @@ impl Policy {
             sessions_per_user: lower(terms.sessions_per_user, self.sessions_per_user),
             bytes_per_user: lower(terms.bytes_per_user, self.bytes_per_user),
             session_bytes: lower(terms.session_bytes, self.session_bytes),
+            total_bytes: self.total_bytes,
             endpoints_per_session: lower(terms.endpoints_per_session, self.endpoints_per_session),
             host_ports_per_user: lower(terms.host_ports_per_user, self.host_ports_per_user),
         }

@@ -23,6 +23,7 @@ use super::confine::{
 
 use super::kind::Kind;
 use super::notify::{has_service_manager, notify_now};
+use super::oom_score::OomScore;
 use super::ready::Ready;
 use super::settings::{HOLD_S, Settings};
 use crate::failure::{Failure, remedy, says};
@@ -110,6 +111,8 @@ pub(super) struct Servers<'a> {
     ready: Option<Ready>,
     /// Why the keeper cannot go on after the start of the first servers.
     failure: Option<Failure>,
+    /// The means by which servers end before the keeper if memory runs out, if there are any.
+    oom_score: Option<OomScore>,
 }
 
 impl<'a> Servers<'a> {
@@ -122,7 +125,8 @@ impl<'a> Servers<'a> {
     ) -> io::Result<Servers<'a>> {
         // An upgrade replaces the file at this path, and not this process' own.
         let (path, ready) = (program_path()?, Some(ready));
-        Ok(Servers { devices, manner, signals, path, ready, failure: None })
+        let oom_score = OomScore::open();
+        Ok(Servers { devices, manner, signals, path, ready, failure: None, oom_score })
     }
 
     /// Returns the servers of a keeper that goes on after an upgrade, all of which serve.
@@ -132,7 +136,9 @@ impl<'a> Servers<'a> {
         path: PathBuf,
         signals: &'a Signals,
     ) -> Result<Servers<'a>, Failure> {
-        let servers = Servers { devices, manner, signals, path, ready: None, failure: None };
+        let oom_score = OomScore::inherited();
+        let (ready, failure) = (None, None);
+        let servers = Servers { devices, manner, signals, path, ready, failure, oom_score };
         restore_ambient_capabilities(servers.kept_capabilities())?;
         standard_error::start_thread();
         Ok(servers)
@@ -244,7 +250,11 @@ impl Supervised for Servers<'_> {
         if let Some(Crash::Hang(engine)) = start.crash {
             command.args(["--after-hang", &engine.to_string()]);
         }
-        command.stdin(Stdio::from(connection)).spawn()
+        command.stdin(Stdio::from(connection));
+        match &self.oom_score {
+            Some(oom_score) => oom_score.start(|| command.spawn()),
+            None => command.spawn(),
+        }
     }
 
     fn prepare_upgrade(&mut self, device: usize) -> io::Result<String> {
@@ -294,7 +304,14 @@ impl Supervised for Servers<'_> {
         }
         // The applications wait for the new keeper.
         standard_error::finish_within(Duration::from_millis(100));
+        let leave = |leaves| {
+            if let Some(oom_score) = &self.oom_score {
+                oom_score.leave_to_next_program(leaves);
+            }
+        };
+        leave(true);
         let error = self.keeper_command(program, file).exec();
+        leave(false);
         // The attempt has restored the default of SIGPIPE, which would end this process.
         ignore_broken_pipes();
         if let Err(failure) = restore_ambient_capabilities(kept) {

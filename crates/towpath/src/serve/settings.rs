@@ -13,6 +13,7 @@ use towpath_device::pci::e1000e::{MOST_QUEUES, Moderation};
 use towpath_server::{Config, Policy, Setting};
 
 use super::confine::Confinement;
+use super::memory_limit::default_total_bytes;
 use super::values::{
     Assignment, DeviceSpec, Driver, Fault, Group, Identity, Lease, Processors, Subnet, User, Wait,
     limit, subnets,
@@ -189,6 +190,11 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "BYTES", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) session_bytes: Option<Number<65_536, 4_294_967_295>>,
+    /// Bytes of memory that all sessions of all users may have together, 0 to 1099511627776; 0 by default: half
+    /// of the memory of the machine, or of the server's control group (cgroup) if that is less
+    #[arg(long, value_name = "BYTES", help_heading = "Limits")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) total_bytes: Option<Number<0, 1_099_511_627_776>>,
     /// Endpoints that one session may have, 1 to 16384; 16384 by default
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -315,6 +321,7 @@ impl Settings {
             sessions_per_group: self.sessions_per_group.or(file.sessions_per_group),
             bytes_per_user: self.bytes_per_user.or(file.bytes_per_user),
             session_bytes: self.session_bytes.or(file.session_bytes),
+            total_bytes: self.total_bytes.or(file.total_bytes),
             endpoints_per_session: self.endpoints_per_session.or(file.endpoints_per_session),
             host_ports_per_user: self.host_ports_per_user.or(file.host_ports_per_user),
             connections: self.connections.or(file.connections),
@@ -343,6 +350,7 @@ impl Settings {
             sessions_per_group: number(policy.sessions_per_group),
             bytes_per_user: number(policy.bytes_per_user),
             session_bytes: number(policy.session_bytes),
+            total_bytes: number(0),
             endpoints_per_session: number(policy.endpoints_per_session as usize),
             host_ports_per_user: number(policy.host_ports_per_user),
             connections: number(policy.connections),
@@ -453,6 +461,8 @@ impl Settings {
         set(&mut policy.sessions_per_group, self.sessions_per_group.map(Number::get));
         set(&mut policy.bytes_per_user, self.bytes_per_user.map(Number::get));
         set(&mut policy.session_bytes, self.session_bytes.map(Number::get));
+        let total = self.total_bytes.map(Number::get).filter(|bytes| *bytes > 0);
+        policy.total_bytes = total.unwrap_or_else(default_total_bytes);
         set(&mut policy.host_ports_per_user, self.host_ports_per_user.map(Number::get));
         set(&mut policy.connections, self.connections.map(Number::get));
         set(&mut config.batch, self.batch.map(Number::get));
@@ -520,6 +530,7 @@ sessions-per-user = 5
 sessions-per-group = 6
 bytes-per-user = 2000000
 session-bytes = 1000000
+total-bytes = 3000000
 endpoints-per-session = 7
 host-ports-per-user = 12
 connections = 8
@@ -546,7 +557,7 @@ transmit-budget = 11
         assert_eq!(set, [17, 300]);
         assert_eq!((config.policy.sessions_per_user, config.policy.sessions_per_group), (5, 6));
         let bytes = (config.policy.bytes_per_user, config.policy.session_bytes);
-        assert_eq!(bytes, (2_000_000, 1_000_000));
+        assert_eq!((bytes, config.policy.total_bytes), ((2_000_000, 1_000_000), 3_000_000));
         assert_eq!((config.policy.endpoints_per_session, config.policy.connections), (7, 8));
         assert_eq!(config.policy.host_ports_per_user, 12);
     }
@@ -615,9 +626,11 @@ transmit-budget = 11
         }
         // Every default is printed, so each lies within its limits.
         let defaults = Settings::default().with_defaults();
-        assert_eq!(defaults.to_text().unwrap().lines().count(), 15);
+        assert_eq!(defaults.to_text().unwrap().lines().count(), 16);
         let config = Settings::default().config("/x".into()).unwrap();
-        assert_eq!(config.policy, Policy::default());
+        // This limit depends on the machine.
+        let total_bytes = default_total_bytes();
+        assert_eq!(config.policy, Policy { total_bytes, ..Policy::default() });
     }
 
     #[test]

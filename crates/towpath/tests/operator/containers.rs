@@ -1,6 +1,7 @@
 //! Servers in a container whose applications are outside of it.
 
 use rustix::process::{Pid, Signal, kill_process};
+use towpath_client::{Options, Session};
 use towpath_net::{Network, UdpSocket};
 use towpath_testkit::{family, in_pid_namespace};
 
@@ -66,5 +67,60 @@ fn a_server_in_a_pid_namespace_serves_applications_outside() {
         until("the session ends", || server.report()["sessions"].as_array().unwrap().is_empty());
         kill_process(processes(server.child.id())[0], Signal::TERM).unwrap();
         assert!(wait(&mut server.child).success(), "{}", server.log());
+    });
+}
+
+fn oom_score_adj(process: i32) -> i32 {
+    let text = std::fs::read_to_string(format!("/proc/{process}/oom_score_adj")).unwrap();
+    text.trim().parse().unwrap()
+}
+
+#[test]
+fn a_server_ends_before_its_keeper_if_memory_runs_out() {
+    towpath_testkit::isolated!(|| {
+        if !tun("containers::a_server_ends_before_its_keeper_if_memory_runs_out") {
+            return;
+        }
+        let directory = Directory::new();
+        let mut server = serve(&directory, "s.sock", &TAP);
+        let own = oom_score_adj(std::process::id() as i32);
+        for _ in 0..2 {
+            assert_eq!(oom_score_adj(server.child.id() as i32), own);
+            let process = server.server().unwrap().as_raw_nonzero().get();
+            assert_eq!(oom_score_adj(process), (own + 50).min(1000));
+            server.kill_server();
+            until("the next server serves", || server.state() == "serving");
+        }
+        assert!(server.stop(Signal::TERM).success());
+    });
+}
+
+#[test]
+fn sessions_together_take_at_most_total_bytes() {
+    towpath_testkit::isolated!(|| {
+        if !tun("containers::sessions_together_take_at_most_total_bytes") {
+            return;
+        }
+        let directory = Directory::new();
+        let first = serve(&directory, "first.sock", &TAP);
+        let session = Session::attach(&first.socket, &Options::default()).unwrap();
+        let each = first.report()["sessions"][0]["bytes"].as_u64().unwrap();
+        drop((session, first));
+        // Room for two sessions, and not for a third one.
+        let total = (each * 3 - 1).to_string();
+        let server = serve(&directory, "s.sock", &[&TAP[..], &["--total-bytes", &total]].concat());
+        let attach = || Session::attach(&server.socket, &Options::default());
+        let (one, other) = (attach().unwrap(), attach().unwrap());
+        let refused = attach().unwrap_err().to_string();
+        let expected =
+            format!("{} bytes together; at most {total} are allowed (total-bytes", each * 3);
+        assert!(refused.contains(&expected), "{refused}");
+        drop(one);
+        let mut third = None;
+        until("the session's memory is free again", || {
+            third = attach().ok();
+            third.is_some()
+        });
+        drop((other, third));
     });
 }

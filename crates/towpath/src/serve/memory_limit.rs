@@ -1,0 +1,79 @@
+//! The memory that a server may use: the machine's, or that of its control group (cgroups(7)) if that is less.
+#![forbid(unsafe_code)]
+
+use std::path::{Component, Path};
+
+/// Where the kernel's control groups are mounted. Each place has the file that limits a group's memory: version 2,
+/// version 2 beside version 1, and version 1.
+const LIMITS: [(&str, &str); 3] =
+    [("", "memory.max"), ("unified", "memory.max"), ("memory", "memory.limit_in_bytes")];
+
+/// The share of the memory that sessions may have by default: half. The device's packets, the processes and the
+/// application's own memory need the rest.
+const SHARE: u64 = 2;
+
+/// Returns the bytes that all sessions of a server may have together by default.
+pub(super) fn default_total_bytes() -> usize {
+    let system = rustix::system::sysinfo();
+    let machine = system.totalram as u64 * u64::from(system.mem_unit);
+    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let group = least_limit(&own, Path::new("/sys/fs/cgroup"));
+    let bytes = group.map_or(machine, |group| group.min(machine)) / SHARE;
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+/// Returns the least limit of the groups in `own`, a text as of `/proc/self/cgroup`, and of the groups above them.
+fn least_limit(own: &str, root: &Path) -> Option<u64> {
+    let paths = own.lines().filter_map(|line| {
+        let (_, rest) = line.split_once(':')?;
+        let (controllers, path) = rest.split_once(':')?;
+        let limits_memory =
+            controllers.is_empty() || controllers.split(',').any(|one| one == "memory");
+        limits_memory.then_some(Path::new(path))
+    });
+    let mut least = None;
+    for path in paths {
+        // A group outside of this process' own namespace has a path that leads out of the mount.
+        let is_within =
+            path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+        let path = if is_within { path } else { Path::new("/") };
+        for group in path.ancestors() {
+            let group = group.strip_prefix("/").unwrap_or(group);
+            for (mount, file) in LIMITS {
+                let limit = std::fs::read_to_string(root.join(mount).join(group).join(file));
+                // Without a limit, version 2 says `max`.
+                let limit = limit.ok().and_then(|text| text.trim().parse::<u64>().ok());
+                least = least.into_iter().chain(limit).min();
+            }
+        }
+    }
+    least
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_limit_of_a_group_and_those_above_it_holds() {
+        let root = std::env::temp_dir().join(format!("towpath-cgroup-{}", std::process::id()));
+        let write = |file: &str, text: &str| {
+            let path = root.join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("a/b/memory.max", "max\n");
+        write("a/memory.max", "5000000\n");
+        write("memory/c/memory.limit_in_bytes", "4000000\n");
+        write("memory/memory.limit_in_bytes", "9223372036854771712\n");
+        let least = |own| least_limit(own, &root);
+        assert_eq!(least("0::/a/b\n"), Some(5_000_000));
+        assert_eq!(least("4:memory:/c\n1:cpu:/a\n0::/\n"), Some(4_000_000));
+        assert_eq!(least("4:cpu,memory:/elsewhere\n"), Some(9_223_372_036_854_771_712));
+        assert_eq!(least("0::/../a\n"), None);
+        assert_eq!(least("1:cpu:/a\n"), None);
+        assert_eq!(least(""), None);
+        std::fs::remove_dir_all(&root).unwrap();
+        assert!(default_total_bytes() > 1 << 20);
+    }
+}
