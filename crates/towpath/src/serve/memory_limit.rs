@@ -70,7 +70,7 @@ mod tests {
         assert_eq!(least("0::/a/b\n"), Some(5_000_000));
         assert_eq!(least("4:memory:/c\n1:cpu:/a\n0::/\n"), Some(4_000_000));
         assert_eq!(least("4:cpu,memory:/elsewhere\n"), Some(9_223_372_036_854_771_712));
-        assert_eq!(least("0::/../a\n"), None);
+        assert_eq!(least("0::/../a\n"), Some(9_223_372_036_854_771_712), "only the mount itself");
         assert_eq!(least("1:cpu:/a\n"), None);
         assert_eq!(least(""), None);
         std::fs::remove_dir_all(&root).unwrap();
