@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::pipe::PipeFlags;
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::failure::{Failure, says};
+use crate::failure::{Failure, remedy, says};
 
 /// A call that the system refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,13 +45,19 @@ impl RefusedCall {
 /// Fails with the first call that the system refuses, and the remedy.
 pub(crate) fn check() -> Result<(), Failure> {
     let checks = [sleeping, memory_files, processes, threads, descriptors];
-    checks.iter().try_for_each(|check| check()).map_err(|refused| {
-        Failure::unavailable(format!(
-            "this system refuses a call that a server needs: {}; needed: {}",
-            refused.found(),
+    checks.iter().try_for_each(|check| check()).map_err(failure_of)
+}
+
+/// Returns the failure of a start. A used-up resource is no refusal, and has its own remedy.
+fn failure_of(refused: RefusedCall) -> Failure {
+    let found = refused.found();
+    match remedy(&refused.errno.into()) {
+        "" => Failure::unavailable(format!(
+            "this system refuses a call that a server needs: {found}; needed: {}",
             refused.remedy()
-        ))
-    })
+        )),
+        remedy => Failure::new(format!("{found}{remedy}")),
+    }
 }
 
 /// Sleeps as a server does.
@@ -156,6 +162,11 @@ mod tests {
     fn a_refusal_names_the_call_and_both_remedies() {
         let refused = try_call::<()>("epoll_pwait2", "5.11", Err(Errno::PERM)).unwrap_err();
         assert_eq!(refused.found(), "epoll_pwait2: Operation not permitted");
+        let failure = failure_of(refused);
+        assert!(failure.text().starts_with("this system refuses a call"), "{failure:?}");
+        let full = try_call::<()>("eventfd2", "2.6.27", Err(Errno::MFILE)).unwrap_err();
+        let expected = "eventfd2: Too many open files; raise the limit of open files (ulimit -n)";
+        assert_eq!(failure_of(full), Failure::new(expected));
         let remedy = refused.remedy();
         assert!(
             remedy.contains("Linux 5.11") && remedy.ends_with("allows epoll_pwait2"),

@@ -70,7 +70,7 @@ fn a_server_in_a_pid_namespace_serves_applications_outside() {
     });
 }
 
-fn oom_score_adj(process: i32) -> i32 {
+pub(crate) fn oom_score_adj(process: i32) -> i32 {
     let text = std::fs::read_to_string(format!("/proc/{process}/oom_score_adj")).unwrap();
     text.trim().parse().unwrap()
 }

@@ -8,6 +8,7 @@ use rustix::process::Signal;
 use towpath_client::{Options, Session};
 use towpath_net::{Network, UdpSocket};
 
+use crate::containers::oom_score_adj;
 use crate::running::*;
 
 const ARGUMENTS: [&str; 4] = ["--device", "tap:opA", "--address", "10.77.0.1/24"];
@@ -162,6 +163,10 @@ fn an_upgrade_loses_and_duplicates_nothing() {
         server.kill_server();
         assert!(session.wait(Some(LIMIT)).unwrap());
         assert_eq!(session.statistics().resumptions, 1);
+        // Also the keeper's new program has its servers end first if memory runs out.
+        let next = server.server().unwrap().as_raw_nonzero().get();
+        let keepers = oom_score_adj(server.child.id() as i32);
+        assert_eq!(oom_score_adj(next), (keepers + 50).min(1000));
         assert!(server.stop(Signal::TERM).success());
     });
 }
