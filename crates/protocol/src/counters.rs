@@ -160,7 +160,8 @@ pub enum Device {
     DriverCalls,
     /// Packets to the device whose checksum or segments the engine had to make in software.
     TxSoftwareOffloads,
-    /// Dropped on transmit, because their session ended while they waited for the device.
+    /// Dropped on transmit, because their session ended while they waited for the device; packets left in the session's
+    /// queues count by their buffers.
     TxEnded,
     /// Suppressed notifications: the session had news, and its application was awake or
     /// timer-driven.

@@ -34,6 +34,7 @@ mod device_counters;
 mod execute;
 pub(crate) mod forbidden;
 pub(crate) mod last_sent;
+mod leaving;
 mod memories;
 mod meter;
 pub(crate) mod neighbours;
@@ -75,6 +76,7 @@ use commands::{Command, CommandPort, EngineReport};
 use delivery::Delivery;
 use demux::{FlowCache, FlowTable};
 use device_counters::DeviceCounters;
+use leaving::LeavingSessions;
 use memories::TransmitMemories;
 use notifier::Notifier;
 use oob::{OobTable, Parts};
@@ -164,6 +166,8 @@ pub struct Engine {
     software: SoftwareOffloads,
     /// Sessions under removal that still have flow rules.
     closing: ClosingSessions,
+    /// Sessions whose last packets the engine still sends.
+    leaving: LeavingSessions,
     /// The packets of the last poll iteration.
     found: Found,
     stop: bool,
@@ -222,6 +226,7 @@ impl Engine {
             iteration: 0,
             software: SoftwareOffloads::new(),
             closing: ClosingSessions::default(),
+            leaving: LeavingSessions::default(),
             found: Found::default(),
             stop: false,
             leaves: false,
@@ -359,6 +364,9 @@ impl Engine {
         self.notifier.publish(&mut self.sessions, &mut self.counters);
         self.notifier.notify_deferred(&mut self.sessions, &mut self.counters);
         work += self.close_condemned();
+        if !self.leaving.is_empty() {
+            work += self.go_on_leaving();
+        }
         work += self.go_on_closing();
         if self.apertures.has_ending() {
             work += self.apertures.remove_ended(&mut self.sessions);
@@ -578,7 +586,8 @@ impl Engine {
         let watchdog = self.port.next_due(self.sessions.has_ending());
         let own = self.own_rx.next_due();
         let remote = self.remote.next_due();
-        let due = [self.notifier.next_due(), self.tx.next_due(), watchdog, own, remote];
+        let leaving = self.leaving.next_due();
+        let due = [self.notifier.next_due(), self.tx.next_due(), watchdog, own, remote, leaving];
         Leftovers {
             commands: self.has_commands_left(),
             received: self.rx.has_left() || self.own_rx.has_left(),

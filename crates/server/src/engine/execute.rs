@@ -6,12 +6,14 @@ use towpath_protocol::layout::ENDPOINT_COUNTERS;
 use towpath_protocol::oob::PeerState;
 use towpath_protocol::settings::{Scope, Setting};
 
+use crate::clock::clock_ns;
 use crate::engine::Engine;
 use crate::engine::closing::Step;
 use crate::engine::commands::{Claim, Command, EngineReport, Listening};
 use crate::engine::delivery::{Delivery, Packet};
 use crate::engine::demux::{Destination, FlowCache};
 use crate::engine::forbidden::Forbidden;
+use crate::engine::leaving::Leaving;
 use crate::engine::neighbours::MAX_REQUESTS;
 use crate::engine::oob::Parts;
 use crate::engine::own::Own;
@@ -59,7 +61,9 @@ impl Engine {
         match command {
             Command::AddSession(session) => self.add_session(session),
             Command::RemoveSession { number, reason } => {
-                if let Some(key) = self.sessions.key(number) {
+                if let Some(key) = self.sessions.key(number)
+                    && (reason != 0 || !self.begin_leaving(key))
+                {
                     self.begin_closing(key, reason);
                 }
             }
@@ -324,6 +328,37 @@ impl Engine {
         self.notifier.touch(session, key, queue_pair);
     }
 
+    /// Lets the engine send the last packets of a session whose application has ended. Returns `false` if there are none,
+    /// or the session must close at once.
+    fn begin_leaving(&mut self, key: u32) -> bool {
+        let Some(session) = self.sessions.get_mut(key) else { return false };
+        let may = session.is_claimed() && session.violation.is_none() && !session.closing;
+        if !may || !self.tx.is_link_up() || !self.leaving.has_room() {
+            return false;
+        }
+        let Some(leaving) = Leaving::of(key, session, clock_ns()) else { return false };
+        for queue_pair in leaving.queue_pairs() {
+            // An application that was killed may have published packets without an event.
+            if let Err(violation) = self.tx.found_news(session, queue_pair) {
+                self.sessions.condemn(key, violation);
+                return true;
+            }
+        }
+        self.leaving.push(leaving);
+        true
+    }
+
+    /// Begins to close sessions whose last packets are sent. Returns their number.
+    pub(super) fn go_on_leaving(&mut self) -> usize {
+        let (mut closed, now) = (0, clock_ns());
+        let waits = self.tx.waits_for_device();
+        while let Some(key) = self.leaving.take_over(|key| self.sessions.get(key), waits, now) {
+            self.begin_closing(key, 0);
+            closed += 1;
+        }
+        closed
+    }
+
     /// Ends a session, which from now on receives and sends nothing. The engine waits for the
     /// session's packets in flight, and removes its flow rules a few per poll iteration.
     /// Counts and reports a violation, whatever made the session end. `reason` is for the
@@ -339,6 +374,8 @@ impl Engine {
         let doorbell = session.close(violation.map_or(reason, |violation| violation as u32));
         let endpoints = std::mem::take(&mut session.endpoints);
         self.closing.push(key, endpoints, std::mem::take(&mut session.shapes));
+        let left = session.queue_pairs.iter_mut().map(|set| set.transmit.observe().unwrap_or(0));
+        self.counters.add(Count::TxEnded, left.map(u64::from).sum());
         self.sessions.deactivate(key);
         // This completes packets, and touches their queue pairs once more.
         self.tx.forget(key, &mut self.sessions, &mut self.notifier, &mut self.counters);

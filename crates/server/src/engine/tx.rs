@@ -191,6 +191,11 @@ impl TxPath {
         self.handoff.is_link_up()
     }
 
+    /// Returns `true` if packets that the engine has taken wait for the device.
+    pub(crate) fn waits_for_device(&self) -> bool {
+        self.handoff.is_waiting()
+    }
+
     /// Returns `true` if packets wait for room in the device.
     pub(crate) fn waits_for_room(&self) -> bool {
         self.handoff.is_link_up() && (self.handoff.is_waiting() || self.schedule.blocked() > 0)
@@ -338,7 +343,14 @@ impl TxPath {
     }
 
     /// Handles the news of a queue pair that its session named.
-    fn found_news(&mut self, session: &mut Session, queue_pair: u32) -> Result<(), Violation> {
+    ///
+    /// # Errors
+    /// The violation that the queue pair's indexes show.
+    pub(crate) fn found_news(
+        &mut self,
+        session: &mut Session,
+        queue_pair: u32,
+    ) -> Result<(), Violation> {
         let set = &mut session.queue_pairs[queue_pair as usize];
         let unit = set.unit;
         if !self.schedule.is_active(unit) {
