@@ -4,6 +4,8 @@
 //! or a thread that is blocked while no library thread drives ([`Standby`]).
 
 mod blocking;
+mod closing_ports;
+mod ending;
 mod ports;
 mod sleeping;
 
@@ -21,6 +23,7 @@ use crate::spinning::Spinning;
 use crate::standby::Standby;
 use crate::wait::{ToTell, Waiter};
 use crate::{Link, LinkError, PortProtocol, error};
+use closing_ports::ClosingPorts;
 
 /// The maximum number of frames received per round, during which the thread holds the stack's lock.
 const RECEIVE_BUDGET: usize = 32;
@@ -53,6 +56,8 @@ pub(crate) struct Core {
     /// The waiters of [`Shared::drive`], which ends with the turn of any thread.
     turn_ends: Vec<Arc<Waiter>>,
     telling: ToTell,
+    /// The ports of closed UDP sockets with datagrams that still wait.
+    closing_ports: ClosingPorts,
 }
 
 /// State that all handles of a network share.
@@ -117,6 +122,7 @@ impl Shared {
                 succeeding: false,
                 turn_ends: Vec::new(),
                 telling: Vec::new(),
+                closing_ports: ClosingPorts::default(),
             }),
             link: Mutex::new(link),
             clock,

@@ -124,6 +124,15 @@ pub trait Link: Send {
     /// If the link is dead.
     fn flush(&mut self) -> Result<(), LinkError>;
 
+    /// Returns how many accepted frames, or pieces of them, would be lost if the link ended now. By default 0, for a link
+    /// whose frames do not depend on it once `flush` has returned.
+    ///
+    /// # Errors
+    /// If the link is dead.
+    fn unsent(&mut self) -> Result<usize, LinkError> {
+        Ok(0)
+    }
+
     /// Requests a wake-up, then checks once more for frames. `blocked`: `true` if a frame waits for
     /// room.
     ///

@@ -24,8 +24,13 @@ pub enum Driving {
     Application,
 }
 
+/// The time for which the last drop waits for datagrams: it covers a repeated request for a neighbour's link address, which
+/// goes out after 1 s, and its answer. [`Network::drain`] waits longer.
+const LAST_DROP: Duration = Duration::from_millis(1500);
+
 /// A private host: a stack and the link that carries its frames. This is a handle: its clones and
-/// all their sockets share the host, which ends with the last of them.
+/// all their sockets share the host, which ends with the last of them. That last drop waits until the sent datagrams have
+/// left, for at most 1.5 s; it does not wait for TCP connections ([`Network::drain`]).
 #[derive(Clone)]
 pub struct Network {
     owner: Arc<Owner>,
@@ -122,30 +127,68 @@ impl Network {
         shared.core().stack.addresses().map(|(address, _)| address).collect()
     }
 
-    /// Waits until [`Network::connections`] is zero. The peers then have all data that was written
-    /// before its stream was dropped, unless a reset or a timeout ended the connection. Drop
-    /// listeners and streams first: a handle counts as a connection. A deadline beyond the clock's
-    /// range never expires. Dropping the last handle ends the host without waiting.
+    /// Waits until [`Network::connections`] is zero and all sent datagrams have left. The peers then
+    /// have all data that was written before its stream was dropped, unless a reset or a timeout
+    /// ended the connection. The device has the datagrams, unless a neighbour did not answer
+    /// ([`Counters::neighbour_dropped`]). Drop listeners and streams first: a handle counts as a
+    /// connection. A deadline beyond the clock's range never expires. Dropping the last handle waits
+    /// for datagrams only, and for at most 1.5 s.
     ///
     /// # Errors
-    /// [`io::ErrorKind::TimedOut`] if connections are still open then, or the link's error.
+    /// [`io::ErrorKind::TimedOut`] if connections are still open then, or datagrams still wait; or the
+    /// link's error.
     pub fn drain(&self, timeout: Duration) -> io::Result<()> {
+        // The server does not report that it has sent a frame.
+        const ASK: Duration = Duration::from_millis(1);
         let shared = self.checked()?;
         let until = StdInstant::now().checked_add(timeout);
-        while shared.connections() > 0 {
+        loop {
+            let connections = shared.connections();
+            if connections == 0 && shared.unsent()? == 0 {
+                return Ok(());
+            }
             let left = until
                 .map_or(Duration::MAX, |until| until.saturating_duration_since(StdInstant::now()));
             if left.is_zero() {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "connections are still open"));
+                let text = match connections {
+                    0 => "datagrams still wait for a neighbour's answer, or for the device",
+                    _ => "connections are still open",
+                };
+                return Err(io::Error::new(io::ErrorKind::TimedOut, text));
             }
             if shared.threaded {
                 shared.check_link()?;
-                std::thread::sleep(left.min(Duration::from_millis(5)));
+                std::thread::sleep(left.min(if connections == 0 { ASK } else { 5 * ASK }));
             } else {
-                shared.drive(left)?;
+                shared.drive(if connections == 0 { left.min(ASK) } else { left })?;
             }
         }
-        Ok(())
+    }
+
+    /// Ends the host, whatever other handles there are: drains it for at most `timeout`
+    /// ([`Network::drain`]), and drops the rest. Returns the last counters:
+    /// [`Counters::unsent_at_end`] counts the frames that did not leave. Calls on other handles and on
+    /// sockets fail from then on.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::Duration;
+    /// use towpath_net::{Network, UdpSocket};
+    ///
+    /// let network = Network::attach("/run/towpath/eth0.sock")?;
+    /// UdpSocket::bind(&network, "0.0.0.0:0")?.send_to(b"the last word", "10.77.0.1:4000")?;
+    /// let counters = network.end(Duration::from_secs(3));
+    /// println!("{} datagrams did not leave", counters.unsent_at_end);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn end(self, timeout: Duration) -> Counters {
+        // What is left is dropped and counted, whatever the reason.
+        let _ = self.drain(timeout);
+        if let Ok(shared) = self.checked() {
+            shared.end_by_program();
+        }
+        self.counters()
     }
 
     /// Registers the waiter of a socket that a call has just made.
@@ -185,5 +228,6 @@ impl Drop for Owner {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+        self.shared.send_the_rest(LAST_DROP);
     }
 }

@@ -362,6 +362,10 @@ impl Link for SessionLink {
         self.session.flush().map_err(gone)
     }
 
+    fn unsent(&mut self) -> Result<usize, LinkError> {
+        self.session.unsent(QUEUE_PAIR).map(|count| count as usize).map_err(gone)
+    }
+
     fn arm(&mut self, blocked: bool) -> Result<Armed, LinkError> {
         if blocked {
             self.session.want_room(0).map_err(gone)?;

@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use towpath_stack::{Instant, SocketError};
 
+use super::closing_ports::close_udp;
 use super::{Core, Shared};
 use crate::lock::lock;
 use crate::{Link, PortProtocol, error};
@@ -43,17 +44,16 @@ impl Shared {
         outcome.map_err(error::socket)
     }
 
-    /// Closes the port of a UDP socket, if the link demands it.
-    pub(crate) fn close_udp_port(&self, local: SocketAddr) {
-        if self.opens_ports {
-            lock(&self.link).close_port(PortProtocol::Udp, local);
-            // Another thread may have met the lock, and left its frames to this one.
-            self.kick();
-        }
-    }
-
-    /// Closes the TCP ports that nothing uses any more.
+    /// Closes the TCP ports that nothing uses any more, and UDP ports whose last datagrams are sent.
     pub(super) fn close_unused_ports(&self, link: &mut dyn Link) {
+        let now = self.clock.now();
+        loop {
+            let mut core = self.core();
+            let Core { closing_ports, stack, .. } = &mut *core;
+            let Some(local) = closing_ports.next(stack, now) else { break };
+            drop(core);
+            close_udp(link, local);
+        }
         while let Some((is_ipv4, port)) = { self.core().stack.next_unused_port() } {
             let any =
                 if is_ipv4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };

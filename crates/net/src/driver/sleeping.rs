@@ -99,7 +99,9 @@ impl Shared {
         drop(link);
         // Pairs with the fence in `kick`.
         fence(Ordering::SeqCst);
-        let stay = !self.pending.load(Ordering::SeqCst) && !self.closing.load(Ordering::SeqCst);
+        // Only the library's thread ends with the network: the last drop still sends what waits.
+        let ends = caller.is_none() && self.closing.load(Ordering::SeqCst);
+        let stay = !self.pending.load(Ordering::SeqCst) && !ends;
         if stay && awaits_answer {
             lock(&self.spinning).sleeps(self.clock.now());
         }

@@ -1,5 +1,6 @@
 //! The sockets over a server in this process.
 
+mod last_datagrams;
 mod server_tap;
 mod session;
 mod std_net;

@@ -17,7 +17,7 @@ use towpath_testkit::{isolated, ping};
 const PORT: u16 = 4000;
 
 /// Starts a server on a new TAP in this namespace, with the kernel at 10.77.0.1 and fd77::1.
-fn serve(mtu: u32) -> Server {
+pub(crate) fn serve(mtu: u32) -> Server {
     let open = || TapDevice::open(&Options { name: "tw0".into(), offloads: true }).unwrap();
     let first = open();
     let mut netlink = Netlink::open().unwrap();

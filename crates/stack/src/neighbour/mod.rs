@@ -89,6 +89,8 @@ pub(crate) struct Neighbours {
     /// The cost of all frames that wait for a neighbour, and its limit.
     held_bytes: usize,
     held_limit: usize,
+    /// The number of these frames.
+    held: usize,
 }
 
 impl Neighbours {
@@ -100,6 +102,7 @@ impl Neighbours {
             pending_limit,
             held_bytes: 0,
             held_limit: held_limit.max(LEAST_HELD_BYTES),
+            held: 0,
         }
     }
 
@@ -154,6 +157,7 @@ impl Neighbours {
         self.set_probe(index, None);
         let Some(entry) = self.table.remove(index) else { return BTreeSet::new() };
         counters.neighbour_dropped += entry.pending.len() as u64;
+        self.held -= entry.pending.len();
         for frame in entry.pending {
             self.held_bytes -= held_cost(&frame);
             outbox.recycle(frame.bytes);
@@ -187,6 +191,7 @@ impl Neighbours {
             counters.neighbour_dropped += 1;
             entry.pending_bytes -= held_cost(&oldest);
             self.held_bytes -= held_cost(&oldest);
+            self.held -= 1;
             outbox.recycle(oldest.bytes);
         }
         if self.held_bytes + cost > self.held_limit {
@@ -194,8 +199,24 @@ impl Neighbours {
             return outbox.recycle(frame.bytes);
         }
         self.held_bytes += cost;
+        self.held += 1;
         entry.pending_bytes += cost;
         entry.pending.push_back(frame);
+    }
+
+    /// Returns the number of frames that wait for a neighbour.
+    pub(crate) fn held(&self) -> usize {
+        self.held
+    }
+
+    /// Drops all frames that wait for a neighbour. Returns their number.
+    pub(crate) fn drop_held(&mut self) -> usize {
+        while let Some(oldest) = self.table.oldest() {
+            self.set_probe(oldest, None);
+            self.table.remove(oldest);
+        }
+        self.held_bytes = 0;
+        std::mem::take(&mut self.held)
     }
 
     /// Makes a connection wait for its neighbour's address.
@@ -232,6 +253,7 @@ impl Neighbours {
         entry.confirmed = now;
         // The waiting frames go first: they are older than those in the outbox.
         self.held_bytes -= std::mem::take(&mut entry.pending_bytes);
+        self.held -= entry.pending.len();
         // The queue's own memory goes, too: no account has it.
         for frame in std::mem::take(&mut entry.pending).into_iter().rev() {
             outbox.unpop(frame);

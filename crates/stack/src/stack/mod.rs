@@ -276,6 +276,23 @@ impl Stack {
         self.blocked
     }
 
+    /// Returns the number of frames that wait for a neighbour's answer, or for room in the link: datagrams, fragments and
+    /// the stack's own answers. Data of TCP connections does not count.
+    #[must_use]
+    pub fn unsent(&self) -> usize {
+        self.host.outbox.len() + self.host.neighbours.held()
+    }
+
+    /// Drops all frames that wait, and counts them ([`Counters::unsent_at_end`]): the host ends.
+    pub fn drop_unsent(&mut self) {
+        let mut dropped = self.host.neighbours.drop_held();
+        while let Some(frame) = self.host.outbox.pop() {
+            self.host.outbox.recycle(frame.bytes);
+            dropped += 1;
+        }
+        self.host.counters.unsent_at_end += dropped as u64;
+    }
+
     /// Returns the next socket whose readiness may have changed, if any. The stack reports a socket
     /// once, until the caller has checked it: by its readiness, or by an operation that would have
     /// had to wait.

@@ -14,13 +14,14 @@ use towpath_net::{
 
 /// Counters of the stack that stay at zero between correct hosts. They exclude packets that a host
 /// ignores because they are for other hosts, such as multicast.
-const DAMAGE: [&str; 9] = [
+const DAMAGE: [&str; 10] = [
     "rx_malformed",
     "rx_ip_checksum",
     "rx_checksum",
     "neighbour_dropped",
     "no_route",
     "transmit_limit",
+    "unsent_at_end",
     "udp_no_socket",
     "udp_queue_full",
     "tcp_malformed",
@@ -133,6 +134,10 @@ impl Link for Counted {
 
     fn has_news(&mut self) -> Result<Option<bool>, LinkError> {
         self.link.has_news()
+    }
+
+    fn unsent(&mut self) -> Result<usize, LinkError> {
+        self.link.unsent()
     }
 
     fn room(&mut self, len: usize) -> bool {

@@ -180,6 +180,36 @@ fn kernel_and_applications_share_an_address_generically() {
     });
 }
 
+/// The port of a socket stays the application's until the socket's last datagrams are sent.
+#[test]
+fn a_closed_sockets_datagrams_are_sent() {
+    towpath_testkit::isolated!(|| {
+        if !may_attach("sharing::a_closed_sockets_datagrams_are_sent") {
+            return;
+        }
+        let shared = Shared::start("generic", &[]);
+        let sink = shared.far.run(|| std::net::UdpSocket::bind("192.0.2.200:7900").unwrap());
+        let sink = sink.unwrap();
+        sink.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let socket = UdpSocket::bind(&shared.network, "192.0.2.1:0").unwrap();
+        let port = socket.local_addr().unwrap();
+        for _ in 0..100 {
+            socket.send_to(&[1; 64], "192.0.2.200:7900").unwrap();
+        }
+        drop(socket);
+        let count = (0..100).take_while(|_| sink.recv(&mut [0; 64]).is_ok()).count();
+        assert_eq!(count, 100);
+        // The port is free again.
+        let until = Instant::now() + Duration::from_secs(20);
+        while std::net::UdpSocket::bind(port).is_err() {
+            assert!(Instant::now() < until, "the port is still taken");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(shared);
+        remove_wire();
+    });
+}
+
 /// The keeper ends after a server that is killed, and with it everything that they attached.
 #[test]
 fn kernel_and_applications_share_an_address_by_packet_sockets() {

@@ -127,6 +127,7 @@ fn networks(walk: &mut Walk, network: &Network) {
         network.drain(Duration::MAX);
     );
     walk.silent("Network::counters", || network.counters() == Counters::default());
+    walk.silent("Network::end", || network.clone().end(SECOND) == Counters::default());
     walk.silent("Network::connections", || network.connections() == 0);
     walk.silent("Network::addresses", || network.addresses().is_empty());
     walk.silent("Network::fmt", || !format!("{network:?}").contains("10."));
@@ -257,6 +258,7 @@ fn link(walk: &mut Walk, mut link: SessionLink) {
     walk.denied_link("SessionLink::receive", || link.receive(8, &mut |_, _| panic!("a packet")));
     walk.denied_link("SessionLink::has_news", || link.has_news());
     walk.denied_link("SessionLink::flush", || link.flush());
+    walk.denied_link("SessionLink::unsent", || link.unsent());
     walk.denied_link("SessionLink::arm", || link.arm(true));
     walk.silent("SessionLink::room", || !link.room(60));
     let mut fill = |_: &mut [u8]| panic!("there is no room");

@@ -1,0 +1,79 @@
+//! The end of a network and of its ports: what waits to be sent goes first.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant as StdInstant};
+
+use super::closing_ports::{ASK, close_udp};
+use super::sleeping::Caller;
+use super::{Round, Shared};
+use crate::lock::lock;
+use crate::{LinkError, error};
+
+impl Shared {
+    /// Closes the port of a UDP socket, if the link demands it, once the socket's datagrams are sent.
+    pub(crate) fn close_udp_port(&self, local: SocketAddr) {
+        if !self.opens_ports {
+            return;
+        }
+        let mut link = lock(&self.link);
+        let mut core = self.core();
+        let unsent = core.stack.unsent();
+        if unsent > 0 {
+            let (now, core) = (self.clock.now(), &mut *core);
+            core.closing_ports.push(local, &core.stack, now);
+        }
+        drop(core);
+        if unsent == 0 {
+            close_udp(link.as_mut(), local);
+        }
+        drop(link);
+        // Another thread may have met the lock, and left its frames to this one.
+        self.kick();
+    }
+
+    /// Returns the number of frames that would be lost if the network ended now.
+    ///
+    /// # Errors
+    /// If the link is dead.
+    pub(crate) fn unsent(&self) -> std::io::Result<usize> {
+        let mut link = lock(&self.link);
+        let core = self.core();
+        if let Some(dead) = &core.dead {
+            return Err(error::link(dead));
+        }
+        let unsent = core.stack.unsent();
+        drop(core);
+        let in_link = link.unsent().map_err(|dead| error::link(&dead))?;
+        Ok(unsent + in_link)
+    }
+
+    /// Drives until the link has sent all frames that wait, for at most `timeout`. Only for the last thread that uses the
+    /// network.
+    pub(crate) fn send_the_rest(&self, timeout: Duration) {
+        let until = StdInstant::now() + timeout;
+        while self.unsent().is_ok_and(|unsent| unsent > 0) && StdInstant::now() < until {
+            let in_link_only = self.core().stack.unsent() == 0;
+            let driven = if in_link_only { self.wait_for_link() } else { self.drive_until(until) };
+            if driven.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn drive_until(&self, until: StdInstant) -> Result<(), LinkError> {
+        self.work_or_sleep(Some(&Caller { until: Some(until), awaits_answer: false }))
+    }
+
+    /// Waits for a moment for the server to take frames.
+    fn wait_for_link(&self) -> Result<(), LinkError> {
+        self.round(lock(&self.link).as_mut(), Round::Application)?;
+        std::thread::sleep(ASK);
+        Ok(())
+    }
+
+    /// Declares the link dead: the program ends the network. Drops the frames that wait.
+    pub(crate) fn end_by_program(&self) {
+        self.core().stack.drop_unsent();
+        self.die(LinkError::Gone("the program has ended the network".into()));
+    }
+}

@@ -1,0 +1,161 @@
+//! The last datagrams of a program that ends at once: the kernel's sockets on the other side of a TAP device get all.
+
+use std::time::{Duration, Instant};
+
+use towpath_client::{Meta, Rule, Session};
+use towpath_net::{Driving, Network, SessionLink, UdpSocket};
+use towpath_packet::build::Flow;
+use towpath_server::Server;
+use towpath_testkit::isolated;
+
+use crate::server_tap::serve;
+
+const SINK: &str = "10.77.0.1:4000";
+
+/// A socket of the kernel that counts datagrams.
+struct Sink {
+    counting: std::thread::JoinHandle<usize>,
+}
+
+impl Sink {
+    /// Counts datagrams until `wanted` have come, or none comes for 2 s.
+    fn at(address: &str, wanted: usize) -> Sink {
+        let socket = std::net::UdpSocket::bind(address).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+        // Room for all datagrams, however late this thread runs.
+        rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, 8 << 20).unwrap();
+        let counting = std::thread::spawn(move || {
+            let mut buffer = [0; 2048];
+            (0..wanted).take_while(|_| socket.recv(&mut buffer).is_ok()).count()
+        });
+        Sink { counting }
+    }
+
+    fn count(self) -> usize {
+        self.counting.join().unwrap()
+    }
+}
+
+fn network(server: &Server, driving: Driving) -> Network {
+    let socket = server.connect().unwrap();
+    let session = Session::attach_over(socket, &SessionLink::options("last")).unwrap();
+    Network::over(session, driving).unwrap()
+}
+
+fn send(network: &Network, count: usize, to: &str) {
+    let socket = UdpSocket::bind(network, "0.0.0.0:0").unwrap();
+    for number in 0..count {
+        socket.send_to(&[number as u8; 64], to).unwrap();
+    }
+}
+
+#[test]
+fn the_last_drop_sends_datagrams_to_a_neighbour_never_asked_for() {
+    isolated!(|| {
+        let server = serve(1500);
+        for driving in [Driving::Thread, Driving::Application] {
+            let (sink, network) = (Sink::at(SINK, 100), network(&server, driving));
+            send(&network, 100, SINK);
+            drop(network);
+            assert_eq!(sink.count(), 100, "{driving:?}");
+        }
+        server.stop().unwrap();
+    });
+}
+
+#[test]
+fn the_last_drop_sends_datagrams_to_a_known_neighbour() {
+    isolated!(|| {
+        let server = serve(1500);
+        for driving in [Driving::Thread, Driving::Application] {
+            let network = network(&server, driving);
+            let first = Sink::at(SINK, 1);
+            send(&network, 1, SINK);
+            if driving == Driving::Application {
+                network.drain(Duration::from_secs(20)).unwrap();
+            }
+            assert_eq!(first.count(), 1, "the neighbour is known");
+            let sink = Sink::at(SINK, 1000);
+            send(&network, 1000, SINK);
+            drop(network);
+            assert_eq!(sink.count(), 1000, "{driving:?}");
+        }
+        server.stop().unwrap();
+    });
+}
+
+#[test]
+fn a_drain_waits_for_datagrams() {
+    isolated!(|| {
+        let server = serve(1500);
+        for driving in [Driving::Thread, Driving::Application] {
+            let (sink, network) = (Sink::at(SINK, 100), network(&server, driving));
+            send(&network, 100, SINK);
+            network.drain(Duration::from_secs(20)).unwrap();
+            assert_eq!(sink.count(), 100, "{driving:?}");
+            assert_eq!(network.end(Duration::ZERO).unsent_at_end, 0);
+        }
+        server.stop().unwrap();
+    });
+}
+
+#[test]
+fn datagrams_that_do_not_leave_are_counted() {
+    isolated!(|| {
+        let server = serve(1500);
+        for driving in [Driving::Thread, Driving::Application] {
+            let network = network(&server, driving);
+            let other = network.clone();
+            send(&network, 5, "10.77.0.200:1");
+            let error = network.drain(Duration::from_millis(20)).unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::TimedOut);
+            assert_eq!(network.end(Duration::from_millis(20)).unsent_at_end, 5, "{driving:?}");
+            let error = other.drain(Duration::ZERO).unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::NetworkDown);
+        }
+        // The last drop does not wait for an answer without an end.
+        let network = network(&server, Driving::Thread);
+        send(&network, 5, "10.77.0.200:1");
+        let began = Instant::now();
+        drop(network);
+        assert!(began.elapsed() >= Duration::from_secs(1), "a neighbour has time to answer");
+        server.stop().unwrap();
+    });
+}
+
+/// A session without a stack: what its transmit queue holds is sent although the program has ended.
+#[test]
+fn a_detached_sessions_queue_is_sent() {
+    isolated!(|| {
+        let server = serve(1500);
+        // The kernel learns the address.
+        let warm = network(&server, Driving::Thread);
+        let first = Sink::at(SINK, 1);
+        send(&warm, 1, SINK);
+        assert_eq!(first.count(), 1);
+        for _ in 0..20 {
+            let sink = Sink::at(SINK, 100);
+            let socket = server.connect().unwrap();
+            let mut session = Session::attach_over(socket, &SessionLink::options("raw")).unwrap();
+            let endpoint = session.open(&Rule::new()).unwrap();
+            let (own, _) = session.info().ipv4.unwrap();
+            let flow = Flow {
+                source: own.into(),
+                destination: "10.77.0.1".parse().unwrap(),
+                ..Flow::v4()
+            };
+            let packet = flow.macs(session.info().mac, [0xff; 6]).ports(7, 4000).udp(&[1; 64]);
+            for _ in 0..100 {
+                session
+                    .send(endpoint, packet.len(), Meta::FULL, |parts| {
+                        parts[0].copy_from_slice(&packet);
+                    })
+                    .unwrap();
+            }
+            session.flush().unwrap();
+            drop(session);
+            assert_eq!(sink.count(), 100);
+        }
+        server.stop().unwrap();
+    });
+}
