@@ -273,11 +273,13 @@ pub enum Device {
     /// many came or went in one poll iteration, because one was longer than any of a connection, or because
     /// tripwires had used the budget.
     RdmaOverBudget,
+    /// Answers that the engine sent for the addresses of ended sessions: resets, "port unreachable", and link addresses.
+    FreedAnswers,
 }
 
 impl Device {
     /// All counters, in the order of their words, with the names that reports use.
-    pub const ALL: [(Device, &'static str); 63] = [
+    pub const ALL: [(Device, &'static str); 64] = [
         (Device::RxPackets, "rx_packets"),
         (Device::RxBytes, "rx_bytes"),
         (Device::TxPackets, "tx_packets"),
@@ -341,6 +343,7 @@ impl Device {
         (Device::RdmaMalformed, "rdma_dropped_malformed"),
         (Device::RdmaNoConnection, "rdma_dropped_no_connection"),
         (Device::RdmaOverBudget, "rdma_dropped_over_budget"),
+        (Device::FreedAnswers, "freed_answers"),
     ];
 }
 

@@ -35,6 +35,7 @@ use crate::engine::demux::{Rule, Sets};
 use crate::engine::own::HeaderMemory;
 use crate::engines::{Engines, Reply};
 use crate::filters::Filters;
+use crate::freed::FreedLeases;
 use crate::host::Host;
 use crate::log::LogLimit;
 use crate::own_queues::OwnQueues;
@@ -164,6 +165,7 @@ pub(crate) struct Control {
     pub(crate) released_memories: HashMap<u64, (OwnedFd, u32)>,
     pub(crate) filters: Filters,
     pub(crate) own_queues: OwnQueues,
+    pub(crate) freed: FreedLeases,
     /// The sessions that this server resumed, each with the time by which its application must have
     /// claimed it. An entry may be stale.
     pub(crate) unclaimed: VecDeque<(Instant, u64)>,
@@ -241,6 +243,7 @@ impl Control {
             released_memories: HashMap::new(),
             filters: Filters::default(),
             own_queues: OwnQueues::new(parts.headers.take(), opener, takes_all),
+            freed: FreedLeases::default(),
             unclaimed: VecDeque::new(),
             ended: None,
             stopping: false,
@@ -296,6 +299,7 @@ impl Control {
             self.engine_events();
             self.go_on_slowly();
             self.expire_unclaimed();
+            self.expire_freed();
             self.go_on_with_host();
             self.go_on_with_queues();
             self.give_up_workers();
@@ -381,7 +385,8 @@ impl Control {
         let unclaimed = self.unclaimed.front().map(|(deadline, _)| {
             deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1)
         });
-        host.into_iter().chain(workers).chain(queues).chain(unclaimed).min()
+        let freed = self.freed.next_deadline();
+        [host, workers, queues, unclaimed, freed].into_iter().flatten().min()
     }
 
     fn accept(&mut self) {

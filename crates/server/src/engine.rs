@@ -7,7 +7,7 @@
 //! | [`DevicePort`] | `port.rs` | the device, its memory, the watchdog |
 //! | [`SessionTable`] | `sessions.rs` | the sessions, active or parked, and those to close |
 //! | [`TransmitMemories`] | `memories.rs` | the memories from which sessions send, for reading |
-//! | [`FlowTable`] | `demux.rs` | flow rules, captures, the last-flow cache |
+//! | [`FlowTable`] | `demux.rs` | flow rules, captures, the last-flow cache, addresses of ended sessions |
 //! | [`OobTable`] | `oob.rs` | the addresses of endpoints for out-of-band messages |
 //! | [`ApertureTable`] | `apertures.rs` | the apertures that may be used |
 //! | [`RemoteTable`] | `remote.rs` | the connections with other hosts |
@@ -33,6 +33,7 @@ pub(crate) mod demux;
 mod device_counters;
 mod execute;
 pub(crate) mod forbidden;
+pub(crate) mod freed;
 pub(crate) mod last_sent;
 mod leaving;
 mod memories;
@@ -83,8 +84,8 @@ use oob::{OobTable, Parts};
 use own::{Checked, HeaderMemory};
 use port::DevicePort;
 use relays::Relays;
-use remote::Inbox;
 use remote::table::RemoteTable;
+use remote::{Inbox, Way};
 use rx::RxPath;
 use rx::own::OwnRx;
 use sessions::SessionTable;
@@ -355,6 +356,9 @@ impl Engine {
         let received = self.receive()?;
         self.sessions.meter.received(began);
         self.sessions.position.begin(Phase::Transmit);
+        if self.flows.freed_mut().has_pending() {
+            self.answer_for_ended()?;
+        }
         let sent = self.transmit()? + self.serve_other_hosts()?;
         self.found = Found { packets: received + sent, received, work: 0 };
         work += received + sent;
@@ -432,6 +436,21 @@ impl Engine {
             self.commands.tell(EngineReport::NeighbourWanted(request));
         }
         outcome
+    }
+
+    /// Answers packets for the addresses of ended sessions.
+    #[cold]
+    fn answer_for_ended(&mut self) -> Result<(), DeviceError> {
+        let (now, freed) = (clock_ns(), self.flows.freed_mut());
+        let way = &mut tx::own_packets::OwnPackets { tx: &mut self.tx, port: &mut self.port };
+        while let Some(answer) = freed.next_answer(now) {
+            // Otherwise the peer asks again.
+            if way.has_room() {
+                way.send(answer.frame())?;
+                self.counters.add(Count::FreedAnswers, 1);
+            }
+        }
+        Ok(())
     }
 
     /// Receives and sends packets of connections with other hosts.

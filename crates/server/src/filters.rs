@@ -48,6 +48,32 @@ impl Filters {
         Ok(())
     }
 
+    /// Claims filters, all or none, and none that would have the device receive everything. Returns `false` for none.
+    pub(crate) fn claim_if_room(&mut self, device: &mut dyn Device, filters: &[Filter]) -> bool {
+        if self.claim_all(device, filters).is_err() {
+            return false;
+        }
+        let instead = |filter| matches!(self.claims.get(filter), Some((AppliedBy::Everything, _)));
+        if filters.iter().any(instead) {
+            self.release_all(device, filters);
+            return false;
+        }
+        true
+    }
+
+    /// Returns `true` if the device can take filters without receiving everything instead.
+    pub(crate) fn has_room(&mut self, device: &mut dyn Device, filters: &[Filter]) -> bool {
+        // Those that are claimed already take no room.
+        if filters.iter().all(|filter| self.claims.contains_key(filter)) {
+            return true;
+        }
+        let has_room = self.claim_if_room(device, filters);
+        if has_room {
+            self.release_all(device, filters);
+        }
+        has_room
+    }
+
     /// Releases claims.
     pub(crate) fn release_all(&mut self, device: &mut dyn Device, filters: &[Filter]) {
         for filter in filters {

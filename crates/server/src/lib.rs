@@ -22,6 +22,7 @@
 #![deny(unsafe_code)]
 
 mod addresses;
+mod answering;
 mod apertures;
 mod ceding;
 mod clock;
@@ -33,6 +34,7 @@ mod engine;
 mod engines;
 mod events;
 mod filters;
+mod freed;
 mod host;
 mod keeper;
 mod log;

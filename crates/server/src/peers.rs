@@ -391,6 +391,8 @@ impl Control {
         let Some(connection) = self.connections.get_mut(token) else { return Vec::new() };
         let endpoints = std::mem::take(&mut connection.endpoints);
         let lease = connection.lease.take();
+        // Peers know the addresses of a session that received.
+        let was_known = endpoints.iter().any(Option::is_some);
         if let Some(hardware) = connection.own_queue.take() {
             self.own_queues.release(hardware);
         }
@@ -409,6 +411,9 @@ impl Control {
         if let Some(lease) = lease {
             self.release(&[Filter::Address(lease.mac)]);
             self.parts.pool.release(&lease, holder);
+            if was_known {
+                self.answer_for(&lease);
+            }
         }
         self.decide_who_notifies(token);
         self.direct_if_alone();

@@ -1,5 +1,6 @@
 //! The sockets over a server in this process.
 
+mod ended_sessions;
 mod last_datagrams;
 mod server_tap;
 mod session;

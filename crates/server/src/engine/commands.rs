@@ -10,6 +10,7 @@ use towpath_protocol::settings::Setting;
 use towpath_queue::Violation;
 
 use crate::engine::apertures::commands::{ApertureCommand, ApertureReport};
+use crate::engine::freed::FreedAddress;
 use crate::engine::neighbours::NeighbourRequest;
 use crate::engine::session::{Doorbell, Endpoint, Session};
 use crate::reach::Reach;
@@ -89,6 +90,12 @@ pub enum Command {
     RestoreQueue(HardwareQueue),
     /// Gives a session of an earlier server to its application.
     ClaimSession(Box<Claim>),
+    /// Answers for the addresses of an ended session.
+    AnswerFor(FreedAddress),
+    /// Ends that for the addresses with this MAC address.
+    StopAnsweringFor {
+        mac: [u8; 6],
+    },
     /// Changes memories, apertures and tripwires, in the first lane, which has them.
     Aperture(ApertureCommand),
     /// Ends the engine and its sessions.
@@ -145,6 +152,8 @@ impl Command {
             Command::Notify { directly } => Command::Notify { directly: *directly },
             Command::Link { up } => Command::Link { up: *up },
             Command::Mtu { bytes } => Command::Mtu { bytes: *bytes },
+            Command::AnswerFor(freed) => Command::AnswerFor(*freed),
+            Command::StopAnsweringFor { mac } => Command::StopAnsweringFor { mac: *mac },
             Command::Stop => Command::Stop,
             Command::Leave => Command::Leave,
         })

@@ -45,6 +45,7 @@ mod tests;
 use towpath_packet::headers::Headers;
 use towpath_packet::plain::{self, Plain};
 
+use crate::engine::freed::FreedAddresses;
 use cache::{CLASSES, Last, class_of};
 use groups::Groups;
 use hash::Table;
@@ -177,6 +178,8 @@ pub struct FlowTable {
     captures: Vec<Destination>,
     /// `true` if the engine behaves as if such endpoints existed, even where there are none.
     assumes_captures: bool,
+    /// The addresses of ended sessions, for packets that no rule matches.
+    freed: FreedAddresses,
     seed: u64,
     /// The number of changes of the rules.
     changes: u64,
@@ -203,9 +206,16 @@ impl FlowTable {
             promiscuous: Vec::new(),
             captures: Vec::new(),
             assumes_captures: false,
+            freed: FreedAddresses::new(seed),
             seed,
             changes: 0,
         }
+    }
+
+    /// Returns the addresses of ended sessions.
+    #[inline]
+    pub(crate) fn freed_mut(&mut self) -> &mut FreedAddresses {
+        &mut self.freed
     }
 
     /// Changes the cache's setting. Each endpoint then forgets its last packet.

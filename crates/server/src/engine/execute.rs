@@ -60,13 +60,7 @@ impl Engine {
     fn execute(&mut self, command: Command) {
         match command {
             Command::AddSession(session) => self.add_session(session),
-            Command::RemoveSession { number, reason } => {
-                if let Some(key) = self.sessions.key(number)
-                    && (reason != 0 || !self.begin_leaving(key))
-                {
-                    self.begin_closing(key, reason);
-                }
-            }
+            Command::RemoveSession { number, reason } => self.remove_session(number, reason),
             Command::AddEndpoint { session, number, endpoint, listening, group } => {
                 if let Some(key) = self.sessions.key(session) {
                     self.add_endpoint(key, number, endpoint, listening, group);
@@ -123,6 +117,8 @@ impl Engine {
                 let report = self.apertures.execute(command, sessions, notifier);
                 report.into_iter().for_each(|one| self.commands.tell(EngineReport::Aperture(one)));
             }
+            Command::AnswerFor(freed) => self.flows.freed_mut().insert(freed),
+            Command::StopAnsweringFor { mac } => self.flows.freed_mut().remove(mac),
             Command::Stop => self.stop = true,
             Command::Leave => (self.stop, self.leaves) = (true, true),
         }
@@ -326,6 +322,14 @@ impl Engine {
         let Some(session) = self.sessions.get_mut(key) else { return };
         session.tell_revoked(number);
         self.notifier.touch(session, key, queue_pair);
+    }
+
+    /// Ends a session, after its last packets unless there is a reason to end it at once.
+    fn remove_session(&mut self, number: u32, reason: u32) {
+        let Some(key) = self.sessions.key(number) else { return };
+        if reason != 0 || !self.begin_leaving(key) {
+            self.begin_closing(key, reason);
+        }
     }
 
     /// Lets the engine send the last packets of a session whose application has ended. Returns `false` if there are none,

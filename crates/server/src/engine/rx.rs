@@ -249,6 +249,9 @@ fn deliver_plain(
     }
     let Some(destination) = flows.lookup_plain(Direction::Received, &plain) else {
         counters.add(Count::RxNoMatch, 1);
+        if !flows.freed_mut().is_empty() {
+            flows.freed_mut().take(&prefix[..read], received.len as usize);
+        }
         return Path::Fast;
     };
     let piece = [Piece { offset: received.offset, len: received.len }];
@@ -402,6 +405,9 @@ fn deliver_to_flows<const CAPTURES: bool>(
         flows.members(headers, found);
     } else {
         found.extend(flow_of(headers, packet.beginning, flows));
+    }
+    if (found.is_empty() || is_group(headers.destination)) && !flows.freed_mut().is_empty() {
+        flows.freed_mut().take(packet.beginning, packet.source.len());
     }
     if CAPTURES {
         found.extend_from_slice(flows.promiscuous());

@@ -111,6 +111,7 @@ impl Control {
         (name, lease): (&str, &Lease),
         hardware: Option<u32>,
     ) -> io::Result<Made> {
+        self.stop_answering_for(lease.mac);
         let store = self.parts.store.as_mut();
         let (mut prepared, handed) = Prepared::new(number, (*shape, lanes), &self.state, store)?;
         if let Some(headers) = self.own_queues.headers().filter(|_| hardware.is_some()) {

@@ -1,0 +1,65 @@
+//! Has the engines answer for the addresses of ended sessions.
+
+use towpath_device::{Filter, FlowRule, FlowVlan};
+
+use crate::addresses::Lease;
+use crate::clock::clock_ns;
+use crate::control::Control;
+use crate::engine::commands::Command;
+use crate::engine::freed::FreedAddress;
+use crate::engines::Reply;
+use crate::freed::ANSWERED;
+
+/// Returns the filters for packets to an address, and for requests for it.
+fn filters(mac: [u8; 6]) -> [Filter; 3] {
+    let flow = FlowRule { mac: Some(mac), vlan: FlowVlan::Untagged, ..FlowRule::default() };
+    [Filter::Flow(flow), Filter::Address(mac), Filter::AllGroups]
+}
+
+impl Control {
+    /// Has the engines answer for the addresses of a session that has ended. Not for the host's own, for which the kernel
+    /// answers, nor if the device has no room for the filters, or gives all packets to one session.
+    pub(crate) fn answer_for(&mut self, lease: &Lease) {
+        if lease.shared
+            || lease.ipv4.is_none() && lease.ipv6.is_none()
+            || self.own_queues.takes_all()
+        {
+            return;
+        }
+        self.stop_answering_for(lease.mac);
+        if self.freed.is_full() {
+            self.forget_oldest();
+        }
+        if !self.filters.claim_if_room(&mut *self.parts.device, &filters(lease.mac)) {
+            return;
+        }
+        self.freed.push(lease.mac);
+        let until = clock_ns() + ANSWERED.as_nanos() as u64;
+        let ipv4 = lease.ipv4.map(|(ip, bits)| (ip.to_bits(), bits));
+        let freed = FreedAddress { mac: lease.mac, ipv4, ipv6: lease.addresses().ipv6, until };
+        self.command(Command::AnswerFor(freed), Reply::Nothing);
+    }
+
+    /// Ends that, for example because another session gets the addresses.
+    pub(crate) fn stop_answering_for(&mut self, mac: [u8; 6]) {
+        if !self.freed.remove(mac) {
+            return;
+        }
+        self.command(Command::StopAnsweringFor { mac }, Reply::Nothing);
+        self.release(&filters(mac));
+    }
+
+    /// Ends that for the addresses that were freed first. Returns `false` if there are none.
+    pub(crate) fn forget_oldest(&mut self) -> bool {
+        let Some(mac) = self.freed.oldest() else { return false };
+        self.stop_answering_for(mac);
+        true
+    }
+
+    /// Ends that for addresses whose time is over.
+    pub(crate) fn expire_freed(&mut self) {
+        while self.freed.has_expired() {
+            self.forget_oldest();
+        }
+    }
+}

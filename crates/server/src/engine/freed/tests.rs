@@ -1,0 +1,148 @@
+use std::net::{IpAddr, Ipv6Addr};
+
+use towpath_packet::build::{Flow, Tcp};
+use towpath_packet::checksum::{Verdict, verify};
+use towpath_packet::transport::tcp_flags::{ACK, FIN, RST, SYN};
+
+use super::*;
+
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
+const PEER: [u8; 6] = [2, 0, 0, 0, 0, 1];
+
+/// An address of each family that is freed until the time 1000; the flows come from a peer.
+fn table() -> (FreedAddresses, [Flow; 2]) {
+    let flows = [Flow::v4(), Flow::v6()].map(|flow| flow.macs(PEER, MAC));
+    let [IpAddr::V4(v4), IpAddr::V6(v6)] = flows.map(|flow| flow.destination) else { panic!() };
+    let mut table = FreedAddresses::new(1);
+    table.insert(FreedAddress {
+        mac: MAC,
+        ipv4: Some((v4.to_bits(), 24)),
+        ipv6: [Some(v6.to_bits()), None],
+        until: 1000,
+    });
+    (table, flows)
+}
+
+fn answer_to(table: &mut FreedAddresses, frame: &[u8]) -> Option<Vec<u8>> {
+    table.take(frame, frame.len());
+    let answer = table.next_answer(1)?.frame().to_vec();
+    assert_eq!(table.next_answer(1).map(|more| more.frame().to_vec()), None);
+    let headers = Headers::parse(&answer, answer.len()).unwrap();
+    assert_eq!(headers.malformed, None);
+    assert_eq!((headers.source, headers.destination), (MAC, PEER));
+    let wrong = [Verdict::WrongHeader, Verdict::WrongTransport];
+    assert!(!wrong.contains(&verify(&answer, &headers)), "{answer:x?}");
+    Some(answer)
+}
+
+#[test]
+fn segments_get_a_reset_with_the_right_numbers() {
+    let (mut table, flows) = table();
+    for flow in flows {
+        for (flags, payload, sequence, acknowledgement, expected) in [
+            (ACK, &b"abc"[..], 70, 0, RST),
+            (SYN | ACK, b"", 70, 0, RST),
+            (SYN, b"", 0, 51, RST | ACK),
+            (FIN, b"abcd", 0, 55, RST | ACK),
+            (SYN | FIN, b"a", 0, 53, RST | ACK),
+            (0, b"", 0, 50, RST | ACK),
+        ] {
+            let tcp = Tcp { sequence: 50, acknowledgement: 70, flags, ..Tcp::default() };
+            let answer = answer_to(&mut table, &flow.tcp(&tcp, payload)).unwrap();
+            let wanted =
+                Tcp { sequence, acknowledgement, flags: expected, window: 0, options: &[] };
+            let wanted = flow.reversed().tcp(&wanted, b"");
+            let l4 = if flow.source.is_ipv4() { 34 } else { 54 };
+            assert_eq!(answer[l4..], wanted[l4..], "{flags:x}");
+            assert_eq!(answer[l4 - 8..l4], wanted[l4 - 8..l4], "to the peer");
+        }
+        let reset = Tcp { flags: RST | ACK, ..Tcp::default() };
+        assert_eq!(answer_to(&mut table, &flow.tcp(&reset, b"")), None);
+    }
+}
+
+#[test]
+fn datagrams_get_port_unreachable_about_themselves() {
+    let (mut table, flows) = table();
+    for (flow, (l3, kind)) in flows.into_iter().zip([(34, [3, 3]), (54, [1, 4])]) {
+        let frame = flow.udp(b"who is there?");
+        let answer = answer_to(&mut table, &frame).unwrap();
+        assert_eq!(answer[l3..l3 + 2], kind);
+        let quoted = &answer[l3 + 8..];
+        assert_eq!(quoted, &frame[14..14 + quoted.len()]);
+        assert!(quoted.len() >= l3 - 14 + 8, "with the ports");
+        let long = answer_to(&mut table, &flow.udp(&[7; 1400])).unwrap();
+        assert!(long.len() <= ANSWER_BYTES);
+    }
+}
+
+#[test]
+fn the_link_address_is_told() {
+    let (mut table, flows) = table();
+    for flow in flows {
+        let expected = flow.reversed().i_have();
+        assert_eq!(answer_to(&mut table, &flow.who_has()), Some(expected));
+    }
+}
+
+#[test]
+fn nothing_else_is_answered() {
+    let (mut table, flows) = table();
+    for flow in flows {
+        let is_v4 = flow.source.is_ipv4();
+        let other: IpAddr =
+            if is_v4 { [192, 0, 2, 77].into() } else { Ipv6Addr::from_bits(7 << 120 | 9).into() };
+        let groups: [IpAddr; 2] = if is_v4 {
+            [[224, 0, 0, 9].into(), [192, 0, 2, 255].into()]
+        } else {
+            [Ipv6Addr::UNSPECIFIED.into(), "ff02::9".parse().unwrap()]
+        };
+        let mut frames = vec![
+            flow.addresses(flow.source, other).udp(b"x"),
+            flow.addresses(flow.source, other).who_has(),
+            flow.macs(PEER, [2; 6]).udp(b"x"),
+            flow.macs(PEER, [0xff; 6]).udp(b"x"),
+            flow.macs([3; 6], MAC).udp(b"x"),
+            flow.vlan(7).udp(b"x"),
+            flow.echo(true, 1, 1, b"x"),
+            flow.icmp(vec![3, 3, 0, 0, 0, 0, 0, 0]),
+            vec![0; 9],
+        ];
+        frames.extend(groups.map(|group| flow.addresses(group, flow.destination).udp(b"x")));
+        for frame in frames {
+            assert_eq!(answer_to(&mut table, &frame), None, "{frame:x?}");
+        }
+    }
+}
+
+#[test]
+fn an_address_is_another_hosts_once_that_claims_it_or_another_session_has_it() {
+    for number in 0..2 {
+        let (mut table, flows) = table();
+        let flow = flows[number];
+        assert!(answer_to(&mut table, &flow.udp(b"x")).is_some());
+        let claim = flow.addresses(flow.destination, flow.source).i_have();
+        assert_eq!(answer_to(&mut table, &claim), None);
+        assert!(table.is_empty());
+    }
+    let (mut table, [flow, _]) = table();
+    table.take(&flow.udp(b"x"), 43);
+    assert!(table.next_answer(1000).is_none() && table.is_empty(), "its time is over");
+    let (mut table, [flow, _]) = self::table();
+    table.remove(MAC);
+    assert_eq!(answer_to(&mut table, &flow.udp(b"x")), None);
+}
+
+#[test]
+fn addresses_and_waiting_packets_are_bounded() {
+    let (mut table, [flow, _]) = table();
+    let frame = flow.udp(b"x");
+    (0..PENDING + 3).for_each(|_| table.take(&frame, frame.len()));
+    assert_eq!(std::iter::from_fn(|| table.next_answer(1)).count(), PENDING);
+    let first = table.all[0];
+    for number in 0..MOST_FREED as u16 {
+        let [high, low] = number.to_be_bytes();
+        table.insert(FreedAddress { mac: [6, 0, 0, 0, high, low], ..first });
+    }
+    assert_eq!((table.all.len(), table.all[0].mac), (MOST_FREED, [6, 0, 0, 0, 0, 0]));
+}
