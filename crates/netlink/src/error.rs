@@ -96,7 +96,7 @@ impl Error {
     /// Returns `true` if this process lacks the right to the operation.
     #[must_use]
     pub fn not_permitted(&self) -> bool {
-        matches!(self.errno(), Some(Errno::PERM | Errno::ACCESS))
+        self.errno() == Some(Errno::PERM)
     }
 }
 
@@ -106,7 +106,8 @@ fn said(detail: &Option<String>) -> String {
 
 fn hint(errno: Errno) -> &'static str {
     match errno {
-        Errno::PERM | Errno::ACCESS => "; needs CAP_NET_ADMIN in this network namespace",
+        // The kernel has `EACCES` for other causes, such as an interface without IPv6.
+        Errno::PERM => "; needs CAP_NET_ADMIN in this network namespace",
         Errno::OPNOTSUPP => "; is the kernel's module for it there?",
         _ => "",
     }

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 
-use rustix::process::Resource;
+use rustix::process::{Resource, Signal};
 use towpath_client::{Options, Rule, Session};
 use towpath_testkit::{TunMode, add_persistent_tun, enter_own_mounts, replace_tun, set_limit};
 
@@ -372,5 +372,27 @@ fn too_few_descriptors_and_too_little_memory_are_said() {
         assert_eq!(said.lines().filter(|line| !line.contains(" INFO ")).count(), 1, "{said}");
         assert!(said.contains("ulimit -v"), "{said}");
         assert!(!exists(&socket), "{said}");
+    });
+}
+
+#[test]
+fn an_ipv6_address_without_ipv6_is_refused_with_the_remedy() {
+    towpath_testkit::isolated!(|| {
+        if !tun("refusals::an_ipv6_address_without_ipv6_is_refused_with_the_remedy") {
+            return;
+        }
+        let here = towpath_testkit::Namespace::current().unwrap();
+        here.set("net.ipv6.conf.default.disable_ipv6", "1").unwrap();
+        let directory = Directory::new();
+        let device = ["--device", "tap:opA", "--address"];
+        let Err(said) = try_serve(&directory, "s.sock", &[&device[..], &["fd77::1/64"]].concat())
+        else {
+            panic!("served")
+        };
+        assert!(said.contains("IPv6 is disabled"), "{said}");
+        assert!(said.contains("disable_ipv6=0), or leave out --address fd77::1/64"), "{said}");
+        assert!(!said.contains("as root"), "{said}");
+        let mut server = serve(&directory, "s.sock", &[&device[..], &["10.77.0.1/24"]].concat());
+        assert!(server.stop(Signal::TERM).success());
     });
 }

@@ -6,9 +6,10 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
+use rustix::io::Errno;
 use towpath_device::tap::{Options, TapDevice, TapError};
 use towpath_device::{Device, EarlierObjects};
-use towpath_netlink::Netlink;
+use towpath_netlink::{Netlink, Prefix};
 use tracing::warn;
 
 use super::super::settings::Settings;
@@ -52,9 +53,9 @@ pub(super) fn open(name: &str, settings: &Settings) -> Result<TapDevice, Failure
     for Subnet(prefix) in &settings.address {
         if !has.contains(prefix) {
             let by_hand = format!("ip address add {prefix} dev {name}");
-            netlink
-                .add_address(&name, *prefix)
-                .map_err(|error| change_refused(&error, &by_hand))?;
+            netlink.add_address(&name, *prefix).map_err(|error| {
+                without_ipv6(&error, *prefix).unwrap_or_else(|| change_refused(&error, &by_hand))
+            })?;
         }
     }
     if !link.up {
@@ -75,6 +76,17 @@ pub(super) fn adopt(descriptor: OwnedFd, earlier: &EarlierObjects) -> Result<Tap
 
 fn refused(error: towpath_netlink::Error) -> Failure {
     Failure::new(error.to_string())
+}
+
+/// Returns the failure of an IPv6 address on an interface where the system has disabled IPv6; `None` for other errors.
+fn without_ipv6(error: &towpath_netlink::Error, prefix: Prefix) -> Option<Failure> {
+    let is_disabled = prefix.address().is_ipv6() && error.errno() == Some(Errno::ACCESS);
+    is_disabled.then(|| {
+        Failure::new(format!(
+            "{error}; enable IPv6 for new interfaces (sysctl net.ipv6.conf.default.disable_ipv6=0), or leave out \
+             --address {prefix}"
+        ))
+    })
 }
 
 /// Returns the failure of a change that root can make by a command, too.
