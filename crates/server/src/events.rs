@@ -47,7 +47,11 @@ impl Control {
     /// Fails with the line that the server sends to the peer.
     pub(crate) fn claim(&mut self, what: &str, filters: &[Filter]) -> Result<(), Refused> {
         // The filters of ended sessions give way, so that the device need not receive everything.
-        while !self.filters.has_room(&mut *self.parts.device, filters) && self.forget_oldest() {}
+        while self.freed.oldest().is_some()
+            && !self.filters.has_room(&mut *self.parts.device, filters)
+        {
+            self.forget_oldest();
+        }
         let claimed = self.filters.claim_all(&mut *self.parts.device, filters);
         claimed.map_err(|error| match error {
             FilterError::Full => (Refusal::Limit, format!("{what}: {NO_ROOM}")),
