@@ -5,6 +5,7 @@
 //! hostile and returns a value or an error.
 #![forbid(unsafe_code)]
 
+mod answer_rate;
 pub mod build;
 mod bytes;
 pub mod checksum;
@@ -25,6 +26,7 @@ pub mod segment;
 pub mod transport;
 mod vlan;
 
+pub use answer_rate::AnswerRate;
 pub use checksum::Sum;
 pub use headers::{Fragment, Headers, Ip, Malformed, Network};
 pub use meta::{Checksum, Meta, Segmentation, SegmentationKind};

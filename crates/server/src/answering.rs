@@ -3,12 +3,10 @@
 use towpath_device::{Filter, FlowRule, FlowVlan};
 
 use crate::addresses::Lease;
-use crate::clock::clock_ns;
 use crate::control::Control;
 use crate::engine::commands::Command;
 use crate::engine::freed::FreedAddress;
 use crate::engines::Reply;
-use crate::freed::ANSWERED;
 
 /// Returns the filters for packets to an address, and for requests for it.
 fn filters(mac: [u8; 6]) -> [Filter; 3] {
@@ -34,9 +32,8 @@ impl Control {
             return;
         }
         self.freed.push(lease.mac);
-        let until = clock_ns() + ANSWERED.as_nanos() as u64;
         let ipv4 = lease.ipv4.map(|(ip, bits)| (ip.to_bits(), bits));
-        let freed = FreedAddress { mac: lease.mac, ipv4, ipv6: lease.addresses().ipv6, until };
+        let freed = FreedAddress { mac: lease.mac, ipv4, ipv6: lease.addresses().ipv6 };
         self.command(Command::AnswerFor(freed), Reply::Nothing);
     }
 

@@ -7,7 +7,7 @@ use crate::engine::freed::MOST_FREED;
 
 /// The time for which the engines answer for an address. A peer that has written data learns by then that the application
 /// is gone: Linux gives a connection up after 924.6 s without an acknowledgement (`tcp_retries2`).
-pub(crate) const ANSWERED: Duration = Duration::from_secs(930);
+const ANSWERED: Duration = Duration::from_secs(930);
 
 /// The addresses of an ended session.
 #[derive(Debug)]

@@ -4,6 +4,8 @@
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use towpath_packet::AnswerRate;
+
 use crate::checksum::Sum;
 use crate::fragment::{self, Making};
 use crate::ip::Header;
@@ -11,7 +13,6 @@ use crate::neighbour::Neighbours;
 use crate::outbox::{NextHop, Outbox};
 use crate::path::PathMtus;
 use crate::random::Random;
-use crate::rate::Rate;
 use crate::{Checksum, Config, Counters, Instant, Meta, SocketId, ethernet, ip, ndp};
 
 /// The route to a destination.
@@ -32,9 +33,13 @@ pub(crate) struct Host {
     pub(crate) neighbours: Neighbours,
     pub(crate) paths: PathMtus,
     pub(crate) random: Random,
-    pub(crate) errors: Rate,
+    pub(crate) errors: AnswerRate,
     /// Sockets to report to the application, each at most once.
     pub(crate) news: VecDeque<SocketId>,
+}
+
+fn nanos(now: Instant) -> u64 {
+    now.as_micros().saturating_mul(1000)
 }
 
 fn same_net_v4(a: Ipv4Addr, b: Ipv4Addr, prefix: u8) -> bool {
@@ -66,7 +71,7 @@ impl Host {
             ),
             paths: PathMtus::new(config.mtu),
             random: Random::new(config.seed),
-            errors: Rate::new(limits.errors_per_second, now),
+            errors: AnswerRate::new(limits.errors_per_second, nanos(now)),
             news: VecDeque::new(),
             config,
         }
@@ -74,7 +79,7 @@ impl Host {
 
     /// Returns `true` if the stack may send another ICMP error or reset now. Counts a refusal.
     pub(crate) fn may_refuse(&mut self, now: Instant) -> bool {
-        let may = self.errors.take(now, &mut self.random);
+        let may = self.errors.take(nanos(now), self.random.next());
         self.counters.errors_limited += u64::from(!may);
         may
     }

@@ -78,7 +78,6 @@ mod neighbour;
 mod outbox;
 mod path;
 mod random;
-mod rate;
 mod reassembly;
 mod socket;
 mod stack;

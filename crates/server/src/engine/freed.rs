@@ -9,8 +9,8 @@
 
 mod address;
 mod answer;
-mod rate;
 
+use towpath_packet::AnswerRate;
 use towpath_packet::headers::{Headers, PREFIX_BYTES};
 
 use address::BEGINNING_BYTES;
@@ -19,7 +19,6 @@ pub(crate) use address::FreedAddress;
 use answer::ANSWER_BYTES;
 pub(crate) use answer::Answer;
 use answer::Reaction;
-use rate::Rate;
 
 /// The addresses that the engine knows at most. The oldest ones give way: peers of the applications that ended last still
 /// wait. A search reads all of them, and only for packets that no session takes.
@@ -27,6 +26,9 @@ pub(crate) const MOST_FREED: usize = 256;
 
 /// Packets that the engine answers per poll iteration: as many as fit between two batches without a delay for sessions.
 const PENDING: usize = 16;
+
+/// Answers per second, as of a host's stack (`Limits::errors_per_second`), and Linux' `icmp_msgs_per_sec`.
+const ANSWERS_PER_SECOND: u32 = 1_000;
 
 /// The beginning of a packet that waits for its answer.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +45,8 @@ pub(crate) struct FreedAddresses {
     /// Oldest first.
     all: Vec<FreedAddress>,
     pending: Vec<Pending>,
-    rate: Rate,
+    rate: AnswerRate,
+    random: u64,
 }
 
 impl FreedAddresses {
@@ -52,7 +55,8 @@ impl FreedAddresses {
         FreedAddresses {
             all: Vec::new(),
             pending: Vec::with_capacity(PENDING),
-            rate: Rate::new(seed),
+            rate: AnswerRate::new(ANSWERS_PER_SECOND, 0),
+            random: seed | 1,
         }
     }
 
@@ -109,13 +113,15 @@ impl FreedAddresses {
         while let Some(pending) = self.pending.pop() {
             let beginning = &pending.bytes[..pending.held];
             let Ok(headers) = Headers::parse(beginning, pending.len) else { continue };
-            self.all.retain(|one| {
-                now < one.until && answer::reaction(one, &headers) != Reaction::Forget
-            });
+            self.all.retain(|one| answer::reaction(one, &headers) != Reaction::Forget);
             let answers = |one: &&FreedAddress| answer::reaction(one, &headers) == Reaction::Answer;
             let Some(own) = self.all.iter().find(answers) else { continue };
             let Some(answer) = answer::answer(own, &headers, beginning) else { continue };
-            if self.rate.take(now) {
+            // Marsaglia's xorshift.
+            self.random ^= self.random << 13;
+            self.random ^= self.random >> 7;
+            self.random ^= self.random << 17;
+            if self.rate.take(now, self.random) {
                 return Some(answer);
             }
         }

@@ -12,6 +12,4 @@ pub struct FreedAddress {
     pub ipv4: Option<(u32, u8)>,
     /// The IPv6 addresses.
     pub ipv6: [Option<u128>; 2],
-    /// The time from which on the engine is silent, in nanoseconds.
-    pub until: u64,
 }

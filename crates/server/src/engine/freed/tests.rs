@@ -9,7 +9,7 @@ use super::*;
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const PEER: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
-/// An address of each family that is freed until the time 1000; the flows come from a peer.
+/// An address of each family that is freed; the flows come from a peer.
 fn table() -> (FreedAddresses, [Flow; 2]) {
     let flows = [Flow::v4(), Flow::v6()].map(|flow| flow.macs(PEER, MAC));
     let [IpAddr::V4(v4), IpAddr::V6(v6)] = flows.map(|flow| flow.destination) else { panic!() };
@@ -18,7 +18,6 @@ fn table() -> (FreedAddresses, [Flow; 2]) {
         mac: MAC,
         ipv4: Some((v4.to_bits(), 24)),
         ipv6: [Some(v6.to_bits()), None],
-        until: 1000,
     });
     (table, flows)
 }
@@ -126,9 +125,6 @@ fn an_address_is_another_hosts_once_that_claims_it_or_another_session_has_it() {
         assert!(table.is_empty());
     }
     let (mut table, [flow, _]) = table();
-    table.take(&flow.udp(b"x"), 43);
-    assert!(table.next_answer(1000).is_none() && table.is_empty(), "its time is over");
-    let (mut table, [flow, _]) = self::table();
     table.remove(MAC);
     assert_eq!(answer_to(&mut table, &flow.udp(b"x")), None);
 }
