@@ -6,7 +6,7 @@
 //!
 //! A capture never blocks traffic: when writing fails (a full disk), the capture ends, and the
 //! wrapper keeps the failure until the caller asks for it. A packet for which the writer has no room
-//! (`WouldBlock`) is counted, and the capture goes on with the next one.
+//! (`WouldBlock`) is counted, and the capture continues.
 
 use std::io::{self, Write};
 use std::os::fd::BorrowedFd;
@@ -80,9 +80,9 @@ impl CaptureStatus {
         self.shared.failure.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take()
     }
 
-    fn count(counter: &AtomicU64) {
+    fn add(counter: &AtomicU64, count: u64) {
         // Only the engine's thread adds, so a store is enough.
-        counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        counter.store(counter.load(Ordering::Relaxed) + count, Ordering::Relaxed);
     }
 }
 
@@ -98,9 +98,9 @@ pub struct Capture<W: Write + Send> {
 }
 
 impl<W: Write + Send + 'static> CaptureDevice<W> {
-    /// Wraps a device, and starts a capture. The wrapper writes each packet to `out` with one call, so
-    /// pass a [`BufWriter`](io::BufWriter) around a file. The wrapper flushes `out` before the engine
-    /// sleeps. An `out` that may have no room refuses a whole packet with `WouldBlock`.
+    /// Wraps a device, and starts a capture. The wrapper writes the packets of a batch to `out` with
+    /// one call, or a few, so pass a [`BufWriter`](io::BufWriter) around a file. The wrapper flushes `out`
+    /// before the engine sleeps. An `out` that may have no room refuses a whole call with `WouldBlock`.
     ///
     /// # Errors
     /// The error of writing the capture's beginning.
@@ -141,10 +141,14 @@ impl<W: Write + Send + 'static> Wrap for Capture<W> {
     }
 }
 
-/// Writes each packet's block in one piece.
+/// The bytes of blocks after which the writer passes them on, before the end of a batch.
+const MOST_BLOCK_BYTES: usize = 64 << 10;
+
+/// Gathers the blocks of a batch, and writes them in one piece.
 struct PacketWriter<W> {
-    /// Makes the blocks.
     blocks: Writer<Vec<u8>>,
+    /// The packets among the blocks.
+    packets: u64,
     interface: InterfaceId,
     out: W,
 }
@@ -153,21 +157,39 @@ impl<W: Write> PacketWriter<W> {
     fn new(out: W, device: &str, snap_bytes: u32) -> io::Result<PacketWriter<W>> {
         let mut blocks = Writer::new(Vec::new(), "towpath")?;
         let interface = blocks.interface(device, snap_bytes)?;
-        let mut writer = PacketWriter { blocks, interface, out };
-        writer.put()?;
+        let mut writer = PacketWriter { blocks, packets: 0, interface, out };
+        writer.out.write_all(writer.blocks.get_mut())?;
+        writer.blocks.get_mut().clear();
         Ok(writer)
     }
 
-    /// Writes a packet; `WouldBlock` if `out` has no room for it.
-    fn packet(&mut self, time_ns: u64, direction: Direction, bytes: &[u8]) -> io::Result<()> {
+    fn packet(
+        &mut self,
+        time_ns: u64,
+        direction: Direction,
+        bytes: &[u8],
+        counts: &Shared,
+    ) -> io::Result<()> {
         self.blocks.packet(self.interface, time_ns, direction, &[bytes], bytes.len())?;
-        self.put()
+        self.packets += 1;
+        if self.blocks.get_mut().len() >= MOST_BLOCK_BYTES { self.put(counts) } else { Ok(()) }
     }
 
-    fn put(&mut self) -> io::Result<()> {
-        let outcome = self.out.write_all(self.blocks.get_mut());
-        self.blocks.get_mut().clear();
-        outcome
+    /// Passes the blocks on, and counts their packets: as missed if `out` has no room for them.
+    fn put(&mut self, counts: &Shared) -> io::Result<()> {
+        let (blocks, packets) = (self.blocks.get_mut(), std::mem::take(&mut self.packets));
+        if packets == 0 {
+            return Ok(());
+        }
+        let outcome = self.out.write_all(blocks);
+        blocks.clear();
+        let counter = match outcome {
+            Ok(()) => &counts.frames,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => &counts.missed,
+            Err(error) => return Err(error),
+        };
+        CaptureStatus::add(counter, packets);
+        Ok(())
     }
 }
 
@@ -208,7 +230,7 @@ impl<W: Write + Send> CaptureQueue<W> {
     ) {
         let shared = &self.status.shared;
         let Some(writer) = &mut self.writer else {
-            CaptureStatus::count(&shared.missed);
+            CaptureStatus::add(&shared.missed, 1);
             return;
         };
         let Some((packet, mut meta)) = assemble(&mut self.assembly) else { return };
@@ -220,23 +242,25 @@ impl<W: Write + Send> CaptureQueue<W> {
         }
         let mut outcome = Ok(());
         let mut put = |bytes: &[u8]| {
-            if outcome.is_err() {
-                return;
-            }
-            match writer.packet(time_ns, direction, bytes) {
-                Ok(()) => CaptureStatus::count(&shared.frames),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    CaptureStatus::count(&shared.missed);
-                }
-                Err(error) => outcome = Err(error),
+            if outcome.is_ok() {
+                outcome = writer.packet(time_ns, direction, bytes, shared);
             }
         };
         if complete_into(packet, &meta, &mut self.scratch, &mut put).is_err() {
             put(packet);
-            CaptureStatus::count(&shared.partial);
+            CaptureStatus::add(&shared.partial, 1);
         }
         self.unflushed = true;
         if let Err(error) = outcome {
+            self.end(error);
+        }
+    }
+
+    /// Passes on what it gathered of a batch.
+    fn end_batch(&mut self) {
+        if let Some(writer) = &mut self.writer
+            && let Err(error) = writer.put(&self.status.shared)
+        {
             self.end(error);
         }
     }
@@ -289,6 +313,7 @@ impl<W: Write + Send> DeviceQueue for CaptureQueue<W> {
                     assembly.received(spaces, buffers)
                 });
             }
+            self.end_batch();
         }
         Ok(returned)
     }
@@ -305,6 +330,7 @@ impl<W: Write + Send> DeviceQueue for CaptureQueue<W> {
             for packet in &packets[..taken] {
                 self.write_sent(spaces, packet, time_ns);
             }
+            self.end_batch();
         }
         Ok(taken)
     }
