@@ -39,7 +39,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Returns the changes. With `--device` or `--socket`, the first word is a change, too.
+    /// Returns the changes. With `--device` or `--socket`, the first word is also a change.
     fn changes(&self) -> Result<Vec<Change>, Failure> {
         let mut changes = Vec::new();
         match &self.server {

@@ -104,7 +104,7 @@ impl LeavingSessions {
         })?;
         let taken = self.all.remove(at)?;
         let lives = session(taken.key).is_some_and(|session| session.number == taken.number);
-        // A session that violated the protocol meanwhile closes by itself.
+        // Otherwise the engine has closed the session for a violation.
         lives.then_some(taken.key)
     }
 }

@@ -158,7 +158,7 @@ impl Write for Entry {
 
 impl<'a> Pcap<'a> {
     /// Opens the file of `--pcap`, if there is one, and wraps the device so that the wrapper records its packets. A
-    /// server that `goes_on` appends to the file, or goes on without.
+    /// server that `goes_on` appends to the file, and records nothing if that fails.
     pub(crate) fn wrap(
         device: Box<dyn Device>,
         settings: &'a Settings,
