@@ -72,7 +72,7 @@ const BARS: [Bar; 6] = [
         Verdict::Loss,
         [
             "Round trip of 60 B over TAP, Towpath's threads sleep while they wait",
-            "one polling thread that is both ends of a veth, over AF_PACKET",
+            "one thread that polls both ends of a veth, over AF_PACKET",
             "the time",
         ],
         "notre-dame; Towpath to AF_PACKET on both sides, all sleep; packet_bytes=60",
