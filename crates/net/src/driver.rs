@@ -63,7 +63,7 @@ pub(crate) struct Core {
 impl Core {
     /// Returns the time at which work is due without a received frame, if there is such a time.
     fn due_at(&self, now: Instant) -> Option<Instant> {
-        let ask_at = self.closing_ports.ask_at(&self.stack, now);
+        let ask_at = self.closing_ports.ask_at(now);
         self.stack.poll_at(now).into_iter().chain(ask_at).min()
     }
 }

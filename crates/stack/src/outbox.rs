@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
-use crate::Meta;
+use crate::{Meta, ethernet, ip};
 
 /// The maximum number of free buffers to keep.
 const SPARE_BUFFERS: usize = 256;
@@ -26,6 +26,21 @@ pub(crate) struct Frame {
     pub(crate) bytes: Vec<u8>,
     pub(crate) meta: Meta,
     pub(crate) to: NextHop,
+}
+
+impl Frame {
+    /// Returns whether the frame is of IPv4, and its local UDP port; `None` for another protocol. The host sends no
+    /// extension headers before a whole datagram, and no options.
+    pub(crate) fn udp_port(&self) -> Option<(bool, u16)> {
+        let packet = self.bytes.get(ethernet::HEADER_BYTES..)?;
+        let (is_ipv4, protocol, header_bytes) = match packet.first()? >> 4 {
+            4 => (true, 9, 20),
+            6 => (false, 6, 40),
+            _ => return None,
+        };
+        let port = packet.get(header_bytes..)?.first_chunk()?;
+        (packet[protocol] == ip::UDP).then(|| (is_ipv4, u16::from_be_bytes(*port)))
+    }
 }
 
 /// A bounded queue of frames, and a pool of buffers.
@@ -124,5 +139,9 @@ impl Outbox {
 
     pub(crate) fn len(&self) -> usize {
         self.queue.len()
+    }
+
+    pub(crate) fn frames(&self) -> impl Iterator<Item = &Frame> {
+        self.queue.iter()
     }
 }

@@ -1,6 +1,6 @@
 //! The ports of closed UDP sockets that the link must keep open for datagrams that still wait.
 
-use std::collections::VecDeque;
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -12,37 +12,52 @@ use crate::Link;
 pub(super) const ASK: Duration = Duration::from_micros(200);
 /// The time for which a socket's port stays open for datagrams that wait for a neighbour: longer than the stack waits for
 /// the answers to its requests, 3 s.
-const PORT_SECONDS: u64 = 4;
+const PORT_TIME: Duration = Duration::from_secs(4);
 /// The interval at which the network asks whether the server has taken a port's last frames. A server that sleeps needs a
 /// large part of it.
-const PORT_ASK: Duration = Duration::from_millis(1);
+const LINK_ASK: Duration = Duration::from_millis(1);
+/// The interval at which it looks for ports without datagrams in the stack: a small part of the time that a neighbour
+/// takes that does not answer the first request.
+const STACK_ASK: Duration = Duration::from_millis(20);
 
 /// A port of a closed UDP socket with datagrams that still wait.
 struct ClosingPort {
     local: SocketAddr,
-    /// The number of frames that the link has accepted once the port's datagrams are among them.
-    tx_frames: u64,
     until: Instant,
+    /// The number of frames that the link has accepted once the port's datagrams are among them; `None` while some wait
+    /// in the stack.
+    tx_frames: Option<u64>,
 }
 
-impl ClosingPort {
-    fn is_sent_by(&self, stack: &Stack) -> bool {
-        stack.unsent() == 0 || stack.counters().tx_frames >= self.tx_frames
-    }
-}
-
-/// Such ports, oldest first. With the port, the server would drop the packets that it has not taken.
+/// Such ports. With the port, the server would drop the packets that it has not taken.
 #[derive(Default)]
 pub(super) struct ClosingPorts {
-    all: VecDeque<ClosingPort>,
+    all: Vec<ClosingPort>,
+    /// When the stack's frames are next searched.
+    search_at: Instant,
+}
+
+/// Returns the ports of the datagrams that wait in the stack.
+fn ports_in(stack: &Stack) -> HashSet<(bool, u16)> {
+    if stack.unsent() == 0 { HashSet::new() } else { stack.unsent_udp_ports().collect() }
 }
 
 impl ClosingPorts {
-    /// Enters a port whose datagrams are among the frames that wait in the stack or in the link.
-    pub(super) fn push(&mut self, local: SocketAddr, stack: &Stack, now: Instant) {
-        let tx_frames = stack.counters().tx_frames + stack.unsent() as u64;
-        let until = now + Duration::from_secs(PORT_SECONDS);
-        self.all.push_back(ClosingPort { local, tx_frames, until });
+    /// Enters the port of a closed socket if datagrams of it wait in the stack, or any frames in the link. Returns `false`
+    /// if none do.
+    pub(super) fn push(
+        &mut self,
+        local: SocketAddr,
+        stack: &Stack,
+        in_link: usize,
+        now: Instant,
+    ) -> bool {
+        let in_stack = ports_in(stack).contains(&(local.is_ipv4(), local.port()));
+        let tx_frames = (!in_stack).then(|| stack.counters().tx_frames);
+        if in_stack || in_link > 0 {
+            self.all.push(ClosingPort { local, until: now + PORT_TIME, tx_frames });
+        }
+        in_stack || in_link > 0
     }
 
     /// Returns the next port whose datagrams the server has taken, or that waited for too long.
@@ -52,23 +67,38 @@ impl ClosingPorts {
         link: &mut dyn Link,
         now: Instant,
     ) -> Option<SocketAddr> {
-        let first = self.all.front()?;
-        let is_taken = first.is_sent_by(stack) && {
-            // A dead link has nothing to send.
-            let in_link = link.unsent().unwrap_or(0) as u64;
-            in_link == 0 || stack.counters().tx_frames.saturating_sub(in_link) >= first.tx_frames
-        };
-        if !is_taken && now < first.until {
+        if self.all.is_empty() {
             return None;
         }
-        self.all.pop_front().map(|port| port.local)
+        let tx_frames = stack.counters().tx_frames;
+        if self.wait_in_stack() && (stack.unsent() == 0 || now >= self.search_at) {
+            self.search_at = now + STACK_ASK;
+            let ports = ports_in(stack);
+            let is_sent = |port: &&mut ClosingPort| {
+                port.tx_frames.is_none()
+                    && !ports.contains(&(port.local.is_ipv4(), port.local.port()))
+            };
+            self.all.iter_mut().filter(is_sent).for_each(|port| port.tx_frames = Some(tx_frames));
+        }
+        // A dead link has nothing to send.
+        let in_link = link.unsent().unwrap_or(0) as u64;
+        let taken = tx_frames.saturating_sub(in_link);
+        let is_over = |port: &ClosingPort| {
+            now >= port.until || port.tx_frames.is_some_and(|own| in_link == 0 || taken >= own)
+        };
+        let over = self.all.iter().position(is_over)?;
+        Some(self.all.swap_remove(over).local)
     }
 
-    /// Returns when to ask again for the next port, if it waits for the server: nothing else tells. A port that waits for
-    /// the stack is next when that sends.
-    pub(super) fn ask_at(&self, stack: &Stack, now: Instant) -> Option<Instant> {
-        let first = self.all.front()?;
-        first.is_sent_by(stack).then(|| now + PORT_ASK)
+    fn wait_in_stack(&self) -> bool {
+        self.all.iter().any(|port| port.tx_frames.is_none())
+    }
+
+    /// Returns when to call [`ClosingPorts::next`] again, if ports wait: nothing else tells.
+    pub(super) fn ask_at(&self, now: Instant) -> Option<Instant> {
+        let in_stack = self.wait_in_stack().then(|| self.search_at.max(now));
+        let in_link = self.all.iter().any(|port| port.tx_frames.is_some());
+        in_stack.into_iter().chain(in_link.then(|| now + LINK_ASK)).min()
     }
 }
 
@@ -77,6 +107,7 @@ mod tests {
     use std::os::fd::OwnedFd;
     use std::sync::{Arc, Mutex};
 
+    use towpath_packet::build::Flow;
     use towpath_stack::{Meta, Offload};
 
     use crate::UdpSocket;
@@ -91,6 +122,8 @@ mod tests {
         accepted: usize,
         taken: usize,
         closed: Vec<u16>,
+        /// A received frame, for a network that is awake.
+        received: Option<Vec<u8>>,
     }
 
     /// A link to it that opens each port.
@@ -108,9 +141,11 @@ mod tests {
         fn receive(
             &mut self,
             _: usize,
-            _: &mut dyn FnMut(&[u8], Meta),
+            take: &mut dyn FnMut(&[u8], Meta),
         ) -> Result<usize, LinkError> {
-            Ok(0)
+            let received = lock(&self.0).received.take();
+            received.iter().for_each(|frame| take(frame, Meta::FULL));
+            Ok(received.iter().count())
         }
 
         fn has_news(&mut self) -> Result<Option<bool>, LinkError> {
@@ -159,40 +194,86 @@ mod tests {
         }
     }
 
+    fn network(server: &Arc<Mutex<Server>>) -> Network {
+        let mut config = Config::new([2; 6]);
+        config.ipv4 = Some(("10.0.0.1".parse().unwrap(), 24));
+        config.ipv6_link_local = false;
+        let link = Box::new(ToServer(Arc::clone(server)));
+        let network = Network::new(link, config, Driving::Thread).unwrap();
+        // The network announces its address first.
+        eventually("the first frames", || {
+            let mut server = lock(server);
+            server.taken = server.accepted;
+            network.shared().is_asleep() && server.accepted > 0
+        });
+        network
+    }
+
+    /// Sends from a socket of a port, and closes it.
+    fn send(network: &Network, port: u16, count: usize, to: &str) {
+        let socket = UdpSocket::bind(network, ("0.0.0.0", port)).unwrap();
+        socket.set_broadcast(true).unwrap();
+        (0..count).for_each(|_| assert_eq!(socket.send_to(b"x", to).unwrap(), 1));
+    }
+
     /// A socket whose datagrams wait in the link closes its port once they are taken, though later ones still wait.
     #[test]
     fn a_port_closes_once_the_server_has_taken_its_datagrams() {
         let server = Arc::new(Mutex::new(Server::default()));
-        let mut config = Config::new([2; 6]);
-        config.ipv4 = Some(("10.0.0.1".parse().unwrap(), 24));
-        config.ipv6_link_local = false;
-        let link = Box::new(ToServer(Arc::clone(&server)));
-        let network = Network::new(link, config, Driving::Thread).unwrap();
+        let network = network(&server);
         let send = |port: u16, count: usize| {
-            let socket = UdpSocket::bind(&network, ("0.0.0.0", port)).unwrap();
-            socket.set_broadcast(true).unwrap();
             let before = lock(&server).accepted;
-            (0..count).for_each(|_| assert_eq!(socket.send_to(b"x", "10.0.0.255:9").unwrap(), 1));
+            send(&network, port, count, "10.0.0.255:9");
             eventually("the link accepts them", || lock(&server).accepted == before + count);
         };
-        // The network announces its address first.
-        eventually("the first frames", || {
-            let mut server = lock(&server);
-            server.taken = server.accepted;
-            network.shared().is_asleep() && server.accepted > 0
-        });
         send(1, 0);
         assert_eq!(lock(&server).closed, [1], "nothing waits");
         send(2, 3);
         send(3, 2);
-        std::thread::sleep(super::PORT_ASK * 5);
+        std::thread::sleep(super::LINK_ASK * 5);
         assert_eq!(lock(&server).closed, [1], "the datagrams of 2 and 3 wait");
         lock(&server).taken += 3;
         eventually("port 2 closes", || lock(&server).closed == [1, 2]);
         lock(&server).taken += 1;
-        std::thread::sleep(super::PORT_ASK * 5);
+        std::thread::sleep(super::LINK_ASK * 5);
         assert_eq!(lock(&server).closed, [1, 2], "a datagram of 3 waits");
         lock(&server).taken += 1;
         eventually("port 3 closes", || lock(&server).closed == [1, 2, 3]);
+    }
+
+    /// A datagram that waits for a neighbour is overtaken by others. Its port waits for it, and no other port does.
+    #[test]
+    fn a_port_waits_for_its_own_neighbour_only() {
+        let server = Arc::new(Mutex::new(Server::default()));
+        let network = network(&server);
+        let take = || {
+            let mut server = lock(&server);
+            server.taken = server.accepted;
+        };
+        send(&network, 4, 1, "10.0.0.7:9");
+        eventually("the request", || {
+            let server = lock(&server);
+            server.accepted > server.taken
+        });
+        take();
+        for count in 0..20 {
+            send(&network, 5, count % 3, "10.0.0.255:9");
+            take();
+            eventually("port 5 closes", || {
+                take();
+                lock(&server).closed.len() == 1 + count
+            });
+        }
+        std::thread::sleep(super::STACK_ASK * 2);
+        assert!(lock(&server).closed.iter().all(|port| *port == 5));
+        let answer = Flow::v4().macs([6; 6], [2; 6]);
+        let answer = answer.addresses([10, 0, 0, 7], [10, 0, 0, 1]).i_have();
+        let before = lock(&server).accepted;
+        lock(&server).received = Some(answer);
+        eventually("the datagram leaves", || lock(&server).accepted > before);
+        std::thread::sleep(super::STACK_ASK * 2);
+        assert_eq!(lock(&server).closed.last(), Some(&5), "the server has not taken it");
+        take();
+        eventually("port 4 closes", || lock(&server).closed.last() == Some(&4));
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant as StdInstant};
 
 use super::closing_ports::ASK;
 use super::sleeping::Caller;
-use super::{Round, Shared};
+use super::{Core, Round, Shared};
 use crate::lock::lock;
 use crate::{LinkError, PortProtocol, error};
 
@@ -19,14 +19,14 @@ impl Shared {
         let mut link = lock(&self.link);
         // A dead link has nothing to send.
         let in_link = link.flush().and_then(|()| link.unsent()).unwrap_or(0);
-        let mut core = self.core();
-        if core.stack.unsent() + in_link > 0 {
-            let (now, core) = (self.clock.now(), &mut *core);
-            core.closing_ports.push(local, &core.stack, now);
-        } else {
+        let (now, mut core) = (self.clock.now(), self.core());
+        let Core { closing_ports, stack, .. } = &mut *core;
+        let waits = closing_ports.push(local, stack, in_link, now);
+        drop(core);
+        if !waits {
             link.close_port(PortProtocol::Udp, local);
         }
-        drop((core, link));
+        drop(link);
         // Another thread may have met the lock, and left its frames to this one.
         self.kick();
     }

@@ -209,6 +209,12 @@ impl Neighbours {
         self.held
     }
 
+    /// Returns these frames. Visits all neighbours, unless there are no such frames.
+    pub(crate) fn held_frames(&self) -> impl Iterator<Item = &Frame> {
+        let entries = (self.held > 0).then(|| self.table.entries());
+        entries.into_iter().flatten().flat_map(|entry| &entry.pending)
+    }
+
     /// Drops all frames that wait for a neighbour. Returns their number.
     pub(crate) fn drop_held(&mut self) -> usize {
         while let Some(oldest) = self.table.oldest() {

@@ -66,6 +66,11 @@ impl<T> Table<T> {
         self.slot(index).map(|slot| (slot.address, &mut slot.entry))
     }
 
+    /// Returns all entries, in no order.
+    pub(super) fn entries(&self) -> impl Iterator<Item = &T> {
+        self.slots.iter().flatten().map(|slot| &slot.entry)
+    }
+
     /// Adds an entry as the most recently used one, and replaces the address's former entry.
     /// Returns its number.
     pub(super) fn insert(&mut self, address: IpAddr, entry: T) -> u32 {

@@ -283,6 +283,13 @@ impl Stack {
         self.host.outbox.len() + self.host.neighbours.held()
     }
 
+    /// Returns, for each UDP datagram that [`Stack::unsent`] counts, whether it is of IPv4, and its local port. Visits all
+    /// neighbours and frames.
+    pub fn unsent_udp_ports(&self) -> impl Iterator<Item = (bool, u16)> {
+        let frames = self.host.outbox.frames().chain(self.host.neighbours.held_frames());
+        frames.filter_map(Frame::udp_port)
+    }
+
     /// Drops all frames that wait, and counts them ([`Counters::unsent_at_end`]): the host ends.
     pub fn drop_unsent(&mut self) {
         let mut dropped = self.host.neighbours.drop_held();
