@@ -7,7 +7,7 @@
 //! | [`DevicePort`] | `port.rs` | the device, its memory, the watchdog |
 //! | [`SessionTable`] | `sessions.rs` | the sessions, active or parked, and those to close |
 //! | [`TransmitMemories`] | `memories.rs` | the memories from which sessions send, for reading |
-//! | [`FlowTable`] | `demux.rs` | flow rules, captures, the last-flow cache, addresses of ended sessions |
+//! | [`FlowTable`] | `demux.rs` | flow rules, captures, the last-flow cache, freed leases |
 //! | [`OobTable`] | `oob.rs` | the addresses of endpoints for out-of-band messages |
 //! | [`ApertureTable`] | `apertures.rs` | the apertures that may be used |
 //! | [`RemoteTable`] | `remote.rs` | the connections with other hosts |
@@ -438,7 +438,7 @@ impl Engine {
         outcome
     }
 
-    /// Answers packets for the addresses of ended sessions.
+    /// Sends the answers to packets for the addresses of freed leases.
     #[cold]
     fn answer_for_ended(&mut self) -> Result<(), DeviceError> {
         let (now, freed) = (clock_ns(), self.flows.freed_mut());
