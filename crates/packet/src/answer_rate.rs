@@ -1,6 +1,6 @@
-//! The limit of answers that a host sends to others, such as resets and ICMP errors.
+//! The limit of answers per second, such as resets and ICMP errors.
 
-/// A token in the bucket's unit: a nanosecond's part of the rate.
+/// One token in the bucket's unit, billionths of a token: the tokens of one nanosecond are the rate per second.
 const TOKEN: u64 = 1_000_000_000;
 
 /// A token bucket that holds the answers of half a second, at least one.
@@ -32,7 +32,8 @@ impl AnswerRate {
         (u64::from(per_second) * TOKEN / 2).max(TOKEN)
     }
 
-    /// Takes no token, one or two, by a random number. Returns `false` if there is none.
+    /// Takes no token, one or two, by the number `random`. Returns `false` if the bucket has no token: the caller must not
+    /// answer. `now_ns`: the time in nanoseconds.
     pub fn take(&mut self, now_ns: u64, random: u64) -> bool {
         let passed = now_ns.saturating_sub(self.updated).min(TOKEN);
         self.updated = now_ns;

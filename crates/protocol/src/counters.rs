@@ -160,8 +160,8 @@ pub enum Device {
     DriverCalls,
     /// Packets to the device whose checksum or segments the engine had to make in software.
     TxSoftwareOffloads,
-    /// Dropped on transmit, because their session ended while they waited for the device; packets left in the session's
-    /// queues count by their buffers.
+    /// Packets dropped on transmit, because their session ended while they waited for the device; and the buffers of
+    /// packets that the engine had not taken from the session's transmit queues.
     TxEnded,
     /// Suppressed notifications: the session had news, and its application was awake or
     /// timer-driven.
