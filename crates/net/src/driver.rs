@@ -56,7 +56,7 @@ pub(crate) struct Core {
     /// The waiters of [`Shared::drive`], which ends with the turn of any thread.
     turn_ends: Vec<Arc<Waiter>>,
     telling: ToTell,
-    /// The ports of closed UDP sockets with datagrams that still wait.
+    /// The ports of closed UDP sockets whose datagrams still wait.
     closing_ports: ClosingPorts,
 }
 
@@ -157,7 +157,10 @@ impl Shared {
         result
     }
 
-    /// Returns the error of a dead link.
+    /// Checks that the link is not dead.
+    ///
+    /// # Errors
+    /// The link's error.
     pub(crate) fn check_link(&self) -> std::io::Result<()> {
         self.core().dead.as_ref().map_or(Ok(()), |dead| Err(error::link(dead)))
     }
@@ -209,9 +212,9 @@ impl Shared {
         }
     }
 
-    /// Registers a socket with a poller, which has an event at once if an operation `is_possible`, or
-    /// if the link is dead: no later event would tell of that. A thread of the application that drives
-    /// now leaves that to the library's thread.
+    /// Registers a socket with a poller. The poller has an event at once if an operation `is_possible`,
+    /// or if the link is dead, which no later event would report. A thread of the application that
+    /// drives now leaves the driving to the library's thread.
     pub(crate) fn watch(
         &self,
         mut core: MutexGuard<'_, Core>,

@@ -1,4 +1,4 @@
-//! The ports of closed UDP sockets that the link must keep open for datagrams that still wait.
+//! The ports of closed UDP sockets that the link keeps open while the sockets' datagrams wait.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -8,38 +8,39 @@ use towpath_stack::{Instant, Stack};
 
 use crate::{Link, PortProtocol};
 
-/// The interval at which a thread asks whether the server has sent the last frames. The server does not report that.
-pub(super) const ASK: Duration = Duration::from_micros(200);
-/// The time for which a socket's port stays open for datagrams that wait for a neighbour: longer than the stack waits for
-/// the answers to its requests, 3 s.
-const PORT_SECONDS: u64 = 4;
-/// The time for which the close of a port waits for the server to send the queued datagrams. The close asks the server
-/// anyway, which takes a large part of a millisecond.
-const PORT_TAKEN: Duration = Duration::from_millis(10);
+/// The interval at which a thread checks whether the server has sent the last frames. The server does not report it.
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_micros(200);
+/// The time for which a port stays open for datagrams that wait for a neighbour. The stack waits 3 s for the answers to its
+/// requests.
+const NEIGHBOUR_WAIT: Duration = Duration::from_secs(4);
+/// The time for which the close of a port waits for the server to send the queued datagrams. The close itself is a request
+/// to the server, which takes a large part of a millisecond.
+const SERVER_WAIT: Duration = Duration::from_millis(10);
 
-/// A port of a closed UDP socket with datagrams that still wait.
+/// A port of a closed UDP socket whose datagrams still wait.
 struct ClosingPort {
     local: SocketAddr,
-    /// The number of frames that the link has accepted once the port's datagrams are among them.
+    /// The port's datagrams are sent once the link has accepted this number of frames.
     tx_frames: u64,
+    /// The time at which the port closes with datagrams that still wait.
     until: Instant,
 }
 
-/// Such ports, oldest first.
+/// The closing ports, oldest first.
 #[derive(Default)]
 pub(super) struct ClosingPorts {
     all: VecDeque<ClosingPort>,
 }
 
 impl ClosingPorts {
-    /// Enters a port whose datagrams are among the frames that wait in the stack.
+    /// Adds a port whose datagrams are among the frames that wait in the stack.
     pub(super) fn push(&mut self, local: SocketAddr, stack: &Stack, now: Instant) {
         let tx_frames = stack.counters().tx_frames + stack.unsent() as u64;
-        let until = now + Duration::from_secs(PORT_SECONDS);
+        let until = now + NEIGHBOUR_WAIT;
         self.all.push_back(ClosingPort { local, tx_frames, until });
     }
 
-    /// Returns the next port whose datagrams the link has accepted, or that waited for too long.
+    /// Removes and returns the next port whose datagrams the link has accepted, or whose time is over.
     pub(super) fn next(&mut self, stack: &Stack, now: Instant) -> Option<SocketAddr> {
         let first = self.all.front()?;
         let sent = stack.unsent() == 0 || stack.counters().tx_frames >= first.tx_frames;
@@ -50,15 +51,15 @@ impl ClosingPorts {
     }
 }
 
-/// Closes the port of a UDP socket. With the port, the server drops the packets that it has not taken: waits for it, a
-/// bounded time.
+/// Closes the port of a UDP socket. The server drops the packets of a closed port that it has not sent, so the close first
+/// waits for the server, for a bounded time.
 pub(super) fn close_udp(link: &mut dyn Link, local: SocketAddr) {
-    let until = StdInstant::now() + PORT_TAKEN;
+    let until = StdInstant::now() + SERVER_WAIT;
     // A dead link has nothing to send.
     while link.flush().and_then(|()| link.unsent()).is_ok_and(|unsent| unsent > 0)
         && StdInstant::now() < until
     {
-        std::thread::sleep(ASK);
+        std::thread::sleep(CHECK_INTERVAL);
     }
     link.close_port(PortProtocol::Udp, local);
 }

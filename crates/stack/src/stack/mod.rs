@@ -283,7 +283,7 @@ impl Stack {
         self.host.outbox.len() + self.host.neighbours.held()
     }
 
-    /// Drops all frames that wait, and counts them ([`Counters::unsent_at_end`]): the host ends.
+    /// Drops all frames that wait, and counts them ([`Counters::unsent_at_end`]), at the end of the host.
     pub fn drop_unsent(&mut self) {
         let mut dropped = self.host.neighbours.drop_held();
         while let Some(frame) = self.host.outbox.pop() {
