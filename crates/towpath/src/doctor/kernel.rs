@@ -126,7 +126,7 @@ fn descriptors(made: Result<(), RefusedCall>) -> Finding {
     }
 }
 
-/// Returns the finding for a call that no server can do without.
+/// Returns the finding for a refused call that every server needs.
 fn missing(name: &'static str, refused: RefusedCall, means: &str) -> Finding {
     Finding::new(name, Standing::Missing, refused.found(), means).remedy(refused.remedy())
 }
