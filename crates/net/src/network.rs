@@ -24,8 +24,8 @@ pub enum Driving {
     Application,
 }
 
-/// The time for which the last drop waits for datagrams. The stack repeats a request for a neighbour's link address after
-/// 1 s, and the rest is for the answer. [`Network::drain`] can wait longer.
+/// The time for which the last drop waits for datagrams. The stack repeats a request for a neighbour's link address
+/// after 1 s, and the rest is for the answer. [`Network::drain`] can wait longer.
 const LAST_DROP_WAIT: Duration = Duration::from_millis(1500);
 
 /// A private host: a stack and the link that carries its frames. This is a handle: its clones and

@@ -55,7 +55,8 @@ impl Peer {
     /// Asks the kernel for the peer of a socket.
     ///
     /// # Errors
-    /// The error of `getsockopt`, in words. A socket without a peer is an error, as is a peer with more than 1024 groups.
+    /// The error of `getsockopt`, in words. A socket without a peer is an error, as is a peer with more than 1024
+    /// groups.
     pub fn of(socket: impl AsFd) -> io::Result<Peer> {
         let socket = socket.as_fd();
         // The process identifier, the user and the group of `struct ucred`. The wrapper of rustix takes an identifier

@@ -15,8 +15,9 @@ fn filters(mac: [u8; 6]) -> [Filter; 3] {
 }
 
 impl Control {
-    /// Has the engines answer for the addresses of a freed lease. Does nothing for the host's own addresses, for which the
-    /// kernel answers; if the device has no room for the filters; or if the device gives all packets to one session.
+    /// Has the engines answer for the addresses of a freed lease. Does nothing for the host's own addresses, for
+    /// which the kernel answers. Does nothing if the device has no room for the filters, or gives all packets to one
+    /// session.
     pub(crate) fn answer_for(&mut self, lease: &Lease) {
         if lease.shared
             || lease.ipv4.is_none() && lease.ipv6.is_none()

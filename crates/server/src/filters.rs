@@ -48,8 +48,8 @@ impl Filters {
         Ok(())
     }
 
-    /// Claims filters, all or none. Returns `false` if it claimed none: the device has no room, or would have to receive
-    /// everything instead.
+    /// Claims filters, all or none. Returns `false` if it claimed none: the device has no room, or would have to
+    /// receive everything instead.
     pub(crate) fn claim_if_room(&mut self, device: &mut dyn Device, filters: &[Filter]) -> bool {
         if self.claim_all(device, filters).is_err() {
             return false;

@@ -122,9 +122,9 @@ fn with_output<R>(function: impl FnOnce(BorrowedFd<'_>) -> R) -> R {
     }
 }
 
-/// Writes a part of a text to standard error without waiting, unless it is a pipe or terminal that this process could not
-/// open itself, and that another process fills at that moment. Returns the part's length; that of the text if standard error
-/// takes none any more.
+/// Writes a part of a text to standard error without waiting, unless it is a pipe or terminal that this process could
+/// not open itself, and that another process fills at that moment. Returns the part's length; that of the text if
+/// standard error takes none any more.
 fn write_a_part(text: &[u8]) -> usize {
     let part = &text[..text.len().min(PIPE_BYTES)];
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;

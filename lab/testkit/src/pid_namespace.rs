@@ -9,9 +9,9 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::ptr::null;
 
-/// Makes a command start as the first process of a pid namespace that has its own `/proc`. The process that `spawn` returns
-/// is the parent of the first process. The parent waits, and ends with the status of the first process, or with 1 if a
-/// signal killed that process. If the parent is killed, the kernel ends all processes of the namespace.
+/// Makes a command start as the first process of a pid namespace that has its own `/proc`. The process that `spawn`
+/// returns is the parent of the first process. The parent waits, and ends with the status of the first process, or
+/// with 1 if a signal killed that process. If the parent is killed, the kernel ends all processes of the namespace.
 ///
 /// The caller needs the rights that a test has in its network namespace.
 pub fn in_pid_namespace(command: &mut Command) {

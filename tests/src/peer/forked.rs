@@ -30,8 +30,8 @@ fn with_itself(session: &mut Session, endpoint: Endpoint, numbers: std::ops::Ran
 /// Runs a function in a child and returns its process number.
 pub(crate) fn fork(child: impl FnOnce() -> i32) -> i32 {
     // SAFETY: the child makes system calls, touches only its own memory and ends. Other threads of this
-    // process wait for input, or hold locks of the networks whose behaviour in a child is under test;
-    // the C library keeps its allocator usable in children.
+    // process wait for input, or hold locks of the networks whose behaviour in a child is under test.
+    // The C library keeps its allocator usable in children.
     match unsafe { libc::fork() } {
         0 => {
             let status = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child));

@@ -10,11 +10,11 @@ use crate::{Link, PortProtocol};
 
 /// The interval at which a thread checks whether the server has sent the last frames. The server does not report it.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_micros(200);
-/// The time for which a port stays open for datagrams that wait for a neighbour. The stack waits 3 s for the answers to its
-/// requests.
+/// The time for which a port stays open for datagrams that wait for a neighbour. The stack waits 3 s for the answers
+/// to its requests.
 const NEIGHBOUR_WAIT: Duration = Duration::from_secs(4);
-/// The time for which the close of a port waits for the server to send the queued datagrams. The close itself is a request
-/// to the server, which takes a large part of a millisecond.
+/// The time for which the close of a port waits for the server to send the queued datagrams. The close itself is a
+/// request to the server, which takes a large part of a millisecond.
 const SERVER_WAIT: Duration = Duration::from_millis(10);
 
 /// A port of a closed UDP socket whose datagrams still wait.
@@ -51,8 +51,8 @@ impl ClosingPorts {
     }
 }
 
-/// Closes the port of a UDP socket. The server drops the packets of a closed port that it has not sent, so the close first
-/// waits for the server, for a bounded time.
+/// Closes the port of a UDP socket. First waits a bounded time for the server to send the port's packets, because the
+/// server drops the unsent packets of a closed port.
 pub(super) fn close_udp(link: &mut dyn Link, local: SocketAddr) {
     let until = StdInstant::now() + SERVER_WAIT;
     // A dead link has nothing to send.

@@ -47,7 +47,8 @@ impl Shared {
         Ok(unsent + in_link)
     }
 
-    /// Drives the network until the server has sent all frames, for at most `timeout`. No other thread may use the network.
+    /// Drives the network until the server has sent all frames, for at most `timeout`. No other thread may use the
+    /// network.
     pub(crate) fn send_the_rest(&self, timeout: Duration) {
         let until = StdInstant::now() + timeout;
         while self.unsent().is_ok_and(|unsent| unsent > 0) && StdInstant::now() < until {

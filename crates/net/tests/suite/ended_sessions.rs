@@ -1,5 +1,4 @@
-//! The kernel's sockets on the other side of a TAP device are refused by the engine after their peer, an application, was
-//! killed.
+//! The engine refuses packets of the kernel's sockets after their peer, an application behind a TAP device, was killed.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr};

@@ -1,7 +1,8 @@
 //! Draining sessions: their applications have ended, and the engine still sends their last packets.
 //!
-//! An application that detaches or dies may leave complete packets in its transmit queues. The engine sends those that are
-//! there when it learns of the end, with the same checks, shares and rates as before. Then it begins to close the session.
+//! An application that detaches or dies may leave complete packets in its transmit queues. The engine sends those
+//! that are there when it learns of the end, with the same checks, shares and rates as before. Then it begins to
+//! close the session.
 
 use std::collections::VecDeque;
 
@@ -48,9 +49,8 @@ impl Draining {
         self.queue_pairs.iter().map(|(number, _)| *number)
     }
 
-    /// Returns `true` if the engine has taken all of these packets, and the device has completed them or no packet of any
-    /// session waits for the device. Also `true` after the session's latest time. `waits`: `true` if packets wait for the
-    /// device.
+    /// `true` once the engine has taken all packets, and the device has completed them. Also `true` if no packet of any
+    /// session waits for the device (`waits` is `false`), and after the session's latest time.
     fn is_drained(&mut self, session: &Session, waits: bool, now: u64) -> bool {
         while let Some((number, end)) = self.queue_pairs.last() {
             let next = session.queue_pairs[*number as usize].transmit.next_index();

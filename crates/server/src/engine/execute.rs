@@ -332,8 +332,8 @@ impl Engine {
         }
     }
 
-    /// Begins to drain a session whose application has ended. Returns `false` if the session has no packets left, or must
-    /// close at once.
+    /// Begins to drain a session whose application has ended. Returns `false` if the session has no packets left, or
+    /// must close at once.
     fn begin_draining(&mut self, key: u32) -> bool {
         let Some(session) = self.sessions.get_mut(key) else { return false };
         let may = session.is_claimed() && session.violation.is_none() && !session.closing;

@@ -1,11 +1,11 @@
 //! Freed leases: those of ended sessions. The engine answers for their addresses until another session gets them.
 //!
-//! Peers of an application that was killed would otherwise wait for a silent host. The engine refuses their segments and
-//! datagrams, as the kernel does for a program that has ended. It also answers requests for the link address, without
-//! which peers send neither. The engine answers for no other addresses.
+//! Peers of an application that was killed would otherwise wait for a silent host. The engine refuses their segments
+//! and datagrams, as the kernel does for a program that has ended. It also answers requests for the link address,
+//! without which peers send neither. The engine answers for no other addresses.
 //!
-//! The receive path copies the beginnings of packets without a rule, and of packets to groups ([`FreedTable::take`]). The
-//! engine then answers a few of them per poll iteration, at a limited rate ([`FreedTable::next_answer`]).
+//! The receive path copies the beginnings of packets without a rule, and of packets to groups ([`FreedTable::take`]).
+//! The engine then answers a few of them per poll iteration, at a limited rate ([`FreedTable::next_answer`]).
 
 mod answer;
 mod lease;
@@ -20,8 +20,8 @@ use answer::Reaction;
 use lease::BEGINNING_BYTES;
 pub(crate) use lease::FreedLease;
 
-/// The limit of freed leases. A further lease replaces the oldest, because peers of the applications that ended last still
-/// wait. Each packet without a rule, or to a group, costs a search through all leases.
+/// The limit of freed leases. A further lease replaces the oldest, because peers of the applications that ended last
+/// still wait. Each packet without a rule, or to a group, costs a search through all leases.
 pub(crate) const MOST_FREED: usize = 256;
 
 /// The limit of packets that the engine answers per poll iteration, so that the answers delay no session.
@@ -86,9 +86,9 @@ impl FreedTable {
         self.all.retain(|one| one.mac != mac);
     }
 
-    /// Copies the beginning of a packet without a rule, or to a group, if the packet is for the address of a freed lease.
-    /// `beginning`: the packet's first bytes; `len`: its length. Ignores packets beyond the limit. The caller counts the
-    /// packets without a rule, also those that get an answer.
+    /// Copies the beginning of a packet without a rule, or to a group, if the packet is for the address of a freed
+    /// lease. `beginning`: the packet's first bytes; `len`: its length. Ignores packets beyond the limit. The caller
+    /// counts the packets without a rule, also those that get an answer.
     #[cold]
     #[inline(never)]
     pub(crate) fn take(&mut self, beginning: &[u8], len: usize) {

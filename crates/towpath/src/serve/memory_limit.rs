@@ -1,5 +1,5 @@
-//! The default limit of the memory of all sessions: half of the machine's memory, or half of the limit of the server's
-//! control group (cgroups(7)) if that is less.
+//! The default limit of the memory of all sessions: half of the machine's memory. If the server's control group
+//! (cgroups(7)) has a lower limit, half of that.
 #![forbid(unsafe_code)]
 
 use std::path::{Component, Path};
@@ -9,8 +9,8 @@ use std::path::{Component, Path};
 const LIMITS: [(&str, &str); 3] =
     [("", "memory.max"), ("unified", "memory.max"), ("memory", "memory.limit_in_bytes")];
 
-/// The divisor of the memory: sessions may have half of it by default. The rest is for the device's packets, the processes
-/// and the applications' own memory.
+/// The divisor of the memory: sessions may have half of it by default. The rest is for the device's packets, the
+/// processes and the applications' own memory.
 const SESSIONS_DIVISOR: u64 = 2;
 
 /// Returns the bytes that all sessions of a server may have together by default.
@@ -34,7 +34,8 @@ fn least_limit(own: &str, root: &Path) -> Option<u64> {
     });
     let mut least = None;
     for path in paths {
-        // The path of a group outside of this process' cgroup namespace begins with `/..`. The mount's own limit holds for it.
+        // The path of a group outside of this process' cgroup namespace begins with `/..`. The limit of the mount
+        // itself holds for such a group.
         let is_within =
             path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
         let path = if is_within { path } else { Path::new("/") };

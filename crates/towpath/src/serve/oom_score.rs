@@ -1,9 +1,9 @@
 //! The order in which the kernel ends processes if memory runs out (proc_pid_oom_score_adj(5)): a server before
 //! its keeper. The keeper starts the next server, and holds the sessions until then.
 //!
-//! A server inherits the value, because Landlock lets no server open a file of `/proc` for writing. So the keeper has the
-//! higher value while it starts a server. The keeper opens the file before its confinement, and keeps the descriptor over
-//! an upgrade.
+//! A server inherits the value, because Landlock lets no server open a file of `/proc` for writing. So the keeper has
+//! the higher value while it starts a server. The keeper opens the file before its confinement, and keeps the
+//! descriptor over an upgrade.
 #![forbid(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -14,8 +14,8 @@ use rustix::io::{FdFlags, fcntl_setfd};
 
 const FILE: &str = "/proc/self/oom_score_adj";
 
-/// The difference between the values of a server and of its keeper, in thousandths of the memory. A new server needs about
-/// as much memory as its keeper, so that a small difference decides.
+/// The difference between the values of a server and of its keeper, in thousandths of the memory. A new server needs
+/// about as much memory as its keeper, so that a small difference decides.
 const DIFFERENCE: i32 = 50;
 
 /// The highest value.

@@ -1,9 +1,9 @@
 //! The file of `--pcap`, and the thread that writes it.
 //!
-//! The engine puts packets into a queue of bounded length, and only the thread waits for the file: the disk may be slow,
-//! and the reader of a FIFO may stop reading. Packets for which the queue has no room are missing from the file, and the
-//! wrapper counts them. The thread starts after the process has given up its rights, since each thread has its own rights
-//! (`serve/confine.rs`).
+//! The disk may be slow, and the reader of a FIFO may stop reading. So the engine puts packets into a queue of
+//! bounded length, and only the thread waits for the file. Packets for which the queue has no room are missing from
+//! the file, and the wrapper counts them. The thread starts after the process has given up its rights, since each
+//! thread has its own rights (`serve/confine.rs`).
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};

@@ -24,8 +24,8 @@ fn processes(command: u32) -> [Pid; 2] {
     [Pid::from_raw(all[1] as i32), named("towpath-server")].map(Option::unwrap)
 }
 
-/// The kernel reports process number 0 for these applications (`SO_PEERCRED`), but their user, group and, since Linux 6.5,
-/// a descriptor of the process.
+/// The kernel reports process number 0 for these applications (`SO_PEERCRED`), but their user, group and, since Linux
+/// 6.5, a descriptor of the process.
 #[test]
 fn a_server_in_a_pid_namespace_serves_applications_outside() {
     towpath_testkit::isolated!(|| {

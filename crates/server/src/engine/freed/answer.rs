@@ -1,5 +1,5 @@
-//! The answers to packets for the addresses of a freed lease: a reset (RFC 9293, 3.10.7.1), "port unreachable" (RFC 792;
-//! RFC 4443, 3.1), and the link address (RFC 826; RFC 4861, 7.2.4).
+//! The answers to packets for the addresses of a freed lease: a reset (RFC 9293, 3.10.7.1), "port unreachable" (RFC
+//! 792; RFC 4443, 3.1), and the link address (RFC 826; RFC 4861, 7.2.4).
 //!
 //! The engine has only the beginning of a packet, so it cannot verify checksums over payload. A damaged packet gets an
 //! answer to its damaged headers. Its sender ignores an answer that fits no connection.
