@@ -60,6 +60,14 @@ pub(crate) struct Core {
     closing_ports: ClosingPorts,
 }
 
+impl Core {
+    /// Returns the time at which work is due without a received frame, if there is such a time.
+    fn due_at(&self, now: Instant) -> Option<Instant> {
+        let check_at = self.closing_ports.check_at(&self.stack, now);
+        self.stack.poll_at(now).into_iter().chain(check_at).min()
+    }
+}
+
 /// State that all handles of a network share.
 pub(crate) struct Shared {
     core: Mutex<Core>,
@@ -204,7 +212,7 @@ impl Shared {
         }
         let core = self.core();
         let now = self.clock.now();
-        let next = core.stack.poll_at(now).map_or(FOREVER, Instant::as_micros);
+        let next = core.due_at(now).map_or(FOREVER, Instant::as_micros);
         let blocked = core.stack.is_blocked();
         drop(core);
         if blocked || next < until {

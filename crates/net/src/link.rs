@@ -66,9 +66,9 @@ pub enum PortProtocol {
 /// A carrier of frames: a session with a driver server ([`SessionLink`](crate::SessionLink)), or
 /// for example a TAP device, by an implementation of your own.
 ///
-/// One thread at a time calls the link, under the network's lock for the link. The network calls
-/// `receive`, `room` and `transmit` under the stack's lock too, so they must make no system call;
-/// `prepare`, `flush`, `arm` and `disarm` may.
+/// One thread at a time calls the link, under the network's lock for the link. The network also
+/// calls `receive`, `room`, `transmit` and `unsent` under the stack's lock, so they must make no
+/// system call; `prepare`, `flush`, `arm` and `disarm` may.
 ///
 /// A round consists of `prepare`, `receive`, any number of `transmit`, and `flush`. The network
 /// calls `arm` before it sleeps, and `disarm` afterwards.

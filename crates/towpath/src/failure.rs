@@ -1,6 +1,7 @@
 //! The end of a command that failed: one line, and a status.
 #![forbid(unsafe_code)]
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -55,29 +56,21 @@ impl Failure {
         one_line(&self.text)
     }
 
-    /// Prints the failure to standard error. A server and its keeper leave it in their log, which does not wait for a
-    /// reader.
+    /// Prints the failure to standard error.
     pub(crate) fn report(&self) -> ExitCode {
         if self.text.is_empty() {
             return ExitCode::from(self.status);
         }
-        let line = format!("towpath: {}\n", self.line());
-        if standard_error::is_on() {
-            standard_error::add(line.as_bytes());
-        } else {
-            // Without standard error the message is lost; the status still shows the failure.
-            let _ = io::stderr().write_all(line.as_bytes());
-        }
+        tell(&format!("towpath: {}\n", self.line()));
         ExitCode::from(self.status)
     }
 }
 
-/// Installs a panic hook that reports a defect of this program in one line, unless the user asked
-/// for a backtrace. The standard library also panics if it cannot print; the hook reports that as a
+/// Installs a panic hook that reports a defect of this program in one line, and the backtrace if the user asked
+/// for it (`RUST_BACKTRACE`). The standard library also panics if it cannot print; the hook reports that as a
 /// failure.
 pub(crate) fn tell_defects_in_one_line() {
-    let usual = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |defect| {
+    std::panic::set_hook(Box::new(|defect| {
         let payload = defect.payload();
         let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let text = text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default();
@@ -85,13 +78,25 @@ pub(crate) fn tell_defects_in_one_line() {
             let _ = Failure::new(format!("standard output: {cause}")).report();
             std::process::exit(1);
         }
-        if std::env::var_os("RUST_BACKTRACE").is_some() {
-            return usual(defect);
-        }
         let place = defect.location().map(ToString::to_string).unwrap_or_default();
         let line = format!("a defect of this program, please report it: {place}: {text}");
         let _ = Failure::new(line).report();
+        // What the standard library's hook prints; but that one would wait for standard error's reader.
+        let backtrace = Backtrace::capture();
+        if backtrace.status() == BacktraceStatus::Captured {
+            tell(&format!("stack backtrace:\n{backtrace}"));
+        }
     }));
+}
+
+/// Writes lines to standard error. A server and its keeper leave them in their log, which does not wait for a reader.
+fn tell(lines: &str) {
+    if standard_error::is_on() {
+        standard_error::add(lines.as_bytes());
+    } else {
+        // Without standard error the lines are lost; the status still shows a failure.
+        let _ = io::stderr().write_all(lines.as_bytes());
+    }
 }
 
 /// Returns the system's text for an error, without its number.
@@ -174,7 +179,67 @@ fn one_line(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::process::{Child, Command, Stdio};
+    use std::time::{Duration, Instant};
+
     use super::*;
+
+    /// Set in a process that has a defect.
+    const DEFECT: &str = "TOWPATH_TEST_DEFECT";
+
+    /// Starts this test in a process that has a defect in a thread, and returns it with its standard error.
+    fn start_with_a_defect() -> (Child, io::PipeReader, io::PipeWriter) {
+        let (reader, writer) = io::pipe().unwrap();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["failure::tests::a_defect_waits_for_no_reader", "--exact", "--nocapture"]);
+        command.env(DEFECT, "").env("RUST_BACKTRACE", "1").stdin(Stdio::piped());
+        command.stdout(Stdio::null()).stderr(writer.try_clone().unwrap());
+        (command.spawn().unwrap(), reader, writer)
+    }
+
+    /// Has a defect once standard input ends, as a server would.
+    fn have_a_defect() -> ! {
+        standard_error::turn_on();
+        tell_defects_in_one_line();
+        io::stdin().read_to_end(&mut Vec::new()).unwrap();
+        let failed = std::thread::spawn(|| panic!("on purpose")).join();
+        standard_error::finish();
+        std::process::exit(if failed.is_err() { 0 } else { 1 })
+    }
+
+    #[test]
+    fn a_defect_waits_for_no_reader() {
+        if std::env::var_os(DEFECT).is_some() {
+            have_a_defect();
+        }
+        let (mut read, mut reader, writer) = start_with_a_defect();
+        drop((read.stdin.take(), writer));
+        let mut said = String::new();
+        reader.read_to_string(&mut said).unwrap();
+        assert!(read.wait().unwrap().success(), "{said}");
+        assert!(said.contains("please report it: ") && said.contains(": on purpose"), "{said}");
+        assert!(said.contains("stack backtrace:\n   0: "), "{said}");
+
+        let (mut unread, _reader, mut writer) = start_with_a_defect();
+        let flags = rustix::fs::fcntl_getfl(&writer).unwrap();
+        rustix::fs::fcntl_setfl(&writer, flags | rustix::fs::OFlags::NONBLOCK).unwrap();
+        while writer.write(&[b'#'; 4096]).is_ok() {}
+        rustix::fs::fcntl_setfl(&writer, flags).unwrap();
+        drop(unread.stdin.take());
+        let until = Instant::now() + Duration::from_secs(40);
+        let status = loop {
+            match unread.try_wait().unwrap() {
+                None if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
+                ended => break ended,
+            }
+        };
+        if status.is_none() {
+            unread.kill().unwrap();
+            unread.wait().unwrap();
+        }
+        assert!(status.is_some_and(|status| status.success()), "{status:?}");
+    }
 
     #[test]
     fn wrong_usage_is_one_line() {

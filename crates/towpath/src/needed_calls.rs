@@ -3,13 +3,17 @@
 //!
 //! Unsafe lives here because no library wraps attempts of `clone3`, `close_range`, `signalfd4` and `vmsplice`.
 
+use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use rustix::event::{EventfdFlags, Timespec, epoll};
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, Mode, SealFlags};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown,
+    SocketFlags, SocketType,
+};
 use rustix::pipe::PipeFlags;
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
@@ -44,7 +48,7 @@ impl RefusedCall {
 /// # Errors
 /// Fails with the first call that the system refuses, and the remedy.
 pub(crate) fn check() -> Result<(), Failure> {
-    let checks = [sleeping, memory_files, processes, threads, descriptors];
+    let checks = [sleeping, memory_files, processes, threads, descriptors, sockets];
     checks.iter().try_for_each(|check| check()).map_err(failure_of)
 }
 
@@ -131,6 +135,35 @@ pub(crate) fn descriptors() -> Result<(), RefusedCall> {
     // SAFETY: the kernel has just made this descriptor for us.
     drop(unsafe { OwnedFd::from_raw_fd(signals) });
     Ok(())
+}
+
+/// Accepts, asks, sends and ends as with an application's connection, waits as the keeper does, and locks and hides
+/// a file as that of a socket's owner.
+pub(crate) fn sockets() -> Result<(), RefusedCall> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let pair = rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None);
+    let (one, other) = try_call("socketpair", "2.6.27", pair)?;
+    match rustix::net::accept_with(&one, SocketFlags::CLOEXEC) {
+        // An allowed call fails, since the socket does not listen.
+        Ok(_) | Err(Errno::INVAL) => {}
+        Err(errno) => try_call("accept4", "2.6.28", Err(errno))?,
+    }
+    try_call("getsockopt", "2.0", rustix::net::sockopt::socket_peercred(&one).map(drop))?;
+    let (parts, flags) = ([IoSlice::new(b"check")], SendFlags::NOSIGNAL);
+    let sent = rustix::net::sendmsg(&one, &parts, &mut SendAncillaryBuffer::default(), flags);
+    try_call("sendmsg", "2.0", sent.map(drop))?;
+    let mut received = [0; 8];
+    let mut parts = [IoSliceMut::new(&mut received)];
+    let mut none = RecvAncillaryBuffer::default();
+    let received = rustix::net::recvmsg(&other, &mut parts, &mut none, RecvFlags::DONTWAIT);
+    try_call("recvmsg", "2.0", received.map(drop))?;
+    let mut polled = [PollFd::new(&one, PollFlags::OUT)];
+    try_call("poll", "2.0", poll(&mut polled, Some(&Timespec::default())).map(drop))?;
+    try_call("shutdown", "2.0", rustix::net::shutdown(&one, Shutdown::Both))?;
+    let file = rustix::fs::memfd_create("towpath-check", MemfdFlags::CLOEXEC);
+    let file = try_call("memfd_create", "3.17", file)?;
+    try_call("flock", "2.0", rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive))?;
+    try_call("fchmod", "2.0", rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR))
 }
 
 /// Returns the error of a call, by what the C library returned for it.

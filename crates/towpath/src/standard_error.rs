@@ -2,7 +2,7 @@
 //!
 //! The reader of standard error may stand still: a pipe to a stopped program, a terminal that is paused. So no thread
 //! but that of the log waits for it. Others leave lines in a queue of bounded length, and a line that finds no room
-//! there is dropped and counted.
+//! there is dropped and counted, as is a line that standard error refuses: a file on a full disk.
 //!
 //! A line goes out at once if standard error takes it without waiting: what waits is lost with a process that is killed.
 //! The thread waits for room for the others. It starts after its process has given up its rights, since each thread has
@@ -41,8 +41,25 @@ struct Queue {
     waits: Condvar,
 }
 
+/// A line of the log.
+struct Line {
+    text: Vec<u8>,
+    /// The lines that are lost if this one is: for a report of dropped lines, those too.
+    stands_for: u64,
+}
+
+/// What became of a part of a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Written {
+    Bytes(usize),
+    /// Standard error has no room now.
+    NoRoom,
+    /// Standard error refuses the line with an error.
+    Refused,
+}
+
 struct Lines {
-    waiting: VecDeque<Vec<u8>>,
+    waiting: VecDeque<Line>,
     bytes: usize,
     /// Lines dropped since the last report of them.
     dropped: u64,
@@ -61,11 +78,11 @@ impl Lines {
             return;
         }
         self.report_dropped();
-        self.push(line.to_vec());
+        self.push(Line { text: line.to_vec(), stands_for: 1 });
     }
 
-    fn push(&mut self, line: Vec<u8>) {
-        self.bytes += line.len();
+    fn push(&mut self, line: Line) {
+        self.bytes += line.text.len();
         self.waiting.push_back(line);
     }
 
@@ -75,36 +92,46 @@ impl Lines {
             return;
         }
         let count = std::mem::take(&mut self.dropped);
-        let line = format!(
-            "towpath: {count} lines of the log were dropped here: nothing read standard error\n"
+        let text = format!(
+            "towpath: {count} lines of the log were dropped here: standard error had no room\n"
         );
-        self.push(line.into_bytes());
+        self.push(Line { text: text.into_bytes(), stands_for: count });
     }
 
-    /// Takes the oldest line. After the last one comes the number of those that were dropped.
-    fn take(&mut self) -> Option<Vec<u8>> {
-        if self.waiting.is_empty() {
-            self.report_dropped();
-        }
+    /// Takes the oldest line.
+    fn take(&mut self) -> Option<Line> {
         let line = self.waiting.pop_front()?;
-        self.bytes -= line.len();
+        self.bytes -= line.text.len();
         Some(line)
     }
 
-    /// Writes as much as standard error takes without waiting. Returns `true` if that is all.
-    fn write_now(&mut self) -> bool {
-        while let Some(mut line) = self.take() {
-            while !line.is_empty() {
-                let written = write_a_part(&line);
-                if written == 0 {
-                    self.bytes += line.len();
-                    self.waiting.push_front(line);
-                    return false;
+    /// Writes as much as standard error takes without waiting. Returns `true` if no line waits any more.
+    ///
+    /// After the last line, it reports those that were dropped. If standard error refuses lines, the report waits for
+    /// the next one.
+    fn write_now(&mut self, mut write_a_part: impl FnMut(&[u8]) -> Written) -> bool {
+        let mut is_refused = false;
+        loop {
+            if self.waiting.is_empty() && !is_refused {
+                self.report_dropped();
+            }
+            let Some(mut line) = self.take() else { return true };
+            while !line.text.is_empty() {
+                match write_a_part(&line.text) {
+                    Written::Bytes(written) => drop(line.text.drain(..written)),
+                    Written::NoRoom => {
+                        self.bytes += line.text.len();
+                        self.waiting.push_front(line);
+                        return false;
+                    }
+                    Written::Refused => {
+                        self.dropped += line.stands_for;
+                        is_refused = true;
+                        break;
+                    }
                 }
-                line.drain(..written);
             }
         }
-        true
     }
 }
 
@@ -123,9 +150,8 @@ fn with_output<R>(function: impl FnOnce(BorrowedFd<'_>) -> R) -> R {
 }
 
 /// Writes a part of a text to standard error without waiting, unless it is a pipe or terminal that this process could
-/// not open itself, and that another process fills at that moment. Returns the part's length; that of the text if
-/// standard error takes none any more.
-fn write_a_part(text: &[u8]) -> usize {
+/// not open itself, and that another process fills at that moment.
+fn write_a_part(text: &[u8]) -> Written {
     let part = &text[..text.len().min(PIPE_BYTES)];
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     let written = match with_output(|to| send(to, part, flags)) {
@@ -134,10 +160,10 @@ fn write_a_part(text: &[u8]) -> usize {
         other => other,
     };
     match written {
-        Ok(written) => written,
-        Err(Errno::AGAIN | Errno::INTR) => 0,
-        // Nothing reads it any more.
-        Err(_) => text.len(),
+        Ok(written) => Written::Bytes(written),
+        Err(Errno::AGAIN | Errno::INTR) => Written::NoRoom,
+        // A file on a full disk, or a pipe whose reader has gone.
+        Err(_) => Written::Refused,
     }
 }
 
@@ -159,7 +185,7 @@ pub(crate) fn add(line: &[u8]) {
     let mut lines = QUEUE.lock();
     lines.add(line);
     // At once, if possible: the lines of a process that is killed are lost.
-    if !lines.write_now() {
+    if !lines.write_now(write_a_part) {
         QUEUE.waits.notify_one();
     }
 }
@@ -199,7 +225,7 @@ fn write_waiting() {
     drop_capabilities();
     loop {
         let mut lines = QUEUE.lock();
-        while lines.write_now() {
+        while lines.write_now(write_a_part) {
             lines = QUEUE.waits.wait(lines).unwrap_or_else(PoisonError::into_inner);
         }
         drop(lines);
@@ -216,7 +242,7 @@ pub(crate) fn finish() {
 /// Waits until the log's lines are written, or for a time.
 pub(crate) fn finish_within(time: Duration) {
     let until = Instant::now() + time;
-    while !QUEUE.lock().write_now() {
+    while !QUEUE.lock().write_now(write_a_part) {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return;
@@ -237,18 +263,53 @@ mod tests {
             lines.add(&line);
         }
         assert_eq!((lines.bytes, lines.dropped), (MOST_BYTES, 3));
-        let mut taken = Vec::new();
-        while let Some(line) = lines.take() {
-            taken.push(line);
-        }
-        let last = taken.pop().unwrap();
-        assert_eq!(taken.len(), MOST_BYTES / line.len());
+        let mut written = Vec::new();
+        let all = |part: &[u8]| {
+            written.extend_from_slice(part);
+            Written::Bytes(part.len())
+        };
+        assert!(lines.write_now(all));
+        let (before, report) = written.split_at(MOST_BYTES);
+        assert!(before.iter().all(|byte| *byte == b'x'));
         assert_eq!(
-            last,
-            b"towpath: 3 lines of the log were dropped here: nothing read standard error\n"
+            report,
+            b"towpath: 3 lines of the log were dropped here: standard error had no room\n"
         );
-        assert!(lines.take().is_none() && lines.bytes == 0);
+        assert_eq!((lines.bytes, lines.dropped), (0, 0));
+    }
+
+    #[test]
+    fn refused_lines_are_counted_until_standard_error_takes_lines_again() {
+        let mut lines = Lines::new();
+        for _ in 0..5 {
+            lines.add(b"lost\n");
+            let mut attempts = 0;
+            let refuse = |_: &[u8]| {
+                attempts += 1;
+                Written::Refused
+            };
+            assert!(lines.write_now(refuse));
+            // The report of those before, and the line.
+            assert!(attempts <= 2, "{attempts}");
+        }
+        assert_eq!((lines.bytes, lines.dropped), (0, 5));
+        // One byte at a time, with an interruption.
+        let (mut written, mut calls) = (Vec::new(), 0);
+        let mut slowly = |part: &[u8]| {
+            calls += 1;
+            if calls == 7 {
+                return Written::NoRoom;
+            }
+            written.push(part[0]);
+            Written::Bytes(1)
+        };
         lines.add(b"next\n");
-        assert_eq!(lines.take().unwrap(), b"next\n");
+        assert!(!lines.write_now(&mut slowly));
+        assert!(lines.write_now(&mut slowly));
+        assert_eq!(
+            String::from_utf8(written).unwrap(),
+            "towpath: 5 lines of the log were dropped here: standard error had no room\nnext\n"
+        );
+        assert_eq!((lines.bytes, lines.dropped), (0, 0));
     }
 }

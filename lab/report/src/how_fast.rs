@@ -72,7 +72,7 @@ const BARS: [Bar; 6] = [
         Verdict::Loss,
         [
             "Round trip of 60 B over TAP, Towpath's threads sleep while they wait",
-            "one thread that never sleeps, with AF_PACKET at both ends of a veth",
+            "one thread that polls both ends of a veth, over AF_PACKET",
             "the time",
         ],
         "notre-dame; Towpath to AF_PACKET on both sides, all sleep; packet_bytes=60",
@@ -80,7 +80,7 @@ const BARS: [Bar; 6] = [
     bar(
         Verdict::Loss,
         [
-            "Stream of 48 B messages over TAP, beside five busy processes",
+            "Stream of 48 B messages over TAP, while five processes are busy",
             "read() and write() on UDP sockets over veth",
             "the time",
         ],
@@ -288,7 +288,7 @@ fn draw_bar(svg: &mut String, y: f64, found: &Found) {
         svg,
         "<text x=\"16\" y=\"{:.1}\">{}</text>\n\
          <text class=\"s\" x=\"16\" y=\"{:.1}\">beside {}</text>\n\
-         <text class=\"s\" x=\"16\" y=\"{:.1}\">{}; {}</text>\n\
+         <text class=\"s\" x=\"16\" y=\"{:.1}\">ratios {} to {}; {}</text>\n\
          <rect class=\"{class}\" x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"20\"/>\n\
          <text class=\"b\" text-anchor=\"{anchor}\" x=\"{label:.1}\" y=\"{:.1}\">{}</text>\n",
         y + 16.0,
@@ -296,12 +296,13 @@ fn draw_bar(svg: &mut String, y: f64, found: &Found) {
         y + 32.0,
         escaped(found.bar.beside),
         y + 47.0,
+        number(found.measured.spread[0]),
+        number(found.measured.spread[1]),
         escaped(&found.date),
-        escaped(&found.machine),
         end.min(MIDDLE),
-        y + 12.0,
+        y + 18.0,
         (end - MIDDLE).abs(),
-        y + 27.0,
+        y + 33.0,
         escaped(&found.label()),
     );
 }

@@ -3,30 +3,30 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant as StdInstant};
 
-use super::closing_ports::{CHECK_INTERVAL, close_udp};
+use super::closing_ports::CHECK_INTERVAL;
 use super::sleeping::Caller;
 use super::{Round, Shared};
 use crate::lock::lock;
-use crate::{LinkError, error};
+use crate::{LinkError, PortProtocol, error};
 
 impl Shared {
-    /// Closes the port of a UDP socket, if the link demands it, once the socket's datagrams are sent.
+    /// Closes the port of a UDP socket, if the link demands it, once the server has taken the socket's datagrams. Does not
+    /// wait for that.
     pub(crate) fn close_udp_port(&self, local: SocketAddr) {
         if !self.opens_ports {
             return;
         }
         let mut link = lock(&self.link);
+        // A dead link has nothing to send.
+        let in_link = link.flush().and_then(|()| link.unsent()).unwrap_or(0);
         let mut core = self.core();
-        let unsent = core.stack.unsent();
-        if unsent > 0 {
+        if core.stack.unsent() + in_link > 0 {
             let (now, core) = (self.clock.now(), &mut *core);
             core.closing_ports.push(local, &core.stack, now);
+        } else {
+            link.close_port(PortProtocol::Udp, local);
         }
-        drop(core);
-        if unsent == 0 {
-            close_udp(link.as_mut(), local);
-        }
-        drop(link);
+        drop((core, link));
         // Another thread may have found the lock taken, and left its frames to this one.
         self.kick();
     }

@@ -4,7 +4,6 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use towpath_stack::{Instant, SocketError};
 
-use super::closing_ports::close_udp;
 use super::{Core, Shared};
 use crate::lock::lock;
 use crate::{Link, PortProtocol, error};
@@ -46,15 +45,15 @@ impl Shared {
         outcome.map_err(error::socket)
     }
 
-    /// Closes the TCP ports that the stack no longer uses, and the UDP ports whose last datagrams are sent.
+    /// Closes the TCP ports that the stack no longer uses, and the UDP ports whose last datagrams the server has taken.
     pub(super) fn close_unused_ports(&self, link: &mut dyn Link) {
         let now = self.clock.now();
         loop {
             let mut core = self.core();
             let Core { closing_ports, stack, .. } = &mut *core;
-            let Some(local) = closing_ports.next(stack, now) else { break };
+            let Some(local) = closing_ports.next(stack, link, now) else { break };
             drop(core);
-            close_udp(link, local);
+            link.close_port(PortProtocol::Udp, local);
         }
         while let Some((is_ipv4, port)) = { self.core().stack.next_unused_port() } {
             let any =

@@ -77,7 +77,7 @@ impl Shared {
         }
         let now = self.clock.now();
         let core = self.core();
-        let (next, blocked) = (core.stack.poll_at(now), core.stack.is_blocked());
+        let (next, blocked) = (core.due_at(now), core.stack.is_blocked());
         drop(core);
         if next.is_some_and(|next| next <= now) {
             return Ok(());
@@ -124,7 +124,7 @@ impl Shared {
             return Ok(Some(link));
         }
         let core = self.core();
-        let (next, blocked) = (core.stack.poll_at(since), core.stack.is_blocked());
+        let (next, blocked) = (core.due_at(since), core.stack.is_blocked());
         drop(core);
         if blocked {
             return Ok(Some(link));

@@ -25,14 +25,16 @@ pub(super) struct Kernel {
 pub(super) fn look() -> Kernel {
     let (files, slept) = (needed_calls::memory_files(), needed_calls::sleeping());
     let (processes, started) = (needed_calls::processes(), needed_calls::threads());
-    let made = needed_calls::descriptors();
-    let suffices = [files, slept, processes, started, made].iter().all(Result::is_ok);
+    let (made, connected) = (needed_calls::descriptors(), needed_calls::sockets());
+    let needed = [files, slept, processes, started, made, connected];
+    let suffices = needed.iter().all(Result::is_ok);
     let findings = vec![
         version(),
         memory_files(files),
         sleeping(slept),
         threads(started),
         descriptors(made),
+        sockets(connected),
         peers(processes),
         io_uring(),
         landlock(),
@@ -123,6 +125,18 @@ fn descriptors(made: Result<(), RefusedCall>) -> Finding {
             "threads and processes can wake each other",
         ),
         Err(refused) => missing("descriptors", refused, "no server can start"),
+    }
+}
+
+fn sockets(connected: Result<(), RefusedCall>) -> Finding {
+    match connected {
+        Ok(()) => Finding::new(
+            "sockets",
+            Standing::Ok,
+            "accept4, getsockopt, sendmsg, recvmsg, poll, shutdown, flock, fchmod",
+            "applications can attach",
+        ),
+        Err(refused) => missing("sockets", refused, "no application can attach"),
     }
 }
 

@@ -10,6 +10,8 @@ pub(crate) use calls::Confinement;
 use calls::Process;
 pub(super) use files::ForServers;
 
+use std::error::Error;
+use std::io;
 use std::path::Path;
 
 use landlock::{RulesetError, RulesetStatus};
@@ -98,6 +100,12 @@ fn restrict(
             "this kernel's Landlock lacks restrictions that newer kernels have, for example of signals to other processes"
         ),
         Ok(RulesetStatus::FullyEnforced) => {}
+        Err(error) if is_refused_call(&error) => {
+            warn!(
+                "a filter of system calls refuses Landlock, so the {name} reaches all files of its user: {error}; \
+                 in a container, a seccomp filter that allows landlock_add_rule and landlock_restrict_self"
+            );
+        }
         Err(error) => {
             return Err(Failure::new(format!(
                 "--confine: Landlock: {error}; --confine off serves without it"
@@ -110,6 +118,15 @@ fn restrict(
         );
     }
     Ok(())
+}
+
+/// Returns `true` if the cause is a system call that a filter refuses, as of a container.
+fn is_refused_call(error: &(dyn Error + 'static)) -> bool {
+    let mut causes = std::iter::successors(Some(error), |&error| error.source());
+    causes.any(|cause| {
+        let errno = cause.downcast_ref().and_then(io::Error::raw_os_error);
+        matches!(errno, Some(libc::EPERM | libc::ENOSYS))
+    })
 }
 
 /// Becomes `user`, if given, and drops every right but `kept`. Servers that it starts as an

@@ -68,6 +68,33 @@ fn a_log_without_a_reader_stops_nothing() {
 }
 
 #[test]
+fn a_server_starts_and_is_upgraded_without_a_reader_of_its_log() {
+    towpath_testkit::isolated!(|| {
+        if !tun("blocking::a_server_starts_and_is_upgraded_without_a_reader_of_its_log") {
+            return;
+        }
+        let directory = Directory::new();
+        let (reader, writer) = io::pipe().unwrap();
+        fill(&writer);
+        let log = Stdio::from(writer.try_clone().unwrap());
+        let mut server = serve_with_log(&directory, "s.sock", &TAP, log).unwrap();
+        round_trip(&server, 7);
+        for _ in 0..2 {
+            prints(&mut towpath(&["upgrade", &server.socket]));
+            round_trip(&server, 7);
+        }
+        server.kill_server();
+        until("the next server serves", || server.state() == "serving");
+        round_trip(&server, 7);
+        drop(writer);
+        let read = read_all(reader);
+        assert!(server.stop(Signal::TERM).success());
+        let read = read.join().unwrap();
+        assert!(read.contains("the server was killed by signal 9"), "{read}");
+    });
+}
+
+#[test]
 fn a_service_manager_that_reads_nothing_holds_no_end_up() {
     towpath_testkit::isolated!(|| {
         if !tun("blocking::a_service_manager_that_reads_nothing_holds_no_end_up") {

@@ -1,9 +1,14 @@
-//! Servers in a container: applications outside of it, and the limits of its memory.
+//! Servers in a container: their applications may be outside of it, and its memory is limited.
+
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use rustix::process::{Pid, Signal, kill_process};
 use towpath_client::{Options, Session};
 use towpath_net::{Network, UdpSocket};
-use towpath_testkit::{family, in_pid_namespace};
+use towpath_testkit::{Unavailable, family, in_pid_namespace, skip};
 
 use crate::running::*;
 use crate::serving::round_trip;
@@ -122,5 +127,100 @@ fn sessions_together_take_at_most_total_bytes() {
             third.is_some()
         });
         drop((other, third));
+    });
+}
+
+/// A control group with little memory; dropping it removes it.
+struct ControlGroup(PathBuf);
+
+impl ControlGroup {
+    /// Makes a group of this limit. Returns `None` and says SKIP where that is not possible.
+    fn new(test: &str, bytes: u64) -> Option<ControlGroup> {
+        let name = format!("towpath-test-{}", std::process::id());
+        for (mount, limit) in
+            [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")]
+        {
+            let path = Path::new(mount).join(&name);
+            if fs::create_dir(&path).is_ok() {
+                let group = ControlGroup(path);
+                if fs::write(group.0.join(limit), bytes.to_string()).is_ok() {
+                    return Some(group);
+                }
+            }
+        }
+        let cause = "no control group with a limit of memory can be made".into();
+        skip(test, &Unavailable { cause, remedy: "root, and a writable /sys/fs/cgroup".into() });
+        None
+    }
+
+    /// Has a command start in the group.
+    ///
+    /// Unsafe lives here for the hook between fork and exec, which only writes to an open file.
+    fn hold(&self, command: &mut Command) {
+        let processes = File::options().write(true).open(self.0.join("cgroup.procs")).unwrap();
+        let enter = move || Ok(rustix::io::write(&processes, b"0").map(drop)?);
+        // SAFETY: `enter` makes only a system call.
+        unsafe { command.pre_exec(enter) };
+    }
+
+    /// Returns how many processes of the group the kernel has killed, since memory ran out.
+    fn kills(&self) -> u64 {
+        let files = ["memory.oom_control", "memory.events"].map(|file| self.0.join(file));
+        let text = files.iter().find_map(|file| fs::read_to_string(file).ok()).unwrap();
+        let count = text.lines().find_map(|line| line.strip_prefix("oom_kill ")).unwrap();
+        count.parse().unwrap()
+    }
+}
+
+impl Drop for ControlGroup {
+    fn drop(&mut self) {
+        // Its processes have ended, but the kernel may not have removed them yet.
+        let _ = (0..100).find(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            fs::remove_dir(&self.0).is_ok()
+        });
+    }
+}
+
+/// Without `--total-bytes`, the sessions together take at most half of the group's memory, so that the kernel has to kill
+/// no process. The memory is this program's too, but a server gives all of a session's pages at once.
+#[test]
+fn sessions_leave_half_of_a_groups_memory() {
+    towpath_testkit::isolated!(|| {
+        const TEST: &str = "containers::sessions_leave_half_of_a_groups_memory";
+        const GROUP_BYTES: u64 = 64 << 20;
+        if !tun(TEST) {
+            return;
+        }
+        let directory = Directory::new();
+        let Some(group) = ControlGroup::new(TEST, GROUP_BYTES) else { return };
+        let mut program = towpath(&[]);
+        group.hold(&mut program);
+        let mut server = Starting::with(program, &directory, "s.sock", &TAP).ready().unwrap();
+        let mut networks = Vec::new();
+        let refused = loop {
+            match Network::attach(&server.socket) {
+                Ok(network) => networks.push(network),
+                Err(error) => break error.to_string(),
+            }
+        };
+        assert!(!networks.is_empty(), "{refused}");
+        let allowed = format!("at most {} are allowed (total-bytes", GROUP_BYTES / 2);
+        assert!(refused.contains(&allowed), "{refused}");
+        // The sessions outlive servers, also in this memory.
+        for _ in 0..3 {
+            let count = |server: &Running| server.report()["sessions"].as_array().unwrap().len();
+            assert_eq!(count(&server), networks.len());
+            server.kill_server();
+            until("the next server serves all sessions", || {
+                let report = server.report();
+                let all = report["sessions"].as_array().unwrap();
+                all.iter().filter(|session| session["unclaimed"] != true).count() == networks.len()
+            });
+        }
+        drop(networks);
+        until("the memory is free again", || Network::attach(&server.socket).is_ok());
+        assert_eq!(group.kills(), 0);
+        assert!(server.stop(Signal::TERM).success(), "{}", server.log());
     });
 }

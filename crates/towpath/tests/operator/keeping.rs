@@ -500,21 +500,28 @@ pub(crate) fn filters_of(process: u32) -> u32 {
     count.unwrap().trim().parse().unwrap()
 }
 
-/// Checks that a process has exactly these capabilities, and that programs which it starts have at
-/// most those of `given`.
+/// Checks that a process has exactly these capabilities, its other threads none beside them, and that programs which
+/// it starts have at most those of `given`.
 pub(crate) fn check_rights(process: u32, expected: u64, given: u64) {
-    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
-    let given = expected & given;
-    for (set, expected) in [
-        ("CapPrm", expected),
-        ("CapEff", expected),
-        ("CapInh", expected),
-        ("CapBnd", 0),
-        ("CapAmb", given),
-    ] {
-        assert!(status.contains(&format!("{set}:\t{expected:016x}\n")), "{expected:x}: {status}");
+    for thread in fs::read_dir(format!("/proc/{process}/task")).unwrap() {
+        let thread = thread.unwrap();
+        // A thread may have ended since.
+        let Ok(status) = fs::read_to_string(thread.path().join("status")) else { continue };
+        let is_first = thread.file_name().to_str() == Some(&process.to_string());
+        for (set, most) in [
+            ("CapPrm:", expected),
+            ("CapEff:", expected),
+            ("CapInh:", expected),
+            ("CapBnd:", 0),
+            ("CapAmb:", expected & given),
+        ] {
+            let found = status.lines().find_map(|line| line.strip_prefix(set)).unwrap();
+            let found = u64::from_str_radix(found.trim(), 16).unwrap();
+            let others = found & !most;
+            assert!(others == 0 && (found == most || !is_first), "{set} {most:x}: {status}");
+        }
+        assert!(status.contains("NoNewPrivs:\t1\n"), "{status}");
     }
-    assert!(status.contains("NoNewPrivs:\t1\n"), "{status}");
 }
 
 /// Server and keeper have the rights that docs/trust.md says, and no other ones.
