@@ -180,12 +180,12 @@ kills_three_servers() {
     for round in 1 2 3; do
         servers=$(servings)
         kills_a_server
-        # The card's ring holds the packets of one restart, and a slow machine takes two seconds for it.
+        # The card's ring holds the packets of one restart. On a slow machine, a restart takes two seconds.
         eventually serves_again
     done
 }
 
-# Returns how often a server has begun to serve.
+# Prints how often a server has begun to serve.
 servings() {
     grep -c ' INFO serving ' /tmp/server.log
 }

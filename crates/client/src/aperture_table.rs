@@ -12,7 +12,7 @@ use crate::error::{OpenError, not_mapped, wrong_answer};
 use crate::request_table::RequestTable;
 use crate::tripwire_table::TripwireTable;
 
-/// Maps a memory of which there are apertures. Children made by `fork` do not inherit the mapping.
+/// Maps a memory file with apertures. Children made by `fork` do not inherit the mapping.
 pub(crate) fn map_common(file: OwnedFd, is_writable: bool) -> io::Result<CommonMemory> {
     let memory = SharedFile::adopt(file)?.map_common(is_writable)?;
     memory.mapping().keep_from_children()?;

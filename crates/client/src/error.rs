@@ -185,8 +185,8 @@ pub enum AccessError {
     Gone,
     /// This process is a child made by `fork`.
     #[error(
-        "this process was forked, and the memory or aperture belongs to its parent; attach a session in \
-         this process"
+        "this process was forked, and the memory, aperture or channel belongs to its parent; attach a session \
+         in this process"
     )]
     Forked,
 }

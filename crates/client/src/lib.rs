@@ -35,10 +35,10 @@
 //! the TCP and UDP sockets of `towpath-net`, which any thread may use.
 //!
 //! After `fork` the child has no session: every call there returns [`Lost::Forked`], or `Forked` of
-//! the call's own error, and the parent's session continues undisturbed. A drop there only frees the
-//! child's copies. The check is a load and a comparison: the session has a page that the kernel wipes
-//! in children. A child that was forked inside of a callback, such as that of [`Session::receive`],
-//! must not return from it: it exits there, or calls `exec`.
+//! the call's own error. The parent's session continues undisturbed, and a drop in the child only
+//! frees the child's copies. Each call checks a page that the kernel wipes in children, which costs a
+//! load and a comparison. A child that was forked inside of a callback, such as that of
+//! [`Session::receive`], must not return from the callback: it exits there, or calls `exec`.
 //!
 //! If the server is killed, a session waits for the next server and goes on
 //! ([`Options::resume_timeout`]).

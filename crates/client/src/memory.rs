@@ -11,8 +11,8 @@ use crate::error::AccessError;
 ///
 /// Others may write it at any time, by the rights of the apertures. So there are no references into
 /// it: every access copies. The memory stays mapped while this value lives, also after the
-/// session's end. Dropping the value releases nothing: see [`crate::Session::release_memory`]. A
-/// child made by `fork` does not have it: each access there fails with [`AccessError::Forked`].
+/// session's end. Dropping the value releases nothing: see [`crate::Session::release_memory`]. In a
+/// child made by `fork`, each access fails with [`AccessError::Forked`].
 #[derive(Debug)]
 pub struct Memory {
     pub(crate) number: u32,
@@ -59,7 +59,10 @@ fn write(memory: &CommonMemory, offset: usize, from: &[u8]) -> Result<(), Access
 }
 
 impl Memory {
-    /// Returns the memory, unless this process is a child that does not have it.
+    /// Returns the mapped memory.
+    ///
+    /// # Errors
+    /// [`AccessError::Forked`]: this process is a child, which did not inherit the mapping.
     #[inline]
     fn mapped(&self) -> Result<&CommonMemory, AccessError> {
         if self.guard.is_parent() { Ok(&self.common) } else { Err(AccessError::Forked) }

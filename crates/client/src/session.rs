@@ -394,7 +394,7 @@ impl Session {
         self.guard.is_parent()
     }
 
-    /// Returns the guard, for memory whose accesses do not take the session.
+    /// Returns the guard, which memory keeps because its accesses do not take the session.
     pub(crate) fn guard(&self) -> &ForkGuard {
         &self.guard
     }

@@ -99,8 +99,9 @@ pub struct Capture<W: Write + Send> {
 
 impl<W: Write + Send + 'static> CaptureDevice<W> {
     /// Wraps a device, and starts a capture. The wrapper writes the packets of a batch to `out` with
-    /// one call, or a few, so pass a [`BufWriter`](io::BufWriter) around a file. The wrapper flushes `out`
-    /// before the engine sleeps. An `out` that may have no room refuses a whole call with `WouldBlock`.
+    /// one call per 64 KiB, and flushes `out` before the engine sleeps. A batch may be one packet, so
+    /// pass a [`BufWriter`](io::BufWriter) around a file. An `out` without room must refuse a whole call,
+    /// with `WouldBlock`.
     ///
     /// # Errors
     /// The error of writing the capture's beginning.
@@ -141,10 +142,10 @@ impl<W: Write + Send + 'static> Wrap for Capture<W> {
     }
 }
 
-/// The bytes of blocks after which the writer passes them on, before the end of a batch.
+/// The bytes of blocks at which the wrapper writes them before the end of a batch.
 const MOST_BLOCK_BYTES: usize = 64 << 10;
 
-/// Gathers the blocks of a batch, and writes them in one piece.
+/// Gathers the blocks of a batch, and writes them with one call.
 struct PacketWriter<W> {
     blocks: Writer<Vec<u8>>,
     /// The packets among the blocks.
@@ -172,11 +173,15 @@ impl<W: Write> PacketWriter<W> {
     ) -> io::Result<()> {
         self.blocks.packet(self.interface, time_ns, direction, &[bytes], bytes.len())?;
         self.packets += 1;
-        if self.blocks.get_mut().len() >= MOST_BLOCK_BYTES { self.put(counts) } else { Ok(()) }
+        if self.blocks.get_mut().len() >= MOST_BLOCK_BYTES {
+            self.write_blocks(counts)
+        } else {
+            Ok(())
+        }
     }
 
-    /// Passes the blocks on, and counts their packets: as missed if `out` has no room for them.
-    fn put(&mut self, counts: &Shared) -> io::Result<()> {
+    /// Writes the gathered blocks, and counts their packets: as missed if `out` has no room for them.
+    fn write_blocks(&mut self, counts: &Shared) -> io::Result<()> {
         let (blocks, packets) = (self.blocks.get_mut(), std::mem::take(&mut self.packets));
         if packets == 0 {
             return Ok(());
@@ -256,10 +261,10 @@ impl<W: Write + Send> CaptureQueue<W> {
         }
     }
 
-    /// Passes on what it gathered of a batch.
+    /// Writes the gathered blocks of a batch. A failure ends the capture.
     fn end_batch(&mut self) {
         if let Some(writer) = &mut self.writer
-            && let Err(error) = writer.put(&self.status.shared)
+            && let Err(error) = writer.write_blocks(&self.status.shared)
         {
             self.end(error);
         }

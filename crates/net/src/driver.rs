@@ -56,15 +56,15 @@ pub(crate) struct Core {
     /// The waiters of [`Shared::drive`], which ends with the turn of any thread.
     turn_ends: Vec<Arc<Waiter>>,
     telling: ToTell,
-    /// The ports of closed UDP sockets with datagrams that still wait.
+    /// The ports of closed UDP sockets whose datagrams still wait.
     closing_ports: ClosingPorts,
 }
 
 impl Core {
     /// Returns the time at which work is due without a received frame, if there is such a time.
     fn due_at(&self, now: Instant) -> Option<Instant> {
-        let ask_at = self.closing_ports.ask_at(now);
-        self.stack.poll_at(now).into_iter().chain(ask_at).min()
+        let check_at = self.closing_ports.check_at(now);
+        self.stack.poll_at(now).into_iter().chain(check_at).min()
     }
 }
 
@@ -165,7 +165,10 @@ impl Shared {
         result
     }
 
-    /// Returns the error of a dead link.
+    /// Checks that the link is not dead.
+    ///
+    /// # Errors
+    /// The link's error.
     pub(crate) fn check_link(&self) -> std::io::Result<()> {
         self.core().dead.as_ref().map_or(Ok(()), |dead| Err(error::link(dead)))
     }
@@ -217,9 +220,9 @@ impl Shared {
         }
     }
 
-    /// Registers a socket with a poller, which has an event at once if an operation `is_possible`, or
-    /// if the link is dead: no later event would tell of that. A thread of the application that drives
-    /// now leaves that to the library's thread.
+    /// Registers a socket with a poller. The poller has an event at once if an operation `is_possible`,
+    /// or if the link is dead, which no later event would report. A thread of the application that
+    /// drives now leaves the driving to the library's thread.
     pub(crate) fn watch(
         &self,
         mut core: MutexGuard<'_, Core>,

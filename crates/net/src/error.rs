@@ -27,7 +27,7 @@ pub(crate) fn socket(error: SocketError) -> Error {
     Error::new(kind, error)
 }
 
-/// Returns the error of every call after the link's death, or in a child made by `fork`.
+/// Returns the error of every call on a dead link, or in a child made by `fork`.
 pub(crate) fn link(error: &LinkError) -> Error {
     Error::new(ErrorKind::NetworkDown, error.clone())
 }

@@ -53,9 +53,9 @@
 //! A network belongs to the process that made it. In a child made by `fork`, each call on the network
 //! and its sockets fails at once with [`NetworkDown`](std::io::ErrorKind::NetworkDown), and the error
 //! contains [`LinkError::Forked`]. This holds for each method, also where its own list of errors is
-//! empty. Methods without an error return nothing: no addresses, counts of zero, no events. Drops in
-//! the child are silent, and the parent's network continues undisturbed. A program that becomes a daemon
-//! makes its networks afterwards, or makes new ones in the child.
+//! empty. Methods without an error return no addresses, counts of zero and no events. Drops in the
+//! child have no effect on the parent, whose network continues undisturbed. A program that becomes a
+//! daemon makes its networks afterwards, in the child.
 //!
 //! ```
 //! use towpath_net::LinkError;
@@ -67,14 +67,14 @@
 //! }
 //! ```
 //!
-//! The check makes no system call: each network and each poller has a page that the kernel wipes in
-//! children (`MADV_WIPEONFORK`), and a call loads one word of it and compares. A call checks before it
+//! The check makes no system call. Each network and each poller has a page that the kernel wipes in
+//! children (`MADV_WIPEONFORK`); a call loads one word of the page and compares. A call checks before it
 //! takes a lock, since a thread of the parent may have held the lock at the fork. The memory and the
 //! descriptors of inherited networks stay with the child until it ends or calls `exec`.
 //!
-//! A network with a library thread makes a program multi-threaded, so for the rest of the program the
-//! rules of fork(2) apply: a child of such a program may call only async-signal-safe functions
-//! until it calls `exec`, or relies on its C library for more.
+//! A network with a library thread makes a program multi-threaded. By fork(2), a child of such a
+//! program may call only async-signal-safe functions until it calls `exec`. Some C libraries allow
+//! more.
 //!
 //! # Locks
 //! One lock guards the stack, another the link. The library makes system calls under the link's

@@ -124,8 +124,8 @@ pub trait Link: Send {
     /// If the link is dead.
     fn flush(&mut self) -> Result<(), LinkError>;
 
-    /// Returns how many accepted frames, or pieces of them, would be lost if the link ended now. By default 0, for a link
-    /// whose frames do not depend on it once `flush` has returned.
+    /// Returns how many accepted frames, or pieces of frames, would be lost if the link ended now. By default 0, for a
+    /// link that has sent all accepted frames once `flush` has returned.
     ///
     /// # Errors
     /// If the link is dead.

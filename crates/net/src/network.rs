@@ -24,13 +24,13 @@ pub enum Driving {
     Application,
 }
 
-/// The time for which the last drop waits for datagrams: it covers a repeated request for a neighbour's link address, which
-/// goes out after 1 s, and its answer. [`Network::drain`] waits longer.
-const LAST_DROP: Duration = Duration::from_millis(1500);
+/// The time for which the last drop waits for datagrams. The stack repeats a request for a neighbour's link address
+/// after 1 s, and the rest is for the answer. [`Network::drain`] can wait longer.
+const LAST_DROP_WAIT: Duration = Duration::from_millis(1500);
 
 /// A private host: a stack and the link that carries its frames. This is a handle: its clones and
-/// all their sockets share the host, which ends with the last of them. That last drop waits until the sent datagrams have
-/// left, for at most 1.5 s; it does not wait for TCP connections ([`Network::drain`]).
+/// all their sockets share the host, which ends with the last of them. The drop of the last handle waits until the sent
+/// datagrams have left, for at most 1.5 s. It does not wait for TCP connections; [`Network::drain`] does.
 #[derive(Clone)]
 pub struct Network {
     owner: Arc<Owner>,
@@ -38,8 +38,8 @@ pub struct Network {
 
 /// Ends the host with the last handle.
 struct Owner {
-    /// A child made by `fork` must not look at it, lock it or drop it: a thread of the parent may have
-    /// held a lock there, and left the state behind it half-changed.
+    /// A child made by `fork` must not read, lock or drop the state. A thread of the parent may have
+    /// held a lock, and left the state behind the lock half-changed.
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     guard: ForkGuard,
@@ -78,8 +78,8 @@ impl Network {
         Ok(Network { owner: Arc::new(Owner { shared, thread, guard }) })
     }
 
-    /// Returns the state of the network, unless this process is a child made by `fork`. Every call
-    /// gets the state here, before it takes a lock: a load and a comparison.
+    /// Returns the state of the network. Every call gets the state here, before it takes a lock. The
+    /// check for a child made by `fork` is a load and a comparison.
     ///
     /// # Errors
     /// [`LinkError::Forked`].
@@ -135,11 +135,11 @@ impl Network {
     /// for datagrams only, and for at most 1.5 s.
     ///
     /// # Errors
-    /// [`io::ErrorKind::TimedOut`] if connections are still open then, or datagrams still wait; or the
-    /// link's error.
+    /// [`io::ErrorKind::TimedOut`] if connections are still open or datagrams still wait at the timeout;
+    /// or the link's error.
     pub fn drain(&self, timeout: Duration) -> io::Result<()> {
-        // The server does not report that it has sent a frame.
-        const ASK: Duration = Duration::from_millis(1);
+        // The server does not report that it has sent a frame, so the thread checks at this interval.
+        const CHECK_INTERVAL: Duration = Duration::from_millis(1);
         let shared = self.checked()?;
         let until = StdInstant::now().checked_add(timeout);
         loop {
@@ -151,24 +151,31 @@ impl Network {
                 .map_or(Duration::MAX, |until| until.saturating_duration_since(StdInstant::now()));
             if left.is_zero() {
                 let text = match connections {
-                    0 => "datagrams still wait for a neighbour's answer, or for the device",
-                    _ => "connections are still open",
+                    0 => {
+                        "datagrams still wait for a neighbour's answer, or for the device; wait longer, or \
+                         check that the peer's host answers"
+                    }
+                    _ => "connections are still open; drop streams and listeners, or wait longer",
                 };
                 return Err(io::Error::new(io::ErrorKind::TimedOut, text));
             }
             if shared.threaded {
                 shared.check_link()?;
-                std::thread::sleep(left.min(if connections == 0 { ASK } else { 5 * ASK }));
+                std::thread::sleep(left.min(if connections == 0 {
+                    CHECK_INTERVAL
+                } else {
+                    5 * CHECK_INTERVAL
+                }));
             } else {
-                shared.drive(if connections == 0 { left.min(ASK) } else { left })?;
+                shared.drive(if connections == 0 { left.min(CHECK_INTERVAL) } else { left })?;
             }
         }
     }
 
-    /// Ends the host, whatever other handles there are: drains it for at most `timeout`
-    /// ([`Network::drain`]), and drops the rest. Returns the last counters:
-    /// [`Counters::unsent_at_end`] counts the frames that did not leave. Calls on other handles and on
-    /// sockets fail from then on.
+    /// Ends the host, also for all other handles: drains the host for at most `timeout`
+    /// ([`Network::drain`]), and drops the frames that still wait. Returns the last counters, of which
+    /// [`Counters::unsent_at_end`] counts these frames. Later calls on other handles and on sockets
+    /// fail.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -183,7 +190,7 @@ impl Network {
     /// # }
     /// ```
     pub fn end(self, timeout: Duration) -> Counters {
-        // What is left is dropped and counted, whatever the reason.
+        // Whatever the error, the next call drops and counts the frames that still wait.
         let _ = self.drain(timeout);
         if let Ok(shared) = self.checked() {
             shared.end_by_program();
@@ -201,8 +208,8 @@ impl Network {
         waiter
     }
 
-    /// Returns the state of the network to the drop of a socket's last handle, without the socket's
-    /// waiter. Returns `None` in a child made by `fork`: the socket is the parent's.
+    /// Removes the waiter of a socket whose last handle is dropped, and returns the network's state.
+    /// Returns `None` in a child made by `fork`, in which the socket is the parent's.
     pub(crate) fn unregister(&self, id: SocketId) -> Option<&Shared> {
         let shared = self.checked().ok()?;
         shared.core().waiters.remove(&id);
@@ -219,7 +226,7 @@ impl std::fmt::Debug for Network {
 impl Drop for Owner {
     fn drop(&mut self) {
         if !self.guard.is_parent() {
-            // The library's thread is the parent's, and so is the state, which stays until this
+            // The library's thread and the state are the parent's. The state's copy stays until this
             // process ends or calls `exec`.
             std::mem::forget((self.thread.take(), self.shared.clone()));
             return;
@@ -228,6 +235,6 @@ impl Drop for Owner {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        self.shared.send_the_rest(LAST_DROP);
+        self.shared.send_the_rest(LAST_DROP_WAIT);
     }
 }

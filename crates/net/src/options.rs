@@ -78,8 +78,8 @@ pub(crate) fn hop_limit(ttl: u32) -> io::Result<u8> {
     })
 }
 
-/// Calls `f` with each address of `to` until a call succeeds. In a child made by `fork`, fails before it
-/// asks the resolver.
+/// Calls `f` with each address of `to` until a call succeeds. In a child made by `fork`, fails before the
+/// resolver is called.
 pub(crate) fn each<R>(
     network: &Network,
     to: impl ToSocketAddrs,

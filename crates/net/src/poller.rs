@@ -38,8 +38,8 @@ struct Shared {
 /// before the next [`Poller::take`] together cost one system call. A socket has one registration:
 /// a second one, also of a clone, replaces the first.
 ///
-/// In a child made by `fork`, an inherited poller has no events, and takes no socket. Its descriptor
-/// is the parent's, and shows the parent's events.
+/// In a child made by `fork`, an inherited poller has no events, and registers no socket. Its
+/// descriptor is the parent's, and shows the parent's events.
 #[derive(Clone)]
 pub struct Poller {
     shared: Arc<Shared>,

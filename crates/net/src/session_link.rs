@@ -257,7 +257,7 @@ impl Network {
 }
 
 impl SessionLink {
-    /// Returns an error if the session is over, or is that of this process's parent.
+    /// Returns an error if the session is over, or belongs to the parent of this process.
     fn check_session(&self) -> io::Result<()> {
         match self.session.free_buffers() {
             Ok(_) => Ok(()),

@@ -106,7 +106,7 @@ fn said(detail: &Option<String>) -> String {
 
 fn hint(errno: Errno) -> &'static str {
     match errno {
-        // The kernel has `EACCES` for other causes, such as an interface without IPv6.
+        // The kernel returns `EACCES` for other causes, such as an interface with IPv6 disabled.
         Errno::PERM => "; needs CAP_NET_ADMIN in this network namespace",
         Errno::OPNOTSUPP => "; is the kernel's module for it there?",
         _ => "",

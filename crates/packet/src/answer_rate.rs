@@ -1,14 +1,14 @@
-//! The limit of answers that a host sends to others, such as resets and ICMP errors.
+//! The limit of answers per second, such as resets and ICMP errors.
 
-/// A token in the bucket's unit: a nanosecond's part of the rate.
+/// One token, in the bucket's unit: billionths of a token. The bucket gains its rate per second in each nanosecond.
 const TOKEN: u64 = 1_000_000_000;
 
 /// A token bucket that holds the answers of half a second, at least one.
 ///
-/// All senders share it. If each answer took one token, a sender could find out whether segments
-/// that it forged in another one's name were answered: by how many answers are left for itself (Man
-/// et al., "DNS Cache Poisoning Attack Reloaded", 2020). So an answer takes one token only on
-/// average, as on Linux (`icmp_global_consume` in net/ipv4/icmp.c).
+/// All senders share the bucket. If each answer took one token, a sender could forge segments in the
+/// name of another host, and count the answers that are left for itself. The count would tell whether
+/// the forged segments were answered (Man et al., "DNS Cache Poisoning Attack Reloaded", 2020). So an
+/// answer takes one token only on average, as on Linux (`icmp_global_consume` in net/ipv4/icmp.c).
 ///
 /// ```
 /// let mut rate = towpath_packet::AnswerRate::new(1_000, 0);
@@ -32,7 +32,8 @@ impl AnswerRate {
         (u64::from(per_second) * TOKEN / 2).max(TOKEN)
     }
 
-    /// Takes no token, one or two, by a random number. Returns `false` if there is none.
+    /// Takes no token, one or two, by the number `random`. Returns `false` if the bucket has no token: the caller
+    /// must not answer. `now_ns`: the time in nanoseconds.
     pub fn take(&mut self, now_ns: u64, random: u64) -> bool {
         let passed = now_ns.saturating_sub(self.updated).min(TOKEN);
         self.updated = now_ns;

@@ -190,7 +190,7 @@ impl<W: Write> Writer<W> {
         self.block(|out| out.flush())
     }
 
-    /// Returns the underlying writer. What the caller writes or removes there is its responsibility.
+    /// Returns the underlying writer. The caller must keep all blocks there whole.
     pub fn get_mut(&mut self) -> &mut W {
         &mut self.out
     }

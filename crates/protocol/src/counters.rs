@@ -160,8 +160,8 @@ pub enum Device {
     DriverCalls,
     /// Packets to the device whose checksum or segments the engine had to make in software.
     TxSoftwareOffloads,
-    /// Dropped on transmit, because their session ended while they waited for the device; packets left in the session's
-    /// queues count by their buffers.
+    /// Dropped on transmit, because their session ended while they waited for the device. Of packets that the engine
+    /// had not taken from the session's transmit queues, it counts each buffer.
     TxEnded,
     /// Suppressed notifications: the session had news, and its application was awake or
     /// timer-driven.
@@ -273,7 +273,8 @@ pub enum Device {
     /// many came or went in one poll iteration, because one was longer than any of a connection, or because
     /// tripwires had used the budget.
     RdmaOverBudget,
-    /// Answers that the engine sent for the addresses of ended sessions: resets, "port unreachable", and link addresses.
+    /// Answers that the engine sent for the addresses of ended sessions: resets, "port unreachable", and link
+    /// addresses.
     FreedAnswers,
 }
 

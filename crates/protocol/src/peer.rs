@@ -19,10 +19,10 @@ pub struct Peer {
     pub gid: u32,
     /// Its supplementary groups, at most 1024.
     pub groups: Vec<u32>,
-    /// Its process identifier, for people to read; 0 if the peer is outside of this process' pid namespace, and of
-    /// those within it.
+    /// Its process identifier, for people to read; 0 if the peer is neither in this process' pid namespace nor in one
+    /// below it.
     pub pid: i32,
-    /// Its process as a descriptor, wherever the process is; `None` before Linux 6.5, or if the peer has ended.
+    /// Its process as a descriptor, in any pid namespace; `None` before Linux 6.5, or if the peer has ended.
     pub process: Option<OwnedFd>,
 }
 
@@ -55,17 +55,18 @@ impl Peer {
     /// Asks the kernel for the peer of a socket.
     ///
     /// # Errors
-    /// The error of `getsockopt`, in words; so is a socket without a peer, and a peer with more than 1024 groups.
+    /// The error of `getsockopt`, in words. A socket without a peer is an error, as is a peer with more than 1024
+    /// groups.
     pub fn of(socket: impl AsFd) -> io::Result<Peer> {
         let socket = socket.as_fd();
-        // The process identifier, the user and the group of `struct ucred`. A wrapper that takes an identifier
-        // of 0 for an error would refuse each peer outside of this process' pid namespace.
+        // The process identifier, the user and the group of `struct ucred`. The wrapper of rustix takes an identifier
+        // of 0 for an error, and so refuses each peer outside of this process' pid namespace.
         let mut credentials = [0u32; 3];
         option(socket, SO_PEERCRED, &mut credentials)
             .map_err(|error| explained("SO_PEERCRED", &error))?;
         let [pid, uid, gid] = credentials;
         if uid == NO_USER {
-            let text = "no process is at the other end of the socket, or it is no Unix socket";
+            let text = "no process is at the other end, or the socket is no Unix socket";
             return Err(io::Error::new(io::ErrorKind::NotConnected, text));
         }
         let mut groups = vec![0u32; MAX_GROUPS];
@@ -76,7 +77,7 @@ impl Peer {
         let process = match option(socket, SO_PEERPIDFD, &mut process) {
             // SAFETY: the kernel has just opened this descriptor for us.
             Ok(_) if process[0] >= 0 => Some(unsafe { OwnedFd::from_raw_fd(process[0]) }),
-            // Before Linux 6.5, or the peer has ended meanwhile.
+            // The kernel is older than Linux 6.5, or the peer has ended.
             _ => None,
         };
         Ok(Peer { uid, gid, groups, pid: pid as i32, process })
@@ -86,10 +87,16 @@ impl Peer {
 /// Puts the cause of a socket option's failure into words.
 fn explained(option: &str, error: &io::Error) -> io::Error {
     let cause = match error.raw_os_error() {
-        Some(libc::ERANGE) => format!("your process has more than {MAX_GROUPS} groups"),
-        Some(libc::ENOPROTOOPT) => format!("the server's kernel has no {option}"),
+        Some(libc::ERANGE) => {
+            format!("your process has more than {MAX_GROUPS} groups; start it with fewer")
+        }
+        Some(libc::ENOPROTOOPT) => {
+            format!("the server's kernel has no {option}; the server needs Linux 4.13 or newer")
+        }
         Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => {
-            format!("a filter of system calls refuses {option} to the server")
+            format!(
+                "a filter of system calls refuses {option} to the server; allow getsockopt in the filter"
+            )
         }
         Some(number) => format!("{option} failed with error {number}"),
         None => format!("{option} failed: {error}"),
@@ -240,9 +247,15 @@ mod tests {
         assert!(said.starts_with("no process is at the other end"), "{said}");
         let explained =
             |number| explained("SO_X", &io::Error::from_raw_os_error(number)).to_string();
-        assert_eq!(explained(libc::ERANGE), "your process has more than 1024 groups");
-        assert_eq!(explained(libc::ENOPROTOOPT), "the server's kernel has no SO_X");
-        assert_eq!(explained(libc::EPERM), "a filter of system calls refuses SO_X to the server");
+        assert_eq!(
+            explained(libc::ERANGE),
+            "your process has more than 1024 groups; start it with fewer"
+        );
+        let expected = "the server's kernel has no SO_X; the server needs Linux 4.13 or newer";
+        assert_eq!(explained(libc::ENOPROTOOPT), expected);
+        let expected =
+            "a filter of system calls refuses SO_X to the server; allow getsockopt in the filter";
+        assert_eq!(explained(libc::EPERM), expected);
         assert_eq!(explained(libc::EBADF), "SO_X failed with error 9");
     }
 

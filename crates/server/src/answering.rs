@@ -1,22 +1,23 @@
-//! Has the engines answer for the addresses of ended sessions.
+//! The freed leases for which the control thread has the engines answer.
 
 use towpath_device::{Filter, FlowRule, FlowVlan};
 
 use crate::addresses::Lease;
 use crate::control::Control;
 use crate::engine::commands::Command;
-use crate::engine::freed::FreedAddress;
+use crate::engine::freed::FreedLease;
 use crate::engines::Reply;
 
-/// Returns the filters for packets to an address, and for requests for it.
+/// Returns the filters of a freed lease: packets to its MAC address, and requests for its addresses.
 fn filters(mac: [u8; 6]) -> [Filter; 3] {
     let flow = FlowRule { mac: Some(mac), vlan: FlowVlan::Untagged, ..FlowRule::default() };
     [Filter::Flow(flow), Filter::Address(mac), Filter::AllGroups]
 }
 
 impl Control {
-    /// Has the engines answer for the addresses of a session that has ended. Not for the host's own, for which the kernel
-    /// answers, nor if the device has no room for the filters, or gives all packets to one session.
+    /// Has the engines answer for the addresses of a freed lease. Does nothing for the host's own addresses, for
+    /// which the kernel answers. Does nothing if the device has no room for the filters, or gives all packets to one
+    /// session.
     pub(crate) fn answer_for(&mut self, lease: &Lease) {
         if lease.shared
             || lease.ipv4.is_none() && lease.ipv6.is_none()
@@ -33,11 +34,11 @@ impl Control {
         }
         self.freed.push(lease.mac);
         let ipv4 = lease.ipv4.map(|(ip, bits)| (ip.to_bits(), bits));
-        let freed = FreedAddress { mac: lease.mac, ipv4, ipv6: lease.addresses().ipv6 };
+        let freed = FreedLease { mac: lease.mac, ipv4, ipv6: lease.addresses().ipv6 };
         self.command(Command::AnswerFor(freed), Reply::Nothing);
     }
 
-    /// Ends that, for example because another session gets the addresses.
+    /// Ends the answers for the freed lease with a MAC address, for example because another session gets the lease.
     pub(crate) fn stop_answering_for(&mut self, mac: [u8; 6]) {
         if !self.freed.remove(mac) {
             return;
@@ -46,14 +47,14 @@ impl Control {
         self.release(&filters(mac));
     }
 
-    /// Ends that for the addresses that were freed first. Returns `false` if there are none.
+    /// Ends the answers for the oldest freed lease. Returns `false` if there is none.
     pub(crate) fn forget_oldest(&mut self) -> bool {
         let Some(mac) = self.freed.oldest() else { return false };
         self.stop_answering_for(mac);
         true
     }
 
-    /// Ends that for addresses whose time is over.
+    /// Ends the answers for the freed leases whose time is over.
     pub(crate) fn expire_freed(&mut self) {
         while self.freed.has_expired() {
             self.forget_oldest();

@@ -141,7 +141,7 @@ impl Connections {
         })
     }
 
-    /// Returns the reason for which there is no room for so many bytes more, of any session.
+    /// Returns the refusal of `bytes` more if all sessions together would exceed their limit.
     fn exceeds_total(&self, limits: &Limits, bytes: usize) -> Option<String> {
         let (total, most) = (self.bytes.saturating_add(bytes), limits.total_bytes);
         (total > most).then(|| {

@@ -7,7 +7,7 @@
 //! | [`DevicePort`] | `port.rs` | the device, its memory, the watchdog |
 //! | [`SessionTable`] | `sessions.rs` | the sessions, active or parked, and those to close |
 //! | [`TransmitMemories`] | `memories.rs` | the memories from which sessions send, for reading |
-//! | [`FlowTable`] | `demux.rs` | flow rules, captures, the last-flow cache, addresses of ended sessions |
+//! | [`FlowTable`] | `demux.rs` | flow rules, captures, the last-flow cache, freed leases |
 //! | [`OobTable`] | `oob.rs` | the addresses of endpoints for out-of-band messages |
 //! | [`ApertureTable`] | `apertures.rs` | the apertures that may be used |
 //! | [`RemoteTable`] | `remote.rs` | the connections with other hosts |
@@ -31,11 +31,11 @@ mod deadlines;
 mod delivery;
 pub(crate) mod demux;
 mod device_counters;
+mod draining;
 mod execute;
 pub(crate) mod forbidden;
 pub(crate) mod freed;
 pub(crate) mod last_sent;
-mod leaving;
 mod memories;
 mod meter;
 pub(crate) mod neighbours;
@@ -77,7 +77,7 @@ use commands::{Command, CommandPort, EngineReport};
 use delivery::Delivery;
 use demux::{FlowCache, FlowTable};
 use device_counters::DeviceCounters;
-use leaving::LeavingSessions;
+use draining::DrainingSessions;
 use memories::TransmitMemories;
 use notifier::Notifier;
 use oob::{OobTable, Parts};
@@ -167,8 +167,8 @@ pub struct Engine {
     software: SoftwareOffloads,
     /// Sessions under removal that still have flow rules.
     closing: ClosingSessions,
-    /// Sessions whose last packets the engine still sends.
-    leaving: LeavingSessions,
+    /// Ended sessions whose last packets the engine still sends.
+    draining: DrainingSessions,
     /// The packets of the last poll iteration.
     found: Found,
     stop: bool,
@@ -227,7 +227,7 @@ impl Engine {
             iteration: 0,
             software: SoftwareOffloads::new(),
             closing: ClosingSessions::default(),
-            leaving: LeavingSessions::default(),
+            draining: DrainingSessions::default(),
             found: Found::default(),
             stop: false,
             leaves: false,
@@ -368,8 +368,8 @@ impl Engine {
         self.notifier.publish(&mut self.sessions, &mut self.counters);
         self.notifier.notify_deferred(&mut self.sessions, &mut self.counters);
         work += self.close_condemned();
-        if !self.leaving.is_empty() {
-            work += self.go_on_leaving();
+        if !self.draining.is_empty() {
+            work += self.close_drained();
         }
         work += self.go_on_closing();
         if self.apertures.has_ending() {
@@ -438,13 +438,13 @@ impl Engine {
         outcome
     }
 
-    /// Answers packets for the addresses of ended sessions.
+    /// Sends the answers to packets for the addresses of freed leases.
     #[cold]
     fn answer_for_ended(&mut self) -> Result<(), DeviceError> {
         let (now, freed) = (clock_ns(), self.flows.freed_mut());
         let way = &mut tx::own_packets::OwnPackets { tx: &mut self.tx, port: &mut self.port };
         while let Some(answer) = freed.next_answer(now) {
-            // Otherwise the peer asks again.
+            // The peer of an answer without room repeats its packet.
             if way.has_room() {
                 way.send(answer.frame())?;
                 self.counters.add(Count::FreedAnswers, 1);
@@ -605,8 +605,8 @@ impl Engine {
         let watchdog = self.port.next_due(self.sessions.has_ending());
         let own = self.own_rx.next_due();
         let remote = self.remote.next_due();
-        let leaving = self.leaving.next_due();
-        let due = [self.notifier.next_due(), self.tx.next_due(), watchdog, own, remote, leaving];
+        let draining = self.draining.next_due();
+        let due = [self.notifier.next_due(), self.tx.next_due(), watchdog, own, remote, draining];
         Leftovers {
             commands: self.has_commands_left(),
             received: self.rx.has_left() || self.own_rx.has_left(),

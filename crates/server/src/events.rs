@@ -46,7 +46,7 @@ impl Control {
     /// # Errors
     /// Fails with the line that the server sends to the peer.
     pub(crate) fn claim(&mut self, what: &str, filters: &[Filter]) -> Result<(), Refused> {
-        // The filters of ended sessions give way, so that the device need not receive everything.
+        // Filters of freed leases are not worth a device that receives everything.
         while self.freed.oldest().is_some()
             && !self.filters.has_room(&mut *self.parts.device, filters)
         {

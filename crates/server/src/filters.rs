@@ -48,13 +48,15 @@ impl Filters {
         Ok(())
     }
 
-    /// Claims filters, all or none, and none that would have the device receive everything. Returns `false` for none.
+    /// Claims filters, all or none. Returns `false` if it claimed none: the device has no room, or would have to
+    /// receive everything instead.
     pub(crate) fn claim_if_room(&mut self, device: &mut dyn Device, filters: &[Filter]) -> bool {
         if self.claim_all(device, filters).is_err() {
             return false;
         }
-        let instead = |filter| matches!(self.claims.get(filter), Some((AppliedBy::Everything, _)));
-        if filters.iter().any(instead) {
+        let is_everything =
+            |filter| matches!(self.claims.get(filter), Some((AppliedBy::Everything, _)));
+        if filters.iter().any(is_everything) {
             self.release_all(device, filters);
             return false;
         }
@@ -63,7 +65,7 @@ impl Filters {
 
     /// Returns `true` if the device can take filters without receiving everything instead.
     pub(crate) fn has_room(&mut self, device: &mut dyn Device, filters: &[Filter]) -> bool {
-        // Those that are claimed already take no room.
+        // Filters that are claimed already take no room.
         if filters.iter().all(|filter| self.claims.contains_key(filter)) {
             return true;
         }

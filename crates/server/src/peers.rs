@@ -391,7 +391,7 @@ impl Control {
         let Some(connection) = self.connections.get_mut(token) else { return Vec::new() };
         let endpoints = std::mem::take(&mut connection.endpoints);
         let lease = connection.lease.take();
-        // Peers know the addresses of a session that received.
+        // Other hosts know the addresses only of a session with endpoints.
         let was_known = endpoints.iter().any(Option::is_some);
         if let Some(hardware) = connection.own_queue.take() {
             self.own_queues.release(hardware);

@@ -32,8 +32,8 @@ pub struct Policy {
     pub bytes_per_user: usize,
     /// Bytes of memory that all parts of one session may have together.
     pub session_bytes: usize,
-    /// Bytes of memory that all sessions of all users, administrators too, may have together. By default there is
-    /// no such limit.
+    /// Bytes of memory that all sessions of all users may have together, administrators' sessions included. The
+    /// default sets no limit.
     pub total_bytes: usize,
     /// Endpoints that one session may have.
     pub endpoints_per_session: u32,

@@ -95,7 +95,7 @@ counters! {
     no_route,
     /// Frames dropped: too many wait to be sent.
     transmit_limit,
-    /// Frames dropped: they still waited for a neighbour, or for room in the link, when the host ended.
+    /// Frames dropped: they waited for a neighbour, or for room in the link, when the program ended the host.
     unsent_at_end,
     /// Datagrams delivered to sockets.
     udp_received,

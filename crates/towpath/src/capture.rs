@@ -13,7 +13,7 @@ use towpath_client::{Endpoint, OpenError, Options, Refusal, Rule, SendError, Ses
 use towpath_packet::pcapng::{Direction, InterfaceId, Writer};
 
 use crate::failure::{Failure, says};
-use crate::find::Server;
+use crate::find::ServerName;
 use crate::number::Number;
 use crate::signals::Signals;
 use out::Out;
@@ -42,7 +42,7 @@ const BUFFER_BYTES: usize = 256 << 10;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    server: Server,
+    server: ServerName,
     /// The file to write, - for standard output
     #[arg(short = 'w', long = "write", value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     write: String,

@@ -24,7 +24,7 @@ const MOST_ENTRIES: usize = 4096;
 
 /// The arguments that name a server, the same in each subcommand.
 #[derive(Debug, Clone, Default, clap::Args)]
-pub(crate) struct Server {
+pub(crate) struct ServerName {
     /// The device, or the path of its server's socket; by default the only running server, and for ls all
     #[arg(value_name = "DEVICE", conflicts_with_all = ["device", "socket"])]
     server: Option<String>,
@@ -32,7 +32,7 @@ pub(crate) struct Server {
     target: Target,
 }
 
-impl Server {
+impl ServerName {
     /// Returns the sockets of the servers that the arguments name: by default those of all devices,
     /// also of those whose server does not serve now.
     pub(crate) fn resolve_all(&self) -> Result<Vec<PathBuf>, Failure> {
@@ -63,7 +63,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// Returns `true` if an option names a server.
+    /// `true` if an option names a server.
     pub(crate) fn is_given(&self) -> bool {
         self.socket.is_some() || self.device.is_some()
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 use towpath_server::{DeviceState, DeviceStatus};
 
 use crate::failure::{Failure, print};
-use crate::find::Server;
+use crate::find::ServerName;
 use crate::report::{self, Report};
 use crate::table::Table;
 
@@ -28,7 +28,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    server: Server,
+    server: ServerName,
     /// Print only the server's report, as JSON; of several servers a list, as devices
     #[arg(long)]
     json: bool,
@@ -142,7 +142,7 @@ fn sessions(report: &Report) -> String {
             } else {
                 session.name.clone()
             },
-            // The kernel has no number for a process outside of the server's pid namespace.
+            // The kernel reports 0 for a process outside of the server's pid namespace.
             if session.pid == 0 { none() } else { session.pid.to_string() },
             user(session.uid),
             if session.trusted { "unprotected" } else { "protected" }.to_owned(),

@@ -1,5 +1,5 @@
-//! The system calls that a server and its keeper cannot do without, and that old kernels lack or containers' filters
-//! refuse. `towpath serve` and `towpath up` try them before they make any object, and `towpath doctor` reports them.
+//! The system calls that every server and its keeper need, and that old kernels lack or containers' filters refuse.
+//! `towpath serve` and `towpath up` try them before they make any object, and `towpath doctor` reports them.
 //!
 //! Unsafe lives here because no library wraps attempts of `clone3`, `close_range`, `signalfd4` and `vmsplice`.
 
@@ -34,7 +34,7 @@ impl RefusedCall {
         format!("{}: {}", self.name, says(&self.errno.into()))
     }
 
-    /// Returns the two ways to get the call.
+    /// Returns the remedies: a newer kernel, or a filter that allows the call.
     pub(crate) fn remedy(&self) -> String {
         format!(
             "Linux {} or newer; in a container, a seccomp filter that allows {}",
@@ -43,7 +43,7 @@ impl RefusedCall {
     }
 }
 
-/// Checks all of the calls.
+/// Tries all needed calls.
 ///
 /// # Errors
 /// Fails with the first call that the system refuses, and the remedy.
@@ -52,7 +52,7 @@ pub(crate) fn check() -> Result<(), Failure> {
     checks.iter().try_for_each(|check| check()).map_err(failure_of)
 }
 
-/// Returns the failure of a start. A used-up resource is no refusal, and has its own remedy.
+/// Returns the failure of a start. An exhausted resource is not a refused call, and has its own remedy.
 fn failure_of(refused: RefusedCall) -> Failure {
     let found = refused.found();
     match remedy(&refused.errno.into()) {
@@ -86,7 +86,7 @@ pub(crate) fn memory_files() -> Result<(), RefusedCall> {
     try_call("F_SEAL_FUTURE_WRITE", "5.1", rustix::fs::fcntl_add_seals(&file, seals))
 }
 
-/// Opens a process and looks for it, as a keeper does with its server.
+/// Opens a process and signals it, as a keeper does with its server.
 pub(crate) fn processes() -> Result<(), RefusedCall> {
     let own = pidfd_open(rustix::process::getpid(), PidfdFlags::empty());
     let own = try_call("pidfd_open", "5.3", own)?;
@@ -110,8 +110,8 @@ pub(crate) fn threads() -> Result<(), RefusedCall> {
     }
 }
 
-/// Makes the descriptors by which threads and processes wake each other, holds a page as the worker of a user
-/// does, and closes descriptors as a process for workers does.
+/// Makes the descriptors by which threads and processes wake each other. Holds a page as a worker does, and closes
+/// descriptors as the spawner does.
 pub(crate) fn descriptors() -> Result<(), RefusedCall> {
     let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC);
     try_call("eventfd2", "2.6.27", event.map(drop))?;

@@ -73,7 +73,7 @@ fn refuse_setting(text: &str) -> Result<(), Failure> {
     // A path of a socket may have an equals sign; an interface with one is served by its path.
     if text.contains('=') && !text.contains('/') || Setting::named(text).is_ok() {
         return Err(Failure::usage(format!(
-            "{text} stands in the place of the device: name the device first, as in towpath set tap0 \
+            "{text} is in the place of the device; name the device first, as in towpath set tap0 \
              wait=poll; towpath ls shows its name, towpath set --list all settings"
         )));
     }

@@ -149,8 +149,8 @@ fn with_output<R>(function: impl FnOnce(BorrowedFd<'_>) -> R) -> R {
     }
 }
 
-/// Writes a part of a text to standard error without waiting, unless it is a pipe or terminal that this process could not
-/// open itself, and that another process fills at that moment.
+/// Writes a part of a text to standard error without waiting, unless it is a pipe or terminal that this process could
+/// not open itself, and that another process fills at that moment.
 fn write_a_part(text: &[u8]) -> Written {
     let part = &text[..text.len().min(PIPE_BYTES)];
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::failure::{Failure, print, says};
-use crate::find::Server;
+use crate::find::ServerName;
 use crate::number::Number;
 use crate::report::{self, Report, counter, drops};
 use crate::signals::Signals;
@@ -25,7 +25,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    server: Server,
+    server: ServerName,
     /// Print only the server's report, as JSON; with --watch one line per report
     #[arg(long)]
     json: bool,

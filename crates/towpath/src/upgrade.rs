@@ -4,7 +4,7 @@
 use towpath_server::{Upgrade, upgrade};
 
 use crate::failure::{Failure, print, says};
-use crate::find::Server;
+use crate::find::ServerName;
 
 /// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
@@ -24,7 +24,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    server: Server,
+    server: ServerName,
 }
 
 /// Upgrades, and returns once the new server serves.

@@ -1,4 +1,4 @@
-//! Commands in a pid namespace, as the first process of a container is.
+//! Starts commands in a pid namespace, like the first process of a container.
 //!
 //! Unsafe lives here because code between fork and exec may only make system calls
 //! (`signal-safety(7)`), and for the calls that have no safe wrapper.
@@ -9,9 +9,9 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::ptr::null;
 
-/// Makes a command start as the first process of a pid namespace that has its own `/proc`. The command's process is the
-/// parent of that first process. It waits for it, and ends with its status, or with 1 if a signal killed it. If
-/// the parent is killed, the kernel ends all of the namespace.
+/// Makes a command start as the first process of a pid namespace that has its own `/proc`. The process that `spawn`
+/// returns is the parent of the first process. The parent waits, and ends with the status of the first process, or
+/// with 1 if a signal killed that process. If the parent is killed, the kernel ends all processes of the namespace.
 ///
 /// The caller needs the rights that a test has in its network namespace.
 pub fn in_pid_namespace(command: &mut Command) {
@@ -21,7 +21,7 @@ pub fn in_pid_namespace(command: &mut Command) {
 
 fn enter() -> io::Result<()> {
     let flags = libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::SIGCHLD;
-    // SAFETY: a fork by another name: no pointer, and the child has copies of all memory.
+    // SAFETY: the call has no pointer, and works as `fork`: the child has copies of all memory.
     let child = unsafe { libc::syscall(libc::SYS_clone, libc::c_long::from(flags), 0, 0, 0, 0) };
     match child {
         ..0 => return Err(io::Error::last_os_error()),
@@ -36,7 +36,7 @@ fn enter() -> io::Result<()> {
 
 /// Waits for the first process of the namespace, and ends this process with its status.
 fn wait_and_end(child: libc::pid_t) -> ! {
-    // `spawn` returns, and pipes of the command end, once only the child has them.
+    // Only the child may hold the command's pipes, and the pipe at whose end `spawn` returns.
     // SAFETY: this process uses no descriptor any more, and ends here.
     unsafe { libc::close_range(0, libc::c_uint::MAX, 0) };
     let mut status = 0;
@@ -60,7 +60,7 @@ fn check(result: libc::c_int) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// An isolated test would be nested here: this crate's own tests have no namespace.
+    /// This crate's own tests run without a namespace, so the start may be refused.
     #[test]
     fn a_refusal_is_the_error_of_the_start_or_the_process_is_number_1() {
         let mut shell = Command::new("/bin/sh");

@@ -30,8 +30,8 @@ fn with_itself(session: &mut Session, endpoint: Endpoint, numbers: std::ops::Ran
 /// Runs a function in a child and returns its process number.
 pub(crate) fn fork(child: impl FnOnce() -> i32) -> i32 {
     // SAFETY: the child makes system calls, touches only its own memory and ends. Other threads of this
-    // process wait for input, or hold locks of the networks whose behaviour in a child is under test;
-    // the C library keeps its allocator usable in children.
+    // process wait for input, or hold locks of the networks whose behaviour in a child is under test.
+    // The C library keeps its allocator usable in children.
     match unsafe { libc::fork() } {
         0 => {
             let status = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child));
@@ -107,7 +107,7 @@ fn with_a_channel(socket: &Path) {
     assert!(matches!(far.receive(), Err(ChannelError::Closed)));
 }
 
-/// Tries a memory in a child, and messages that the parent had begun to write and to read.
+/// Tries, in a child, a memory and messages that the parent had begun to write and to read.
 fn with_memory_and_messages(socket: &Path) {
     let (mut one, mut other) = (channel::attach(socket, "one"), channel::attach(socket, "other"));
     let [mut near, mut far] = channel::open(&mut one, &mut other);
@@ -151,7 +151,7 @@ fn with_memory_and_messages(socket: &Path) {
     one.release_memory(&memory).expect("releases");
 }
 
-/// Tries a PDU endpoint in a child, which has a fragment that waits, and then in the parent.
+/// Tries a PDU endpoint with a waiting fragment, in a child and then in the parent.
 fn with_pdus(socket: &Path) {
     let attach = || Session::attach(socket, &Options::default()).expect("attaches");
     let (session, other) = (attach(), attach());

@@ -1,7 +1,7 @@
 //! An application that forks while another thread holds the locks of its network: the child's calls
 //! fail at once, and the parent's network continues.
 //!
-//! Unsafe lives here because parent and child have the same value, each in its own memory.
+//! Unsafe lives here because the child duplicates values, of which parent and child each have one in their own memory.
 
 mod calls;
 mod gate;
@@ -22,13 +22,13 @@ use towpath_net::{
 };
 
 use crate::forked::{fork, status};
-use calls::{CHILDS, Inherited, Walk};
+use calls::{CHILDS, Caller, Inherited};
 use gate::{Gate, GatedLink};
 
 const TOKEN: u64 = 7;
 const PORT: u16 = 53;
 
-/// Prints `walked NAME` for each call that a child made, then `done`. `driving`: `thread` or
+/// Prints `called NAME` for each call that a child made, then `done`. `driving`: `thread` or
 /// `application`.
 pub(crate) fn run(socket: &Path, driving: &str) {
     let driving = if driving == "thread" { Driving::Thread } else { Driving::Application };
@@ -59,12 +59,12 @@ pub(crate) fn run(socket: &Path, driving: &str) {
             from.send_to(CHILDS, child).expect("sends");
         });
         let to = SocketAddr::new(address(&other), PORT);
-        let walked = walk_in_a_child(&inherited, socket, to);
+        let called = call_all_in_a_child(&inherited, socket, to);
         gate.open();
         assert_eq!(waiting.join().expect("lives"), b"parent's");
-        walked.lines().for_each(|name| println!("walked {name}"));
+        called.lines().for_each(|name| println!("called {name}"));
     });
-    goes_on(ManuallyDrop::into_inner(inherited), &other, peers);
+    check_parent(ManuallyDrop::into_inner(inherited), &other, peers);
     println!("done");
 }
 
@@ -86,7 +86,7 @@ fn connection(listener: &TcpListener, other: &Network) -> (TcpStream, TcpStream)
     })
 }
 
-/// Makes what the child inherits, with an event that waits in the poller.
+/// Makes the values that the child inherits, with an event that waits in the poller.
 fn inherited(socket: &Path, network: Network, other: &Network) -> (Inherited, [TcpStream; 2]) {
     let at = address(&network);
     let bind = |port| TcpListener::bind(&network, (at, port)).expect("binds");
@@ -109,30 +109,34 @@ fn inherited(socket: &Path, network: Network, other: &Network) -> (Inherited, [T
 
 /// Makes all calls in a child. Returns their names, one a line. If the child fails, ends this process,
 /// whose other threads wait.
-fn walk_in_a_child(inherited: &ManuallyDrop<Inherited>, server: &Path, to: SocketAddr) -> String {
+fn call_all_in_a_child(
+    inherited: &ManuallyDrop<Inherited>,
+    server: &Path,
+    to: SocketAddr,
+) -> String {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
     let (mut reader, report) = (File::from(reader), File::from(writer));
-    let mut walk = Walk { report };
+    let mut caller = Caller { report };
     let child = fork(|| {
         // SAFETY: in the child this is the only one; the parent's lies in another memory.
         let inherited = unsafe { std::ptr::read(&raw const **inherited) };
-        calls::all(&mut walk, inherited, server, to);
+        calls::all(&mut caller, inherited, server, to);
         0
     });
-    drop(walk);
+    drop(caller);
     let status = status(child);
-    let mut walked = String::new();
-    reader.read_to_string(&mut walked).expect("the child's report");
+    let mut called = String::new();
+    reader.read_to_string(&mut called).expect("the child's report");
     if status != 0 {
-        let last = walked.lines().last();
+        let last = called.lines().last();
         eprintln!("the child ended with {status} (14: its time was over) in {last:?}");
         std::process::exit(1);
     }
-    walked
+    called
 }
 
-/// All that the child inherited works, and nothing is lost.
-fn goes_on(inherited: Inherited, other: &Network, peers: [TcpStream; 2]) {
+/// Checks that the inherited values still work in the parent, and that nothing is lost.
+fn check_parent(inherited: Inherited, other: &Network, peers: [TcpStream; 2]) {
     let mut readable = [PollFd::new(&inherited.poller, PollFlags::IN)];
     let none = Timespec { tv_sec: 0, tv_nsec: 0 };
     assert_eq!(poll(&mut readable, Some(&none)), Ok(1), "the event was the parent's");

@@ -65,26 +65,26 @@ fn public_methods() -> BTreeSet<String> {
 /// While a thread holds the locks of a network, each call in a child returns its named error at once,
 /// and drops are silent. The parent's network continues.
 #[test]
-fn every_call_of_a_forked_socket_fails_at_once_and_the_parents_goes_on() {
+fn every_call_of_a_forked_socket_fails_at_once_and_the_parents_network_continues() {
     let expected = public_methods();
     assert!(expected.len() > 80, "{expected:?}");
     for driving in ["thread", "application"] {
         let server = Served::start(&PEER, &[]);
         let mut forked = PEER.start(&["forked-sockets", server.path(), driving]);
-        let mut walked = BTreeSet::new();
+        let mut called = BTreeSet::new();
         loop {
             let line = forked.line();
-            let Some(name) = line.strip_prefix("walked ") else {
+            let Some(name) = line.strip_prefix("called ") else {
                 assert_eq!(line, "done");
                 break;
             };
-            walked.insert(name.to_owned());
+            called.insert(name.to_owned());
         }
         assert!(forked.leave().success());
-        let missed: Vec<_> = expected.difference(&walked).collect();
+        let missed: Vec<_> = expected.difference(&called).collect();
         assert!(missed.is_empty(), "not called in a child (forked_sockets/calls.rs): {missed:?}");
-        // The others are no methods, and their names have spaces.
-        let stale = walked.difference(&expected).find(|name| !name.contains(' '));
+        // Names with spaces are not of methods.
+        let stale = called.difference(&expected).find(|name| !name.contains(' '));
         assert_eq!(stale, None, "no such public method");
         server.stop();
     }

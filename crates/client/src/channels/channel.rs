@@ -323,7 +323,7 @@ impl Channel {
         self.own.release(session)
     }
 
-    /// `true` if this is the process that opened the channel.
+    /// `true` if this process opened the channel.
     #[inline]
     fn is_parents(&self) -> bool {
         self.peers_aperture.guard.is_parent()
@@ -401,7 +401,7 @@ impl ReceivedMessage<'_> {
         Ok(())
     }
 
-    /// Returns a copy of the message; zeros in a child made by `fork`.
+    /// Returns a copy of the message. In a child made by `fork`, the copy is all zeros.
     #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
         let mut message = vec![0; self.len];

@@ -514,7 +514,7 @@ fn a_capture_has_whole_packets_with_their_tags() {
     assert!(captured == sent, "{captured:x?}");
 }
 
-/// A writer that has room for every second block.
+/// A writer that has room for every second call.
 #[derive(Clone)]
 struct Narrow {
     disk: Disk,

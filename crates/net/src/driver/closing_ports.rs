@@ -1,4 +1,4 @@
-//! The ports of closed UDP sockets that the link must keep open for datagrams that still wait.
+//! The ports of closed UDP sockets that the link keeps open while the sockets' datagrams wait.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -8,19 +8,19 @@ use towpath_stack::{Instant, Stack};
 
 use crate::Link;
 
-/// The interval at which a thread asks whether the server has sent the last frames. The server does not report that.
-pub(super) const ASK: Duration = Duration::from_micros(200);
+/// The interval at which a thread checks whether the server has sent the last frames. The server does not report that.
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_micros(200);
 /// The time for which a socket's port stays open for datagrams that wait for a neighbour: longer than the stack waits for
 /// the answers to its requests, 3 s.
-const PORT_TIME: Duration = Duration::from_secs(4);
-/// The interval at which the network asks whether the server has taken a port's last frames. A server that sleeps needs a
+const NEIGHBOUR_WAIT: Duration = Duration::from_secs(4);
+/// The interval at which the network checks whether the server has taken a port's last frames. A server that sleeps needs a
 /// large part of it.
-const LINK_ASK: Duration = Duration::from_millis(1);
+const LINK_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 /// The interval at which it looks for ports without datagrams in the stack: a small part of the time that a neighbour
 /// takes that does not answer the first request.
-const STACK_ASK: Duration = Duration::from_millis(20);
+const STACK_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A port of a closed UDP socket with datagrams that still wait.
+/// A port of a closed UDP socket whose datagrams still wait.
 struct ClosingPort {
     local: SocketAddr,
     until: Instant,
@@ -55,12 +55,12 @@ impl ClosingPorts {
         let in_stack = ports_in(stack).contains(&(local.is_ipv4(), local.port()));
         let tx_frames = (!in_stack).then(|| stack.counters().tx_frames);
         if in_stack || in_link > 0 {
-            self.all.push(ClosingPort { local, until: now + PORT_TIME, tx_frames });
+            self.all.push(ClosingPort { local, until: now + NEIGHBOUR_WAIT, tx_frames });
         }
         in_stack || in_link > 0
     }
 
-    /// Returns the next port whose datagrams the server has taken, or that waited for too long.
+    /// Removes and returns the next port whose datagrams the server has taken, or whose time is over.
     pub(super) fn next(
         &mut self,
         stack: &Stack,
@@ -72,7 +72,7 @@ impl ClosingPorts {
         }
         let tx_frames = stack.counters().tx_frames;
         if self.wait_in_stack() && (stack.unsent() == 0 || now >= self.search_at) {
-            self.search_at = now + STACK_ASK;
+            self.search_at = now + STACK_CHECK_INTERVAL;
             let ports = ports_in(stack);
             let is_sent = |port: &&mut ClosingPort| {
                 port.tx_frames.is_none()
@@ -95,10 +95,10 @@ impl ClosingPorts {
     }
 
     /// Returns when to call [`ClosingPorts::next`] again, if ports wait: nothing else tells.
-    pub(super) fn ask_at(&self, now: Instant) -> Option<Instant> {
+    pub(super) fn check_at(&self, now: Instant) -> Option<Instant> {
         let in_stack = self.wait_in_stack().then(|| self.search_at.max(now));
         let in_link = self.all.iter().any(|port| port.tx_frames.is_some());
-        in_stack.into_iter().chain(in_link.then(|| now + LINK_ASK)).min()
+        in_stack.into_iter().chain(in_link.then(|| now + LINK_CHECK_INTERVAL)).min()
     }
 }
 
@@ -115,18 +115,19 @@ mod tests {
     use crate::testing::eventually;
     use crate::{Armed, Config, Driving, Link, LinkError, LinkInfo, Network, PortProtocol};
 
-    /// What a server that takes frames when the test says so has.
+    /// The state of a server that takes frames only when the test says so.
     #[derive(Default)]
     struct Server {
-        /// The accepted frames, and those that the server has taken of them.
+        /// The frames that the link has accepted.
         accepted: usize,
+        /// The accepted frames that the server has taken.
         taken: usize,
         closed: Vec<u16>,
         /// A received frame, for a network that is awake.
         received: Option<Vec<u8>>,
     }
 
-    /// A link to it that opens each port.
+    /// A link to such a server, which opens each port.
     struct ToServer(Arc<Mutex<Server>>);
 
     impl Link for ToServer {
@@ -230,12 +231,12 @@ mod tests {
         assert_eq!(lock(&server).closed, [1], "nothing waits");
         send(2, 3);
         send(3, 2);
-        std::thread::sleep(super::LINK_ASK * 5);
+        std::thread::sleep(super::LINK_CHECK_INTERVAL * 5);
         assert_eq!(lock(&server).closed, [1], "the datagrams of 2 and 3 wait");
         lock(&server).taken += 3;
         eventually("port 2 closes", || lock(&server).closed == [1, 2]);
         lock(&server).taken += 1;
-        std::thread::sleep(super::LINK_ASK * 5);
+        std::thread::sleep(super::LINK_CHECK_INTERVAL * 5);
         assert_eq!(lock(&server).closed, [1, 2], "a datagram of 3 waits");
         lock(&server).taken += 1;
         eventually("port 3 closes", || lock(&server).closed == [1, 2, 3]);
@@ -264,14 +265,14 @@ mod tests {
                 lock(&server).closed.len() == 1 + count
             });
         }
-        std::thread::sleep(super::STACK_ASK * 2);
+        std::thread::sleep(super::STACK_CHECK_INTERVAL * 2);
         assert!(lock(&server).closed.iter().all(|port| *port == 5));
         let answer = Flow::v4().macs([6; 6], [2; 6]);
         let answer = answer.addresses([10, 0, 0, 7], [10, 0, 0, 1]).i_have();
         let before = lock(&server).accepted;
         lock(&server).received = Some(answer);
         eventually("the datagram leaves", || lock(&server).accepted > before);
-        std::thread::sleep(super::STACK_ASK * 2);
+        std::thread::sleep(super::STACK_CHECK_INTERVAL * 2);
         assert_eq!(lock(&server).closed.last(), Some(&5), "the server has not taken it");
         take();
         eventually("port 4 closes", || lock(&server).closed.last() == Some(&4));

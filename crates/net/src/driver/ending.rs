@@ -1,9 +1,9 @@
-//! The end of a network and of its ports: what waits to be sent goes first.
+//! The end of a network and of its ports. Frames that wait are sent first.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant as StdInstant};
 
-use super::closing_ports::ASK;
+use super::closing_ports::CHECK_INTERVAL;
 use super::sleeping::Caller;
 use super::{Core, Round, Shared};
 use crate::lock::lock;
@@ -27,7 +27,7 @@ impl Shared {
             link.close_port(PortProtocol::Udp, local);
         }
         drop(link);
-        // Another thread may have met the lock, and left its frames to this one.
+        // Another thread may have found the lock taken, and left its frames to this one.
         self.kick();
     }
 
@@ -47,7 +47,7 @@ impl Shared {
         Ok(unsent + in_link)
     }
 
-    /// Drives until the link has sent all frames that wait, for at most `timeout`. Only for the last thread that uses the
+    /// Drives the network until the server has sent all frames, for at most `timeout`. No other thread may use the
     /// network.
     pub(crate) fn send_the_rest(&self, timeout: Duration) {
         let until = StdInstant::now() + timeout;
@@ -64,16 +64,16 @@ impl Shared {
         self.work_or_sleep(Some(&Caller { until: Some(until), awaits_answer: false }))
     }
 
-    /// Waits for a moment for the server to take frames.
+    /// Runs a round, and waits for one interval for the server to send frames.
     fn wait_for_link(&self) -> Result<(), LinkError> {
         self.round(lock(&self.link).as_mut(), Round::Application)?;
-        std::thread::sleep(ASK);
+        std::thread::sleep(CHECK_INTERVAL);
         Ok(())
     }
 
-    /// Declares the link dead: the program ends the network. Drops the frames that wait.
+    /// Drops the frames that wait, and declares the link dead, because the program ends the network.
     pub(crate) fn end_by_program(&self) {
         self.core().stack.drop_unsent();
-        self.die(LinkError::Gone("the program has ended the network".into()));
+        self.die(LinkError::Gone("the program has ended the network; attach a new one".into()));
     }
 }

@@ -10,8 +10,10 @@ use crate::{Link, PortProtocol, error};
 
 impl Shared {
     /// Opens a local port, if the link demands it, and calls `f` with the stack and the address.
-    /// Closes the port again if `f` fails. Then sends the frames that result. On a dead link, a socket
-    /// would wait for ever, so this fails.
+    /// Closes the port again if `f` fails. Then sends the frames that result.
+    ///
+    /// # Errors
+    /// The link's error if the link is dead: a new socket there would wait for ever.
     pub(crate) fn with_port<R>(
         &self,
         protocol: PortProtocol,
@@ -29,7 +31,7 @@ impl Shared {
             Ok(opened) => opened,
             Err(error) => {
                 drop(link);
-                // Another thread may have met the lock, and left its frames to this one.
+                // Another thread may have found the lock taken, and left its frames to this one.
                 self.kick();
                 return Err(error);
             }
@@ -43,7 +45,7 @@ impl Shared {
         outcome.map_err(error::socket)
     }
 
-    /// Closes the TCP ports that nothing uses any more, and UDP ports whose last datagrams the server has taken.
+    /// Closes the TCP ports that the stack no longer uses, and the UDP ports whose last datagrams the server has taken.
     pub(super) fn close_unused_ports(&self, link: &mut dyn Link) {
         let now = self.clock.now();
         loop {

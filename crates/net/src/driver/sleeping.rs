@@ -99,7 +99,7 @@ impl Shared {
         drop(link);
         // Pairs with the fence in `kick`.
         fence(Ordering::SeqCst);
-        // Only the library's thread ends with the network: the last drop still sends what waits.
+        // Only the library's thread ends with the network. The last drop still sends frames that wait.
         let ends = caller.is_none() && self.closing.load(Ordering::SeqCst);
         let stay = !self.pending.load(Ordering::SeqCst) && !ends;
         if stay && awaits_answer {

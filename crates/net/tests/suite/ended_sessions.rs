@@ -1,5 +1,4 @@
-//! What the kernel's sockets on the other side of a TAP device see of an application that was killed: a refusal, not
-//! silence.
+//! The engine refuses packets of the kernel's sockets after their peer, an application behind a TAP device, was killed.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -20,7 +19,7 @@ use crate::server_tap::serve;
 const PORT: u16 = 80;
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// An application that accepts a connection by itself, so that it can end without a word to its peer.
+/// An application that accepts a connection without a stack, so that it can end without a packet to its peer.
 struct Application {
     session: Session,
     own: IpAddr,

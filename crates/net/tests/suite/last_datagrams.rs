@@ -1,4 +1,4 @@
-//! The last datagrams of a program that ends at once: the kernel's sockets on the other side of a TAP device get all.
+//! The kernel's sockets on the other side of a TAP device receive all datagrams of a program that ends at once.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::server_tap::serve;
 
 const SINK: &str = "10.77.0.1:4000";
 
-/// A socket of the kernel that counts datagrams, also those for which its buffer had no room: they had arrived.
+/// A socket of the kernel that counts the arrived datagrams, also those for which its buffer had no room.
 struct Sink {
     counting: std::thread::JoinHandle<usize>,
 }
@@ -58,7 +58,7 @@ fn send(network: &Network, count: usize, to: &str) {
 }
 
 #[test]
-fn the_last_drop_sends_datagrams_to_a_neighbour_never_asked_for() {
+fn the_last_drop_sends_datagrams_to_an_unknown_neighbour() {
     isolated!(|| {
         let server = serve(1500);
         for driving in [Driving::Thread, Driving::Application] {
@@ -121,7 +121,7 @@ fn datagrams_that_do_not_leave_are_counted() {
             let error = other.drain(Duration::ZERO).unwrap_err();
             assert_eq!(error.kind(), std::io::ErrorKind::NetworkDown);
         }
-        // The last drop does not wait for an answer without an end.
+        // The last drop waits for an answer, for a bounded time.
         let network = network(&server, Driving::Thread);
         send(&network, 5, "10.77.0.200:1");
         let began = Instant::now();
@@ -131,7 +131,7 @@ fn datagrams_that_do_not_leave_are_counted() {
     });
 }
 
-/// A session without a stack: what its transmit queue holds is sent although the program has ended.
+/// The engine sends the packets in the transmit queue of a session without a stack, after the session has detached.
 #[test]
 fn a_detached_sessions_queue_is_sent() {
     isolated!(|| {

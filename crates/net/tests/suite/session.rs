@@ -172,9 +172,9 @@ fn a_dead_server_is_a_named_error_at_once() {
     assert!(at.duration_since(stopped) < Duration::from_millis(100));
 }
 
-/// On a dead network, a new socket is the named error, and a poller learns of the end also later.
+/// On a dead network, a new socket fails with the named error, and a later registration has an event at once.
 #[test]
-fn no_socket_begins_on_a_dead_network() {
+fn a_new_socket_fails_on_a_dead_network() {
     for driving in [Driving::Thread, Driving::Application] {
         let (server, _far) = serve();
         let a = host(&server, "a", driving);

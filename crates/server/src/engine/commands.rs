@@ -10,7 +10,7 @@ use towpath_protocol::settings::Setting;
 use towpath_queue::Violation;
 
 use crate::engine::apertures::commands::{ApertureCommand, ApertureReport};
-use crate::engine::freed::FreedAddress;
+use crate::engine::freed::FreedLease;
 use crate::engine::neighbours::NeighbourRequest;
 use crate::engine::session::{Doorbell, Endpoint, Session};
 use crate::reach::Reach;
@@ -90,9 +90,9 @@ pub enum Command {
     RestoreQueue(HardwareQueue),
     /// Gives a session of an earlier server to its application.
     ClaimSession(Box<Claim>),
-    /// Answers for the addresses of an ended session.
-    AnswerFor(FreedAddress),
-    /// Ends that for the addresses with this MAC address.
+    /// Adds a freed lease: the engine answers for its addresses.
+    AnswerFor(FreedLease),
+    /// Removes the freed lease with this MAC address.
     StopAnsweringFor {
         mac: [u8; 6],
     },

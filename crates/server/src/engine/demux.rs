@@ -45,7 +45,7 @@ mod tests;
 use towpath_packet::headers::Headers;
 use towpath_packet::plain::{self, Plain};
 
-use crate::engine::freed::FreedAddresses;
+use crate::engine::freed::FreedTable;
 use cache::{CLASSES, Last, class_of};
 use groups::Groups;
 use hash::Table;
@@ -178,8 +178,8 @@ pub struct FlowTable {
     captures: Vec<Destination>,
     /// `true` if the engine behaves as if such endpoints existed, even where there are none.
     assumes_captures: bool,
-    /// The addresses of ended sessions, for packets that no rule matches.
-    freed: FreedAddresses,
+    /// The freed leases, for packets that no rule matches.
+    freed: FreedTable,
     seed: u64,
     /// The number of changes of the rules.
     changes: u64,
@@ -206,15 +206,14 @@ impl FlowTable {
             promiscuous: Vec::new(),
             captures: Vec::new(),
             assumes_captures: false,
-            freed: FreedAddresses::new(seed),
+            freed: FreedTable::new(seed),
             seed,
             changes: 0,
         }
     }
 
-    /// Returns the addresses of ended sessions.
     #[inline]
-    pub(crate) fn freed_mut(&mut self) -> &mut FreedAddresses {
+    pub(crate) fn freed_mut(&mut self) -> &mut FreedTable {
         &mut self.freed
     }
 

@@ -12,8 +12,8 @@ use crate::engine::closing::Step;
 use crate::engine::commands::{Claim, Command, EngineReport, Listening};
 use crate::engine::delivery::{Delivery, Packet};
 use crate::engine::demux::{Destination, FlowCache};
+use crate::engine::draining::Draining;
 use crate::engine::forbidden::Forbidden;
-use crate::engine::leaving::Leaving;
 use crate::engine::neighbours::MAX_REQUESTS;
 use crate::engine::oob::Parts;
 use crate::engine::own::Own;
@@ -324,39 +324,39 @@ impl Engine {
         self.notifier.touch(session, key, queue_pair);
     }
 
-    /// Ends a session, after its last packets unless there is a reason to end it at once.
+    /// Ends a session: at once for a `reason`, otherwise after its last packets.
     fn remove_session(&mut self, number: u32, reason: u32) {
         let Some(key) = self.sessions.key(number) else { return };
-        if reason != 0 || !self.begin_leaving(key) {
+        if reason != 0 || !self.begin_draining(key) {
             self.begin_closing(key, reason);
         }
     }
 
-    /// Lets the engine send the last packets of a session whose application has ended. Returns `false` if there are none,
-    /// or the session must close at once.
-    fn begin_leaving(&mut self, key: u32) -> bool {
+    /// Begins to drain a session whose application has ended. Returns `false` if the session has no packets left, or
+    /// must close at once.
+    fn begin_draining(&mut self, key: u32) -> bool {
         let Some(session) = self.sessions.get_mut(key) else { return false };
         let may = session.is_claimed() && session.violation.is_none() && !session.closing;
-        if !may || !self.tx.is_link_up() || !self.leaving.has_room() {
+        if !may || !self.tx.is_link_up() || !self.draining.has_room() {
             return false;
         }
-        let Some(leaving) = Leaving::of(key, session, clock_ns()) else { return false };
-        for queue_pair in leaving.queue_pairs() {
+        let Some(draining) = Draining::of(key, session, clock_ns()) else { return false };
+        for queue_pair in draining.queue_pairs() {
             // An application that was killed may have published packets without an event.
             if let Err(violation) = self.tx.found_news(session, queue_pair) {
                 self.sessions.condemn(key, violation);
                 return true;
             }
         }
-        self.leaving.push(leaving);
+        self.draining.push(draining);
         true
     }
 
-    /// Begins to close sessions whose last packets are sent. Returns their number.
-    pub(super) fn go_on_leaving(&mut self) -> usize {
+    /// Begins to close the drained sessions. Returns their number.
+    pub(super) fn close_drained(&mut self) -> usize {
         let (mut closed, now) = (0, clock_ns());
         let waits = self.tx.waits_for_device();
-        while let Some(key) = self.leaving.take_over(|key| self.sessions.get(key), waits, now) {
+        while let Some(key) = self.draining.take_drained(|key| self.sessions.get(key), waits, now) {
             self.begin_closing(key, 0);
             closed += 1;
         }

@@ -276,8 +276,8 @@ impl Stack {
         self.blocked
     }
 
-    /// Returns the number of frames that wait for a neighbour's answer, or for room in the link: datagrams, fragments and
-    /// the stack's own answers. Data of TCP connections does not count.
+    /// Returns the number of frames that wait for a neighbour's answer, or for room in the link: datagrams, fragments
+    /// and the stack's own answers. Data of TCP connections does not count.
     #[must_use]
     pub fn unsent(&self) -> usize {
         self.host.outbox.len() + self.host.neighbours.held()

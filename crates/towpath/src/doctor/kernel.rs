@@ -140,7 +140,7 @@ fn sockets(connected: Result<(), RefusedCall>) -> Finding {
     }
 }
 
-/// Returns the finding for a call that no server can do without.
+/// Returns the finding for a refused call that every server needs.
 fn missing(name: &'static str, refused: RefusedCall, means: &str) -> Finding {
     Finding::new(name, Standing::Missing, refused.found(), means).remedy(refused.remedy())
 }

@@ -1,16 +1,17 @@
-//! The memory that a server may use: the machine's, or that of its control group (cgroups(7)) if that is less.
+//! The default limit of the memory of all sessions: half of the machine's memory. If the server's control group
+//! (cgroups(7)) has a lower limit, half of that.
 #![forbid(unsafe_code)]
 
 use std::path::{Component, Path};
 
-/// Where the kernel's control groups are mounted. Each place has the file that limits a group's memory: version 2,
-/// version 2 beside version 1, and version 1.
+/// The mount points of control groups, each with the file that limits a group's memory: version 2, version 2 beside
+/// version 1, and version 1.
 const LIMITS: [(&str, &str); 3] =
     [("", "memory.max"), ("unified", "memory.max"), ("memory", "memory.limit_in_bytes")];
 
-/// The share of the memory that sessions may have by default: half. The device's packets, the processes and the
-/// application's own memory need the rest.
-const SHARE: u64 = 2;
+/// The divisor of the memory: sessions may have half of it by default. The rest is for the device's packets, the
+/// processes and the applications' own memory.
+const SESSIONS_DIVISOR: u64 = 2;
 
 /// Returns the bytes that all sessions of a server may have together by default.
 pub(super) fn default_total_bytes() -> usize {
@@ -18,11 +19,11 @@ pub(super) fn default_total_bytes() -> usize {
     let machine = system.totalram as u64 * u64::from(system.mem_unit);
     let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let group = least_limit(&own, Path::new("/sys/fs/cgroup"));
-    let bytes = group.map_or(machine, |group| group.min(machine)) / SHARE;
+    let bytes = group.map_or(machine, |group| group.min(machine)) / SESSIONS_DIVISOR;
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
-/// Returns the least limit of the groups in `own`, a text as of `/proc/self/cgroup`, and of the groups above them.
+/// Returns the lowest limit of the groups in `own`, the text of `/proc/self/cgroup`, and of the groups above them.
 fn least_limit(own: &str, root: &Path) -> Option<u64> {
     let paths = own.lines().filter_map(|line| {
         let (_, rest) = line.split_once(':')?;
@@ -33,7 +34,8 @@ fn least_limit(own: &str, root: &Path) -> Option<u64> {
     });
     let mut least = None;
     for path in paths {
-        // A group outside of this process' own namespace has a path that leads out of the mount.
+        // The path of a group outside of this process' cgroup namespace begins with `/..`. The limit of the mount
+        // itself holds for such a group.
         let is_within =
             path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
         let path = if is_within { path } else { Path::new("/") };

@@ -1,8 +1,9 @@
 //! The order in which the kernel ends processes if memory runs out (proc_pid_oom_score_adj(5)): a server before
 //! its keeper. The keeper starts the next server, and holds the sessions until then.
 //!
-//! A server inherits the value, because Landlock lets a keeper and its servers open no file of `/proc` for writing.
-//! So the keeper has the higher value while it starts a server. Its descriptor outlives its confinement and an upgrade.
+//! A server inherits the value, because Landlock lets no server open a file of `/proc` for writing. So the keeper has
+//! the higher value while it starts a server. The keeper opens the file before its confinement, and keeps the
+//! descriptor over an upgrade.
 #![forbid(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -13,9 +14,9 @@ use rustix::io::{FdFlags, fcntl_setfd};
 
 const FILE: &str = "/proc/self/oom_score_adj";
 
-/// The points, of a thousandth of the memory each, that a server is ahead of its keeper. A server that starts is about
-/// as large as its keeper.
-const AHEAD: i32 = 50;
+/// The difference between the values of a server and of its keeper, in thousandths of the memory. A new server needs
+/// about as much memory as its keeper, so that a small difference decides.
+const DIFFERENCE: i32 = 50;
 
 /// The highest value.
 const MOST: i32 = 1000;
@@ -28,7 +29,7 @@ pub(super) struct OomScore {
 }
 
 impl OomScore {
-    /// Opens the value of this process; `None` if the system does not let it.
+    /// Opens the value of this process; `None` if the system does not allow that.
     pub(super) fn open() -> Option<OomScore> {
         OomScore::of(OpenOptions::new().read(true).write(true).open(FILE).ok()?)
     }
@@ -51,14 +52,17 @@ impl OomScore {
         Some(OomScore { file, keepers })
     }
 
-    /// Starts a process that the kernel ends before this one. Where the system does not let this process change
-    /// its value, the new process has the same one.
+    /// Calls `start`, which starts a process that the kernel ends before this one. If this process may not change
+    /// its value, both processes have the same value.
     pub(super) fn start<T>(&self, start: impl FnOnce() -> T) -> T {
-        let _ = self.set((self.keepers + AHEAD).min(MOST));
+        let _ = self.set((self.keepers + DIFFERENCE).min(MOST));
         let started = start();
-        // A process may always go back to its first value.
+        // A process may always return to its first value.
         if let Err(error) = self.set(self.keepers) {
-            tracing::warn!("the keeper's oom_score_adj: {error}");
+            tracing::warn!(
+                "the keeper cannot restore its oom_score_adj: {error}; if memory runs out, the kernel may end \
+                 the keeper before a server"
+            );
         }
         started
     }
@@ -67,9 +71,9 @@ impl OomScore {
         self.file.write_at(value.to_string().as_bytes(), 0).map(drop)
     }
 
-    /// Lets the next program of this process have the descriptor, or no longer.
-    pub(super) fn leave_to_next_program(&self, leaves: bool) {
-        let flags = if leaves { FdFlags::empty() } else { FdFlags::CLOEXEC };
+    /// Sets whether the next program of this process inherits the descriptor.
+    pub(super) fn set_inheritable(&self, is_inheritable: bool) {
+        let flags = if is_inheritable { FdFlags::empty() } else { FdFlags::CLOEXEC };
         let _ = fcntl_setfd(&self.file, flags);
     }
 }

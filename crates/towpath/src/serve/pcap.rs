@@ -1,9 +1,9 @@
 //! The file of `--pcap`, and the thread that writes it.
 //!
-//! The engine leaves packets in a queue of bounded length, and only the thread waits for the file: its disk may be slow,
-//! and the reader of a FIFO may stand still. A packet for which the queue has no room is missing from the file, and
-//! counted. The thread starts after its process has given up its rights, since each thread has its own rights
-//! (`serve/confine.rs`).
+//! The disk may be slow, and the reader of a FIFO may stop reading. So the engine puts packets into a queue of
+//! bounded length, and only the thread waits for the file. Packets for which the queue has no room are missing from
+//! the file, and the wrapper counts them. The thread starts after the process has given up its rights, since each
+//! thread has its own rights (`serve/confine.rs`).
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -34,16 +34,16 @@ pub(crate) struct Pcap<'a> {
     path: &'a Path,
     status: CaptureStatus,
     queue: Arc<Queue>,
-    /// `None` once the thread has it.
+    /// `None` once the thread has the file.
     file: Option<File>,
-    /// `true` once the log says that packets are missing.
+    /// `true` once the server has logged that packets are missing.
     warned: bool,
 }
 
 #[derive(Debug)]
 struct Queue {
     state: Mutex<State>,
-    /// Notified when the thread has to go on, and when it has ended.
+    /// Notified when the thread has packets to write, and when the thread has ended.
     changed: Condvar,
 }
 
@@ -112,7 +112,7 @@ fn write_whole(file: &mut &File, mut bytes: &[u8]) -> io::Result<()> {
             Ok(0) => return Err(ErrorKind::WriteZero.into()),
             Ok(written) => bytes = &bytes[written..],
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                // After an interruption, it tries again.
+                // After an interruption, the next write tells whether there is room.
                 let _ = poll(&mut [PollFd::from_borrowed_fd(file.as_fd(), PollFlags::OUT)], None);
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -124,9 +124,9 @@ fn write_whole(file: &mut &File, mut bytes: &[u8]) -> io::Result<()> {
 
 /// The engine's end of the queue.
 #[derive(Debug)]
-pub(crate) struct Entry(Arc<Queue>);
+pub(crate) struct QueueWriter(Arc<Queue>);
 
-impl Write for Entry {
+impl Write for QueueWriter {
     /// Takes all bytes, or none with `WouldBlock`.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut state = self.0.lock();
@@ -158,25 +158,25 @@ impl Write for Entry {
 
 impl<'a> Pcap<'a> {
     /// Opens the file of `--pcap`, if there is one, and wraps the device so that the wrapper records its packets. A
-    /// server that `goes_on` appends to the file, and records nothing if that fails.
+    /// server that `appends` appends to the file, and records nothing if that fails.
     pub(crate) fn wrap(
         device: Box<dyn Device>,
         settings: &'a Settings,
-        goes_on: bool,
+        appends: bool,
     ) -> Result<(Box<dyn Device>, Option<Pcap<'a>>), Failure> {
         let Some(path) = settings.pcap.as_deref() else { return Ok((device, None)) };
-        let file = match open_private(path, settings.user.as_ref(), goes_on) {
+        let file = match open_private(path, settings.user.as_ref(), appends) {
             Ok(file) => file,
-            Err(error) if goes_on => {
+            Err(error) if appends => {
                 let failure = no_pcap(path, &error);
-                warn!("{}: the capture ends, the server goes on", failure.text());
+                warn!("{}: the capture ends, the server continues", failure.text());
                 return Ok((device, None));
             }
             Err(error) => return Err(no_pcap(path, &error)),
         };
         let queue = Arc::new(Queue::new());
-        let entry = Entry(queue.clone());
-        let device = CaptureDevice::new(device, entry, capture::Options::default())
+        let writer = QueueWriter(queue.clone());
+        let device = CaptureDevice::new(device, writer, capture::Options::default())
             .map_err(|error| no_pcap(path, &error))?;
         let status = device.status();
         let pcap = Pcap { path, status, queue, file: Some(file), warned: false };
@@ -196,7 +196,7 @@ impl<'a> Pcap<'a> {
     pub(crate) fn check(&mut self) -> bool {
         if let Some(failure) = self.status.take_failure() {
             warn!(
-                "--pcap {}: {}; the capture ends after {} packets, the server goes on",
+                "--pcap {}: {}; the capture ends after {} packets, the server continues",
                 self.path.display(),
                 says(&failure),
                 self.status.frames()
@@ -205,7 +205,7 @@ impl<'a> Pcap<'a> {
         }
         if self.status.missed() > 0 && !std::mem::replace(&mut self.warned, true) {
             warn!(
-                "--pcap {}: packets are missing from it, because it takes them too slowly",
+                "--pcap {}: packets are missing, because the file or its reader is too slow; choose a faster file",
                 self.path.display()
             );
         }
@@ -214,7 +214,7 @@ impl<'a> Pcap<'a> {
 }
 
 impl Drop for Pcap<'_> {
-    /// Waits until the file has all packets, or for a second. The engine's end comes before.
+    /// Waits until the file has all packets, for at most a second. The engine has ended by then.
     fn drop(&mut self) {
         if self.file.is_some() {
             // The thread never started.
@@ -257,14 +257,14 @@ fn no_pcap(path: &Path, error: &io::Error) -> Failure {
 }
 
 /// Opens a file for packets, empty or at its end. A FIFO without a reader is an error (`ENXIO`).
-fn open_private(path: &Path, user: Option<&Identity>, goes_on: bool) -> io::Result<File> {
+fn open_private(path: &Path, user: Option<&Identity>, appends: bool) -> io::Result<File> {
     // Captured traffic is private to this user.
     let file: File = OpenOptions::new()
         .write(true)
         .create(true)
         // A capture file may have several sections.
-        .append(goes_on)
-        .truncate(!goes_on)
+        .append(appends)
+        .truncate(!appends)
         .mode(0o600)
         .custom_flags(libc::O_NONBLOCK)
         .open(path)?;

@@ -159,7 +159,8 @@ fn report_started(keeper: &KeeperAccess) -> Result<(), Failure> {
     released.map_err(|error| Failure::new(format!("the keeper: {}", says(&error))))
 }
 
-/// Gives up every right that serving does not need, and starts the threads that wait for other programs.
+/// Gives up every right that serving does not need. Then starts the threads that wait for the readers of log and
+/// capture.
 fn give_up_rights(
     settings: &Settings,
     socket: &Path,

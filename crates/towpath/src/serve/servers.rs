@@ -111,7 +111,7 @@ pub(super) struct Servers<'a> {
     ready: Option<Ready>,
     /// Why the keeper cannot go on after the start of the first servers.
     failure: Option<Failure>,
-    /// The means by which servers end before the keeper if memory runs out, if there are any.
+    /// Has the kernel end servers before the keeper. `None` if the system does not allow that.
     oom_score: Option<OomScore>,
 }
 
@@ -304,14 +304,14 @@ impl Supervised for Servers<'_> {
         }
         // The applications wait for the new keeper.
         standard_error::finish_within(Duration::from_millis(100));
-        let leave = |leaves| {
+        let set_inheritable = |is_inheritable| {
             if let Some(oom_score) = &self.oom_score {
-                oom_score.leave_to_next_program(leaves);
+                oom_score.set_inheritable(is_inheritable);
             }
         };
-        leave(true);
+        set_inheritable(true);
         let error = self.keeper_command(program, file).exec();
-        leave(false);
+        set_inheritable(false);
         // The attempt has restored the default of SIGPIPE, which would end this process.
         ignore_broken_pipes();
         if let Err(failure) = restore_ambient_capabilities(kept) {

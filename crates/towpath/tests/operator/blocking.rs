@@ -146,7 +146,7 @@ fn a_reader_of_ready_fd_that_reads_nothing_holds_nothing_up() {
 /// Sends datagrams of 1 000 bytes to an address behind the TAP at which no program answers.
 fn send_into_the_tap(count: usize) {
     let socket = std::net::UdpSocket::bind("10.79.0.1:0").unwrap();
-    // To all, so that the kernel asks for no neighbour.
+    // A broadcast, so that the kernel asks for no neighbour.
     socket.set_broadcast(true).unwrap();
     for _ in 0..count {
         socket.send_to(&[7; 1000], "10.79.0.255:9").unwrap();
@@ -169,7 +169,7 @@ fn a_capture_without_a_reader_stops_nothing() {
         };
         assert!(refused.contains("start the program that reads this FIFO first"), "{refused}");
 
-        // The reader's end, which is not read from until the end of the test.
+        // The test reads from the FIFO only at its end.
         let mut reader =
             File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&fifo).unwrap();
         let mut server = serve(&directory, "s.sock", &arguments);
@@ -178,7 +178,7 @@ fn a_capture_without_a_reader_stops_nothing() {
         until("packets are missing", || {
             send_into_the_tap(400);
             sent += 400;
-            server.log().contains("packets are missing from it")
+            server.log().contains("packets are missing, because")
         });
         assert!(sent * 1000 > 4 << 20, "{sent} packets");
         round_trip(&server, 7);
@@ -195,7 +195,11 @@ fn a_capture_without_a_reader_stops_nothing() {
         server.kill_server();
         until("the next server serves", || server.state() == "serving");
         round_trip(&server, 7);
-        assert!(server.log().contains("the capture ends, the server goes on"), "{}", server.log());
+        assert!(
+            server.log().contains("the capture ends, the server continues"),
+            "{}",
+            server.log()
+        );
         assert!(server.stop(Signal::TERM).success());
     });
 }

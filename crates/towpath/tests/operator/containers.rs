@@ -29,7 +29,7 @@ fn processes(command: u32) -> [Pid; 2] {
     [Pid::from_raw(all[1] as i32), named("towpath-server")].map(Option::unwrap)
 }
 
-/// The kernel has no process number for these applications (`SO_PEERCRED` says 0), but a user, a group and, since Linux
+/// The kernel reports process number 0 for these applications (`SO_PEERCRED`), but their user, group and, since Linux
 /// 6.5, a descriptor of the process.
 #[test]
 fn a_server_in_a_pid_namespace_serves_applications_outside() {
@@ -53,7 +53,7 @@ fn a_server_in_a_pid_namespace_serves_applications_outside() {
         assert_eq!(line.split_whitespace().nth(2), Some("-"), "{listed}");
 
         if towpath_testkit::probe::peer_pidfd().is_ok() {
-            // The next server knows the application by the descriptor of its process.
+            // The next server recognises the application by the descriptor of its process.
             let own = network.addresses().into_iter().find(|address| address.is_ipv4()).unwrap();
             let own = format!("{own}:9");
             let socket = UdpSocket::bind(&network, &own).unwrap();

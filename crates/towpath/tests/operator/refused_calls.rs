@@ -1,4 +1,4 @@
-//! Servers to which a filter, as of a container, or an old kernel refuses a system call.
+//! Starts of servers while a filter, like that of a container or like an old kernel, refuses a system call.
 //!
 //! Unsafe lives here for the hook between fork and exec, which makes only system calls.
 
@@ -25,7 +25,7 @@ fn refuse(command: &mut Command, call: libc::c_long, errno: i32) {
     unsafe { command.pre_exec(apply) };
 }
 
-/// What becomes of a server to which a call is refused.
+/// The outcome of a start with a refused call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     /// An application attaches and exchanges packets.
@@ -36,7 +36,7 @@ enum Outcome {
 
 use Outcome::{Serves, Unavailable};
 
-/// Each call with the outcomes for `EPERM`, as of a container's filter, and for `ENOSYS`, as of an old kernel.
+/// Each call, with the outcomes for `EPERM` (a container's filter) and for `ENOSYS` (an old kernel).
 const CASES: [(libc::c_long, Outcome, Outcome); 30] = [
     both(libc::SYS_epoll_pwait2, Unavailable("epoll_pwait2")),
     both(libc::SYS_epoll_create1, Unavailable("epoll_create1")),
@@ -60,7 +60,7 @@ const CASES: [(libc::c_long, Outcome, Outcome); 30] = [
     both(libc::SYS_shutdown, Unavailable("shutdown")),
     both(libc::SYS_flock, Unavailable("flock")),
     both(libc::SYS_fchmod, Unavailable("fchmod")),
-    // Rights and advice that a server can do without.
+    // Calls that a server does not need.
     both(libc::SYS_seccomp, Serves),
     both(libc::SYS_landlock_create_ruleset, Serves),
     both(libc::SYS_landlock_add_rule, Serves),

@@ -163,7 +163,7 @@ fn an_upgrade_loses_and_duplicates_nothing() {
         server.kill_server();
         assert!(session.wait(Some(LIMIT)).unwrap());
         assert_eq!(session.statistics().resumptions, 1);
-        // Also the keeper's new program has its servers end first if memory runs out.
+        // The keeper's new program also starts servers with a higher `oom_score_adj`.
         let next = server.server().unwrap().as_raw_nonzero().get();
         let keepers = oom_score_adj(server.child.id() as i32);
         assert_eq!(oom_score_adj(next), (keepers + 50).min(1000));

@@ -411,7 +411,7 @@ fn the_kernels_ways_and_neighbours_are_followed() {
             let direct = Some(RouteTo { link: index, gateway: None });
             assert_eq!(netlink.route_to(peer, Some(own)).unwrap(), direct);
             assert_eq!(netlink.route_to(peer, None).unwrap(), direct);
-            // To the host itself. The kernel adds an IPv6 address's local route in a work queue.
+            // The kernel adds an IPv6 address's local route in a work queue, so the test waits for it.
             let deadline = std::time::Instant::now() + Duration::from_secs(10);
             while let Some(route) = netlink.route_to(own, Some(own)).unwrap() {
                 assert!(std::time::Instant::now() < deadline, "to the host itself: {route:?}");

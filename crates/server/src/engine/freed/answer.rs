@@ -1,8 +1,8 @@
-//! The answers to packets for the addresses of an ended session: a reset (RFC 9293, 3.10.7.1), "port unreachable" (RFC 792;
-//! RFC 4443, 3.1), and the link address (RFC 826; RFC 4861, 7.2.4).
+//! The answers to packets for the addresses of a freed lease: a reset (RFC 9293, 3.10.7.1), "port unreachable" (RFC
+//! 792; RFC 4443, 3.1), and the link address (RFC 826; RFC 4861, 7.2.4).
 //!
-//! The engine does not verify the checksums of transport headers, of which it has only the beginning. A packet with a wrong
-//! one gets an answer to what it says; its sender ignores an answer that fits no connection.
+//! The engine has only the beginning of a packet, so it cannot verify checksums over payload. A damaged packet gets an
+//! answer to its damaged headers. Its sender ignores an answer that fits no connection.
 
 use towpath_packet::checksum::Sum;
 use towpath_packet::headers::{
@@ -13,32 +13,31 @@ use towpath_packet::transport::{
     NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_SOLICITATION, Transport, tcp_flags,
 };
 
-use super::address::{BEGINNING_BYTES, FreedAddress};
+use super::lease::{BEGINNING_BYTES, FreedLease};
 
 /// The longest answer: "port unreachable" over IPv6 about the longest beginning.
 pub(super) const ANSWER_BYTES: usize = 14 + 40 + 8 + BEGINNING_BYTES;
 
-/// The limit of hops of an answer, and of neighbour discovery.
+/// The hop limit (IPv4: time to live) of an answer.
 const HOPS: u8 = 64;
-const NEAR_HOPS: u8 = 255;
+/// The hop limit of neighbour discovery (RFC 4861, 7.1).
+const NEIGHBOUR_HOPS: u8 = 255;
 
 /// Returns `true` if a MAC address is broadcast or multicast.
 fn is_group(mac: [u8; 6]) -> bool {
     mac[0] & 1 != 0
 }
 
-/// What a packet means for an address.
+/// The engine's reaction to a packet, for one freed lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reaction {
-    /// Nothing.
     None,
-    /// The packet gets an answer.
     Answer,
-    /// Another host claims the address: it answers from now on.
+    /// Another host claims an address, and answers for it from now on. The engine removes the lease.
     Forget,
 }
 
-/// An answer.
+/// A frame that answers a packet.
 #[derive(Clone, Debug)]
 pub(crate) struct Answer {
     bytes: [u8; ANSWER_BYTES],
@@ -46,7 +45,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// Begins a frame from an address to the sender of a packet.
+    /// Begins a frame from the MAC address `own` to the sender of a packet.
     fn to(packet: &Headers, own: [u8; 6], ethertype: u16) -> Answer {
         let mut answer = Answer { bytes: [0; ANSWER_BYTES], len: 0 };
         answer.put(&packet.source);
@@ -62,13 +61,12 @@ impl Answer {
         self.len += taken;
     }
 
-    /// Returns the frame.
     pub(crate) fn frame(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 }
 
-/// Source and destination of an IP answer.
+/// The source and destination addresses of an IP answer.
 #[derive(Clone, Copy)]
 enum Ends {
     V4(u32, u32),
@@ -136,10 +134,10 @@ impl Ends {
     }
 }
 
-/// Returns what a packet means for an address, by its headers only.
-pub(super) fn reaction(own: &FreedAddress, headers: &Headers) -> Reaction {
-    let is_ours = headers.source == own.mac || is_group(headers.source);
-    if is_ours || headers.is_tagged() || headers.malformed.is_some() {
+/// Returns the reaction to a packet, by the packet's headers only.
+pub(super) fn reaction(own: &FreedLease, headers: &Headers) -> Reaction {
+    let is_from_no_host = headers.source == own.mac || is_group(headers.source);
+    if is_from_no_host || headers.is_tagged() || headers.malformed.is_some() {
         return Reaction::None;
     }
     let is_for_mac = headers.destination == own.mac;
@@ -152,15 +150,17 @@ pub(super) fn reaction(own: &FreedAddress, headers: &Headers) -> Reaction {
             }
             let asks = arp.operation == 1 && ipv4 == Some(arp.target_ip);
             // A host that probes whether the address is free may have it (RFC 5227, 2.1.1).
-            let is_good = arp.sender_ip != 0 && !is_group(arp.sender_mac);
-            answers_if(asks && is_good && (is_for_mac || is_group(headers.destination)))
+            let is_from_host = arp.sender_ip != 0 && !is_group(arp.sender_mac);
+            answers_if(asks && is_from_host && (is_for_mac || is_group(headers.destination)))
         }
         Network::Ipv4(ip) => {
-            let is_ours = is_for_mac && ipv4 == Some(ip.destination);
-            answers_if(is_ours && is_host_v4(ip.source, own) && wants_answer(ip))
+            let is_for_lease = is_for_mac && ipv4 == Some(ip.destination);
+            answers_if(is_for_lease && is_host_v4(ip.source, own) && wants_answer(ip))
         }
         Network::Ipv6(ip) => match ip.transport {
-            Transport::Neighbour { kind, target } if ip.hops == NEAR_HOPS && has_v6(target) => {
+            Transport::Neighbour { kind, target }
+                if ip.hops == NEIGHBOUR_HOPS && has_v6(target) =>
+            {
                 match kind {
                     // A host that asks from no address checks whether it may have this one (RFC 4862, 5.4).
                     NEIGHBOUR_SOLICITATION => answers_if(is_host_v6(ip.source)),
@@ -169,8 +169,8 @@ pub(super) fn reaction(own: &FreedAddress, headers: &Headers) -> Reaction {
                 }
             }
             _ => {
-                let is_ours = is_for_mac && has_v6(ip.destination);
-                answers_if(is_ours && is_host_v6(ip.source) && wants_answer(ip))
+                let is_for_lease = is_for_mac && has_v6(ip.destination);
+                answers_if(is_for_lease && is_host_v6(ip.source) && wants_answer(ip))
             }
         },
         Network::Other => Reaction::None,
@@ -182,10 +182,10 @@ fn answers_if(answers: bool) -> Reaction {
 }
 
 /// Returns `true` for an address that one host can have.
-fn is_host_v4(ip: u32, own: &FreedAddress) -> bool {
-    let is_broadcast = own.ipv4.is_some_and(|(ours, bits)| {
+fn is_host_v4(ip: u32, own: &FreedLease) -> bool {
+    let is_broadcast = own.ipv4.is_some_and(|(own_ip, bits)| {
         let hosts = u32::MAX.checked_shr(bits.into()).unwrap_or(0);
-        ip == ours | hosts
+        ip == own_ip | hosts
     });
     let [first, ..] = ip.to_be_bytes();
     !is_broadcast && (1..224).contains(&first) && first != 127
@@ -208,8 +208,8 @@ fn wants_answer<Address>(ip: &Ip<Address>) -> bool {
 }
 
 /// Returns the answer to a packet that gets one; `None` if the beginning does not hold its headers.
-pub(super) fn answer(own: &FreedAddress, headers: &Headers, beginning: &[u8]) -> Option<Answer> {
-    let (ip, payload_end) = match &headers.network {
+pub(super) fn answer(own: &FreedLease, headers: &Headers, beginning: &[u8]) -> Option<Answer> {
+    let (ethertype, (l4_offset, total_bytes)) = match &headers.network {
         Network::Arp(arp) => {
             let mut answer = Answer::to(headers, own.mac, ETHERTYPE_ARP);
             answer.put(&[0, 1, 8, 0, 6, 4, 0, 2]);
@@ -228,9 +228,9 @@ pub(super) fn answer(own: &FreedAddress, headers: &Headers, beginning: &[u8]) ->
         }
         Network::Other => return None,
     };
-    let (l4_offset, total_bytes) = (usize::from(payload_end.0), usize::from(payload_end.1));
+    let (l4_offset, total_bytes) = (usize::from(l4_offset), usize::from(total_bytes));
     let ends = Ends::of_answer(&headers.network)?;
-    let mut answer = Answer::to(headers, own.mac, ip);
+    let mut answer = Answer::to(headers, own.mac, ethertype);
     match headers.transport() {
         Transport::Tcp { source, destination, flags, header_bytes } => {
             let header = beginning.get(l4_offset..)?.first_chunk::<20>()?;
@@ -244,7 +244,7 @@ pub(super) fn answer(own: &FreedAddress, headers: &Headers, beginning: &[u8]) ->
             let end = match ends {
                 // The IP header and 8 bytes (RFC 792).
                 Ends::V4(..) => l4_offset + 8,
-                // As much as there is (RFC 4443, 3.1).
+                // The whole beginning, without padding (RFC 4443, 3.1).
                 Ends::V6(..) => beginning.len().min(l3_offset + total_bytes),
             };
             let quoted = beginning.get(l3_offset..end)?;
@@ -260,7 +260,7 @@ pub(super) fn answer(own: &FreedAddress, headers: &Headers, beginning: &[u8]) ->
     Some(answer)
 }
 
-/// Returns the reset for a segment with so much payload (RFC 9293, 3.10.7.1).
+/// Returns the reset for a segment with `payload` bytes of data (RFC 9293, 3.10.7.1).
 fn reset(segment: &[u8; 20], (from, to): (u16, u16), flags: u8, payload: u32) -> [u8; 20] {
     let word = |at: usize| {
         u32::from_be_bytes([segment[at], segment[at + 1], segment[at + 2], segment[at + 3]])
@@ -268,8 +268,10 @@ fn reset(segment: &[u8; 20], (from, to): (u16, u16), flags: u8, payload: u32) ->
     let (sequence, acknowledgement, answer) = if flags & tcp_flags::ACK != 0 {
         (word(8), 0, tcp_flags::RST)
     } else {
-        let marks = u32::from(flags & tcp_flags::SYN != 0) + u32::from(flags & tcp_flags::FIN != 0);
-        let end = word(4).wrapping_add(payload).wrapping_add(marks);
+        // SYN and FIN each take a sequence number.
+        let controls =
+            u32::from(flags & tcp_flags::SYN != 0) + u32::from(flags & tcp_flags::FIN != 0);
+        let end = word(4).wrapping_add(payload).wrapping_add(controls);
         (0, end, tcp_flags::RST | tcp_flags::ACK)
     };
     let mut reset = [0; 20];
@@ -281,8 +283,8 @@ fn reset(segment: &[u8; 20], (from, to): (u16, u16), flags: u8, payload: u32) ->
     reset
 }
 
-/// Returns a solicited advertisement, which overrides what the asker knows.
-fn advertisement(own: &FreedAddress, headers: &Headers, target: u128, asker: u128) -> Answer {
+/// Returns a solicited advertisement, which overrides the link address that the asker has.
+fn advertisement(own: &FreedLease, headers: &Headers, target: u128, asker: u128) -> Answer {
     let mut answer = Answer::to(headers, own.mac, ETHERTYPE_IPV6);
     let mut message = [0; 32];
     (message[0], message[4]) = (NEIGHBOUR_ADVERTISEMENT, 0x60);
@@ -290,6 +292,11 @@ fn advertisement(own: &FreedAddress, headers: &Headers, target: u128, asker: u12
     // The target's link address.
     (message[24], message[25]) = (2, 1);
     message[26..].copy_from_slice(&own.mac);
-    Ends::V6(target, asker).put(&mut answer, (PROTOCOL_ICMPV6, NEAR_HOPS), (&mut message, &[]), 2);
+    Ends::V6(target, asker).put(
+        &mut answer,
+        (PROTOCOL_ICMPV6, NEIGHBOUR_HOPS),
+        (&mut message, &[]),
+        2,
+    );
     answer
 }

@@ -9,12 +9,12 @@ use super::*;
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const PEER: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
-/// An address of each family that is freed; the flows come from a peer.
-fn table() -> (FreedAddresses, [Flow; 2]) {
+/// Returns a table with one lease, which has an address of each family, and flows from a peer to these.
+fn table() -> (FreedTable, [Flow; 2]) {
     let flows = [Flow::v4(), Flow::v6()].map(|flow| flow.macs(PEER, MAC));
     let [IpAddr::V4(v4), IpAddr::V6(v6)] = flows.map(|flow| flow.destination) else { panic!() };
-    let mut table = FreedAddresses::new(1);
-    table.insert(FreedAddress {
+    let mut table = FreedTable::new(1);
+    table.insert(FreedLease {
         mac: MAC,
         ipv4: Some((v4.to_bits(), 24)),
         ipv6: [Some(v6.to_bits()), None],
@@ -22,7 +22,7 @@ fn table() -> (FreedAddresses, [Flow; 2]) {
     (table, flows)
 }
 
-fn answer_to(table: &mut FreedAddresses, frame: &[u8]) -> Option<Vec<u8>> {
+fn answer_to(table: &mut FreedTable, frame: &[u8]) -> Option<Vec<u8>> {
     table.take(frame, frame.len());
     let answer = table.next_answer(1)?.frame().to_vec();
     assert_eq!(table.next_answer(1).map(|more| more.frame().to_vec()), None);
@@ -115,7 +115,7 @@ fn nothing_else_is_answered() {
 }
 
 #[test]
-fn an_address_is_another_hosts_once_that_claims_it_or_another_session_has_it() {
+fn the_engine_is_silent_once_another_host_or_session_has_the_address() {
     for number in 0..2 {
         let (mut table, flows) = table();
         let flow = flows[number];
@@ -130,15 +130,15 @@ fn an_address_is_another_hosts_once_that_claims_it_or_another_session_has_it() {
 }
 
 #[test]
-fn addresses_and_waiting_packets_are_bounded() {
+fn leases_and_waiting_packets_are_bounded() {
     let (mut table, [flow, _]) = table();
     let frame = flow.udp(b"x");
-    (0..PENDING + 3).for_each(|_| table.take(&frame, frame.len()));
-    assert_eq!(std::iter::from_fn(|| table.next_answer(1)).count(), PENDING);
+    (0..MOST_PENDING + 3).for_each(|_| table.take(&frame, frame.len()));
+    assert_eq!(std::iter::from_fn(|| table.next_answer(1)).count(), MOST_PENDING);
     let first = table.all[0];
     for number in 0..MOST_FREED as u16 {
         let [high, low] = number.to_be_bytes();
-        table.insert(FreedAddress { mac: [6, 0, 0, 0, high, low], ..first });
+        table.insert(FreedLease { mac: [6, 0, 0, 0, high, low], ..first });
     }
     assert_eq!((table.all.len(), table.all[0].mac), (MOST_FREED, [6, 0, 0, 0, 0, 0]));
 }
