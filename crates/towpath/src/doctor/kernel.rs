@@ -25,7 +25,7 @@ pub(super) struct Kernel {
 pub(super) fn look() -> Kernel {
     let (files, slept) = (needed_calls::memory_files(), needed_calls::sleeping());
     let (processes, started) = (needed_calls::processes(), needed_calls::threads());
-    let made = needed_calls::descriptors();
+    let made = needed_calls::descriptors().and_then(|()| needed_calls::connections());
     let suffices = [files, slept, processes, started, made].iter().all(Result::is_ok);
     let findings = vec![
         version(),
