@@ -88,6 +88,10 @@ impl Default for Config {
     }
 }
 
+/// The reason for which a call fails in a child made by `fork`.
+pub(crate) const FORKED: &str =
+    "this process was forked, and the server belongs to its parent; start another server";
+
 /// The reasons for which the server does not take a policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
@@ -105,6 +109,9 @@ pub enum PolicyError {
     /// The server has ended.
     #[error("the server has ended")]
     Ended,
+    /// This process is a child made by `fork`, and the server is its parent's.
+    #[error("{FORKED}")]
+    Forked,
 }
 
 impl PolicyError {

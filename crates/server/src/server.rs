@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use towpath_device::{Device, DeviceError, Info};
-use towpath_memory::{HUGE_PAGE_BYTES, Mapping, Region, SharedFile};
+use towpath_memory::{ForkGuard, HUGE_PAGE_BYTES, Mapping, Region, SharedFile};
 use towpath_protocol::layout::STATE_WORDS;
 use towpath_protocol::settings::Values;
 use towpath_protocol::store::Store;
@@ -19,7 +19,7 @@ use towpath_waiting::Costs;
 use tracing::info;
 
 use crate::addresses::{Pool, Subnets};
-use crate::config::{Config, LEAST_RDMA_MTU, PolicyError, StartError, bind_to_processor};
+use crate::config::{Config, FORKED, LEAST_RDMA_MTU, PolicyError, StartError, bind_to_processor};
 use crate::control::{Control, Parts, Request};
 use crate::engine::relays::Relays;
 use crate::engine::remote::LEDGER_BYTES;
@@ -43,8 +43,13 @@ use crate::worker::wire::Descriptors;
 const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A running server. Dropping it stops the server and waits.
+///
+/// A server belongs to the process that started it. In a child made by `fork`, calls fail at once, and a drop is silent.
 #[derive(Debug)]
 pub struct Server {
+    guard: ForkGuard,
+    /// The device's name.
+    name: String,
     requests: Sender<Request>,
     wake: Arc<OwnedFd>,
     control: Option<ControlThread>,
@@ -78,12 +83,15 @@ impl Server {
     ) -> Result<Server, StartError> {
         let Unstarted { mut control, engines, requests, wake, mut bound, has_successor } =
             Unstarted::new(config, device, store)?;
+        let guard = ForkGuard::new().map_err(resources("the guard against forks"))?;
+        let name = control.parts.info.name.clone();
         let engines = run_engines(engines, &config.engine_cpus, &wake)?;
         let take_over = control.take_over_device();
         let (control, over) = run_control(control)?;
         bound.iter_mut().for_each(Bound::take);
         let control = Some(control);
-        let server = Server { requests, wake, control, engines, over, bound, has_successor };
+        let server =
+            Server { guard, name, requests, wake, control, engines, over, bound, has_successor };
         // Resumed sessions are served meanwhile.
         if let Some(Err(error)) = take_over.map(|take_over| take_over()) {
             let _ = server.leave();
@@ -102,8 +110,11 @@ impl Server {
     /// process.
     ///
     /// # Errors
-    /// Fails with the error of `socketpair`.
+    /// Fails with the error of `socketpair`, and in a child made by `fork`.
     pub fn connect(&self) -> io::Result<OwnedFd> {
+        if !self.guard.is_parent() {
+            return Err(forked());
+        }
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let _ = towpath_protocol::peer::refuse_descriptors(&ours);
@@ -120,6 +131,9 @@ impl Server {
     /// # Errors
     /// [`PolicyError`]; then the old policy stays in force.
     pub fn set_policy(&self, policy: Policy) -> Result<PolicyChange, PolicyError> {
+        if !self.guard.is_parent() {
+            return Err(PolicyError::Forked);
+        }
         let (answer, answered) = channel();
         self.request(Request::Policy(Box::new(policy), answer));
         answered.recv().unwrap_or(Err(PolicyError::Ended))
@@ -141,10 +155,12 @@ impl Server {
     /// # Panics
     /// If a thread of the server has panicked.
     pub fn leave(mut self) -> Result<(), DeviceError> {
-        if self.has_successor {
-            self.bound.iter_mut().for_each(Bound::leave);
+        if self.guard.is_parent() {
+            if self.has_successor {
+                self.bound.iter_mut().for_each(Bound::leave);
+            }
+            self.request(Request::Leave);
         }
-        self.request(Request::Leave);
         self.end()
     }
 
@@ -161,6 +177,11 @@ impl Server {
     }
 
     fn end(&mut self) -> Result<(), DeviceError> {
+        if !self.guard.is_parent() {
+            self.forget();
+            let (name, cause) = (self.name.clone(), forked());
+            return Err(DeviceError::Failed { name, what: "ending the server", cause });
+        }
         self.request(Request::Stop);
         let outcome = self.control.take().map_or(Ok(Ok(())), JoinHandle::join);
         let ends: Vec<_> = self.engines.drain(..).map(JoinHandle::join).collect();
@@ -177,10 +198,26 @@ impl Server {
             (Ok(outcome), None) => outcome,
         }
     }
+
+    /// Leaves threads, channel and socket to the parent of this process. A thread of the parent may have held the channel's
+    /// lock when the process forked, so that this process must not close the channel.
+    fn forget(&mut self) {
+        let threads = (self.control.take(), std::mem::take(&mut self.engines));
+        std::mem::forget((threads, self.requests.clone()));
+        self.bound.iter_mut().for_each(Bound::leave);
+    }
+}
+
+/// Returns the error of a call in a child made by `fork`.
+fn forked() -> io::Error {
+    io::Error::new(io::ErrorKind::NotConnected, FORKED)
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
+        if !self.guard.is_parent() {
+            return self.forget();
+        }
         if self.control.is_some() && !std::thread::panicking() {
             let _ = self.end();
         }

@@ -1,7 +1,8 @@
-//! The system calls that every server and its keeper need, and that old kernels lack or containers' filters refuse.
-//! `towpath serve` and `towpath up` try them before they make any object, and `towpath doctor` reports them.
+//! The system calls that a server and its keeper cannot do without, and that old kernels lack or containers' filters
+//! refuse. `towpath serve` and `towpath up` try them before they make any object, and `towpath doctor` reports them.
 //!
-//! Unsafe lives here because no library wraps attempts of `clone3`, `close_range`, `signalfd4` and `vmsplice`.
+//! Unsafe lives here because no library wraps attempts of `clone3`, `close_range`, `signalfd4` and `vmsplice`, or reports
+//! that a limit cannot be read.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -12,10 +13,10 @@ use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, Mode, SealFlags};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown,
-    SocketFlags, SocketType,
+    SocketFlags, SocketType, sockopt,
 };
 use rustix::pipe::PipeFlags;
-use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal};
 
 use crate::failure::{Failure, remedy, says};
 
@@ -34,7 +35,7 @@ impl RefusedCall {
         format!("{}: {}", self.name, says(&self.errno.into()))
     }
 
-    /// Returns the remedies: a newer kernel, or a filter that allows the call.
+    /// Returns the two ways to get the call.
     pub(crate) fn remedy(&self) -> String {
         format!(
             "Linux {} or newer; in a container, a seccomp filter that allows {}",
@@ -43,16 +44,16 @@ impl RefusedCall {
     }
 }
 
-/// Tries all needed calls.
+/// Checks all of the calls.
 ///
 /// # Errors
 /// Fails with the first call that the system refuses, and the remedy.
 pub(crate) fn check() -> Result<(), Failure> {
-    let checks = [sleeping, memory_files, processes, threads, descriptors, sockets];
+    let checks = [sleeping, memory_files, processes, threads, descriptors, connections];
     checks.iter().try_for_each(|check| check()).map_err(failure_of)
 }
 
-/// Returns the failure of a start. An exhausted resource is not a refused call, and has its own remedy.
+/// Returns the failure of a start. A used-up resource is no refusal, and has its own remedy.
 fn failure_of(refused: RefusedCall) -> Failure {
     let found = refused.found();
     match remedy(&refused.errno.into()) {
@@ -81,17 +82,55 @@ pub(crate) fn memory_files() -> Result<(), RefusedCall> {
     let given = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 4096);
     try_call("fallocate", "3.5", given)?;
     try_call("ftruncate", "2.6", rustix::fs::ftruncate(&file, 4096))?;
+    try_call("fchmod", "2.6", rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR))?;
+    let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
+    try_call("flock", "2.6", locked)?;
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
     // The name of the seal says more than that of the call.
     try_call("F_SEAL_FUTURE_WRITE", "5.1", rustix::fs::fcntl_add_seals(&file, seals))
 }
 
-/// Opens a process and signals it, as a keeper does with its server.
+/// Opens a process and looks for it, as a keeper does with its server.
 pub(crate) fn processes() -> Result<(), RefusedCall> {
     let own = pidfd_open(rustix::process::getpid(), PidfdFlags::empty());
     let own = try_call("pidfd_open", "5.3", own)?;
     // By default, this signal does nothing.
-    try_call("pidfd_send_signal", "5.1", pidfd_send_signal(&own, Signal::CONT))
+    try_call("pidfd_send_signal", "5.1", pidfd_send_signal(&own, Signal::CONT))?;
+    // No process is its own child.
+    let waited = rustix::process::waitpid(Some(rustix::process::getpid()), WaitOptions::NOHANG);
+    try_call("wait4", "2.6", allowed(waited, Errno::CHILD))?;
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: writes a live structure.
+    let read = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    try_call("prlimit64", "2.6.36", outcome_of(read.into()))
+}
+
+/// Exchanges a message over a connection, asks for its peer and ends it, as a server does with an application. Every call is
+/// as old as the kernel's sockets, so only a filter refuses one.
+pub(crate) fn connections() -> Result<(), RefusedCall> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let pair = rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None);
+    let (near, far) = try_call("socketpair", "2.6.27", pair)?;
+    // The call fails because no process can connect to this socket.
+    let accepted = rustix::net::accept_with(&near, SocketFlags::CLOEXEC);
+    try_call("accept4", "2.6.28", allowed(accepted, Errno::INVAL))?;
+    try_call("getsockopt", "2.6", sockopt::socket_type(&near).map(drop))?;
+    try_call("setsockopt", "2.6", sockopt::set_socket_keepalive(&near, false))?;
+    let sent = rustix::net::send(&near, &[1], SendFlags::NOSIGNAL);
+    try_call("sendto", "2.6", sent)?;
+    let mut none = SendAncillaryBuffer::default();
+    let parts = [IoSlice::new(&[1])];
+    let sent = rustix::net::sendmsg(&near, &parts, &mut none, SendFlags::NOSIGNAL);
+    try_call("sendmsg", "2.6", sent)?;
+    // A TAP device's packets leave by this call.
+    try_call("writev", "2.6", rustix::io::writev(&near, &parts).map(drop))?;
+    let mut heard = [PollFd::new(&far, PollFlags::IN)];
+    try_call("ppoll", "2.6.16", poll(&mut heard, Some(&Timespec { tv_sec: 1, tv_nsec: 0 })))?;
+    let (mut none, mut byte) = (RecvAncillaryBuffer::default(), [0]);
+    let mut parts = [IoSliceMut::new(&mut byte)];
+    let received = rustix::net::recvmsg(&far, &mut parts, &mut none, RecvFlags::DONTWAIT);
+    try_call("recvmsg", "2.6", received.map(drop))?;
+    try_call("shutdown", "2.6", rustix::net::shutdown(&near, Shutdown::Both))
 }
 
 /// Attempts `clone3` without arguments. The C library falls back to `clone` if there is no such call, but starts no
@@ -110,8 +149,8 @@ pub(crate) fn threads() -> Result<(), RefusedCall> {
     }
 }
 
-/// Makes the descriptors by which threads and processes wake each other. Holds a page as a worker does, and closes
-/// descriptors as the spawner does.
+/// Makes the descriptors by which threads and processes wake each other, holds a page as the worker of a user
+/// does, and closes descriptors as a process for workers does.
 pub(crate) fn descriptors() -> Result<(), RefusedCall> {
     let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC);
     try_call("eventfd2", "2.6.27", event.map(drop))?;
@@ -137,33 +176,9 @@ pub(crate) fn descriptors() -> Result<(), RefusedCall> {
     Ok(())
 }
 
-/// Accepts, asks, sends and ends as with an application's connection, waits as the keeper does, and locks and hides
-/// a file as that of a socket's owner.
-pub(crate) fn sockets() -> Result<(), RefusedCall> {
-    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
-    let pair = rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None);
-    let (one, other) = try_call("socketpair", "2.6.27", pair)?;
-    match rustix::net::accept_with(&one, SocketFlags::CLOEXEC) {
-        // An allowed call fails, since the socket does not listen.
-        Ok(_) | Err(Errno::INVAL) => {}
-        Err(errno) => try_call("accept4", "2.6.28", Err(errno))?,
-    }
-    try_call("getsockopt", "2.0", rustix::net::sockopt::socket_peercred(&one).map(drop))?;
-    let (parts, flags) = ([IoSlice::new(b"check")], SendFlags::NOSIGNAL);
-    let sent = rustix::net::sendmsg(&one, &parts, &mut SendAncillaryBuffer::default(), flags);
-    try_call("sendmsg", "2.0", sent.map(drop))?;
-    let mut received = [0; 8];
-    let mut parts = [IoSliceMut::new(&mut received)];
-    let mut none = RecvAncillaryBuffer::default();
-    let received = rustix::net::recvmsg(&other, &mut parts, &mut none, RecvFlags::DONTWAIT);
-    try_call("recvmsg", "2.0", received.map(drop))?;
-    let mut polled = [PollFd::new(&one, PollFlags::OUT)];
-    try_call("poll", "2.0", poll(&mut polled, Some(&Timespec::default())).map(drop))?;
-    try_call("shutdown", "2.0", rustix::net::shutdown(&one, Shutdown::Both))?;
-    let file = rustix::fs::memfd_create("towpath-check", MemfdFlags::CLOEXEC);
-    let file = try_call("memfd_create", "3.17", file)?;
-    try_call("flock", "2.0", rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive))?;
-    try_call("fchmod", "2.0", rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR))
+/// Returns the outcome of a call that fails with this error wherever it is allowed.
+fn allowed<T>(outcome: Result<T, Errno>, expected: Errno) -> Result<(), Errno> {
+    outcome.map(drop).or_else(|errno| if errno == expected { Ok(()) } else { Err(errno) })
 }
 
 /// Returns the error of a call, by what the C library returned for it.

@@ -2,6 +2,7 @@
 
 mod commands;
 mod flip;
+mod forked;
 mod one_mapping;
 mod own_queue;
 mod starting;

@@ -25,7 +25,7 @@ pub(super) struct Kernel {
 pub(super) fn look() -> Kernel {
     let (files, slept) = (needed_calls::memory_files(), needed_calls::sleeping());
     let (processes, started) = (needed_calls::processes(), needed_calls::threads());
-    let (made, connected) = (needed_calls::descriptors(), needed_calls::sockets());
+    let (made, connected) = (needed_calls::descriptors(), needed_calls::connections());
     let needed = [files, slept, processes, started, made, connected];
     let suffices = needed.iter().all(Result::is_ok);
     let findings = vec![
@@ -34,7 +34,7 @@ pub(super) fn look() -> Kernel {
         sleeping(slept),
         threads(started),
         descriptors(made),
-        sockets(connected),
+        connections(connected),
         peers(processes),
         io_uring(),
         landlock(),
@@ -128,15 +128,15 @@ fn descriptors(made: Result<(), RefusedCall>) -> Finding {
     }
 }
 
-fn sockets(connected: Result<(), RefusedCall>) -> Finding {
+fn connections(connected: Result<(), RefusedCall>) -> Finding {
     match connected {
         Ok(()) => Finding::new(
-            "sockets",
+            "connections",
             Standing::Ok,
-            "accept4, getsockopt, sendmsg, recvmsg, poll, shutdown, flock, fchmod",
+            "accept4, getsockopt, setsockopt, sendto, sendmsg, recvmsg, ppoll, shutdown, writev",
             "applications can attach",
         ),
-        Err(refused) => missing("sockets", refused, "no application can attach"),
+        Err(refused) => missing("connections", refused, "no application can attach"),
     }
 }
 

@@ -37,7 +37,7 @@ enum Outcome {
 use Outcome::{Serves, Unavailable};
 
 /// Each call, with the outcomes for `EPERM` (a container's filter) and for `ENOSYS` (an old kernel).
-const CASES: [(libc::c_long, Outcome, Outcome); 30] = [
+const CASES: [(libc::c_long, Outcome, Outcome); 35] = [
     both(libc::SYS_epoll_pwait2, Unavailable("epoll_pwait2")),
     both(libc::SYS_epoll_create1, Unavailable("epoll_create1")),
     both(libc::SYS_memfd_create, Unavailable("memfd_create")),
@@ -52,14 +52,20 @@ const CASES: [(libc::c_long, Outcome, Outcome); 30] = [
     both(libc::SYS_socketpair, Unavailable("socketpair")),
     both(libc::SYS_pipe2, Unavailable("pipe2")),
     both(libc::SYS_vmsplice, Unavailable("vmsplice")),
+    both(libc::SYS_fchmod, Unavailable("fchmod")),
+    both(libc::SYS_flock, Unavailable("flock")),
+    both(libc::SYS_wait4, Unavailable("wait4")),
+    both(libc::SYS_prlimit64, Unavailable("prlimit64")),
+    // Each application's connection needs these.
     both(libc::SYS_accept4, Unavailable("accept4")),
     both(libc::SYS_getsockopt, Unavailable("getsockopt")),
+    both(libc::SYS_setsockopt, Unavailable("setsockopt")),
+    both(libc::SYS_sendto, Unavailable("sendto")),
     both(libc::SYS_sendmsg, Unavailable("sendmsg")),
+    both(libc::SYS_writev, Unavailable("writev")),
     both(libc::SYS_recvmsg, Unavailable("recvmsg")),
-    both(libc::SYS_ppoll, Unavailable("poll")),
+    both(libc::SYS_ppoll, Unavailable("ppoll")),
     both(libc::SYS_shutdown, Unavailable("shutdown")),
-    both(libc::SYS_flock, Unavailable("flock")),
-    both(libc::SYS_fchmod, Unavailable("fchmod")),
     // Calls that a server does not need.
     both(libc::SYS_seccomp, Serves),
     both(libc::SYS_landlock_create_ruleset, Serves),
