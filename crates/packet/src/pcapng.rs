@@ -210,6 +210,52 @@ impl<W: Write> Writer<W> {
     }
 }
 
+/// Returns the type and the length of the first block; `None` if it is not one of [`Writer`].
+fn first_block(blocks: &[u8]) -> Option<(u32, usize)> {
+    let (kind, rest) = blocks.split_first_chunk()?;
+    let len = u32::from_le_bytes(*rest.first_chunk()?) as usize;
+    (12..=blocks.len()).contains(&len).then(|| (u32::from_le_bytes(*kind), len))
+}
+
+/// Returns how many packets of whole blocks, as [`Writer`] writes them, do not lie within the first `bytes`.
+///
+/// ```
+/// use towpath_packet::pcapng::{Direction, Writer, packets_beyond};
+///
+/// # fn main() -> std::io::Result<()> {
+/// let mut writer = Writer::new(Vec::new(), "example")?;
+/// let interface = writer.interface("tap0", 0)?;
+/// writer.packet(interface, 0, Direction::Inbound, &[b"abcd"], 4)?;
+/// let blocks = writer.into_inner();
+/// assert_eq!(packets_beyond(&blocks, 0), 1);
+/// assert_eq!(packets_beyond(&blocks, blocks.len() - 1), 1);
+/// assert_eq!(packets_beyond(&blocks, blocks.len()), 0);
+/// # Ok(())
+/// # }
+/// ```
+#[must_use]
+pub fn packets_beyond(mut blocks: &[u8], mut bytes: usize) -> u64 {
+    let mut packets = 0;
+    while let Some((kind, len)) = first_block(blocks) {
+        packets += u64::from(kind == ENHANCED_PACKET && bytes < len);
+        bytes = bytes.saturating_sub(len);
+        blocks = &blocks[len..];
+    }
+    packets
+}
+
+/// Returns the length of as many whole blocks, as [`Writer`] writes them, as have at most `most` bytes; at least of one.
+#[must_use]
+pub fn whole_blocks(blocks: &[u8], most: usize) -> usize {
+    let mut end = 0;
+    while let Some((_, len)) = first_block(&blocks[end..])
+        && (end == 0 || end + len <= most)
+    {
+        end += len;
+    }
+    end
+}
+
 fn put16(out: &mut impl Write, value: u16) -> io::Result<()> {
     out.write_all(&value.to_le_bytes())
 }

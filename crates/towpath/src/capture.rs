@@ -3,7 +3,7 @@
 
 mod out;
 
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -16,7 +16,7 @@ use crate::failure::{Failure, says};
 use crate::find::ServerName;
 use crate::number::Number;
 use crate::signals::Signals;
-use out::Out;
+use out::{Blocks, Out};
 
 /// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
@@ -35,8 +35,6 @@ const SLOTS: u32 = 16_384;
 const FRAME_BYTES: u32 = 2048;
 /// Packets taken from the queue between two checks of signals and the clock.
 const BATCH: usize = 256;
-/// Bytes gathered before a write; the capture writes the rest before each sleep.
-const BUFFER_BYTES: usize = 256 << 10;
 
 /// Options of `towpath capture`.
 #[derive(Debug, clap::Args)]
@@ -97,8 +95,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         // The file keeps the packets captured before a server's end.
         other => capture.finish(dropped).map_err(End::Write).and(other),
     };
-    let packets = capture.packets;
-    let _ = writeln!(io::stderr(), "{packets} packets captured, {dropped} dropped");
+    let mut unwritten = capture.writer.get_mut().unwritten();
+    let packets = capture.packets - unwritten;
+    if matches!(&outcome, Err(End::Write(_))) {
+        // What the server has captured, and what this program has not looked at.
+        let _ = session.receive(0, SLOTS as usize, |_| unwritten += 1);
+    }
+    let unwritten =
+        if unwritten > 0 { format!(", {unwritten} not written") } else { String::new() };
+    let _ = writeln!(io::stderr(), "{packets} packets captured, {dropped} dropped{unwritten}");
     match outcome {
         Ok(()) => Ok(()),
         Err(End::Write(error))
@@ -139,7 +144,7 @@ enum End {
 }
 
 struct Capture {
-    writer: Writer<BufWriter<Out>>,
+    writer: Writer<Blocks>,
     interface: InterfaceId,
     /// The output, polled for the end of its reader.
     reader: Option<Arc<std::fs::File>>,
@@ -151,7 +156,7 @@ struct Capture {
 impl Capture {
     fn new(file: Out, device: &str) -> io::Result<Capture> {
         let reader = file.waits().then(|| file.watched());
-        let mut writer = Writer::new(BufWriter::with_capacity(BUFFER_BYTES, file), "towpath")?;
+        let mut writer = Writer::new(Blocks::new(file), "towpath")?;
         let interface = writer.interface(device, 0)?;
         // The reader sees at once that the capture began.
         writer.flush()?;
@@ -217,6 +222,9 @@ impl Capture {
             });
             outcome = writer.packet(*interface, time_ns, way, &[bytes], packet.len());
             *packets += u64::from(outcome.is_ok());
+            if outcome.is_ok() && writer.get_mut().is_full() {
+                outcome = writer.flush();
+            }
         });
         outcome.map_err(End::Write)?;
         taken.map_err(|error| End::Failed(error.to_string()))

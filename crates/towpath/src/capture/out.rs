@@ -9,12 +9,15 @@ use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::FileType;
+use towpath_packet::pcapng::packets_beyond;
 
 use crate::signals::Signals;
 
 /// The number of bytes that a writable pipe always takes without blocking (`pipe(7)`: it has room
 /// for a whole page).
 const PIPE_ROOM: usize = 4096;
+/// Bytes gathered before a write; the capture writes the rest before each sleep.
+const GATHERED_BYTES: usize = 256 << 10;
 
 /// The output of a capture. A request to end cuts short the wait for a stalled reader.
 pub(super) struct Out {
@@ -22,6 +25,57 @@ pub(super) struct Out {
     signals: Arc<Signals>,
     /// `true` if a write may have to wait: the output is not a regular file.
     waits: bool,
+}
+
+/// Gathers whole blocks of a capture for the output.
+pub(super) struct Blocks {
+    out: Out,
+    waiting: Vec<u8>,
+    /// Packets that a failed write lost.
+    lost: u64,
+}
+
+impl Blocks {
+    pub(super) fn new(out: Out) -> Blocks {
+        Blocks { out, waiting: Vec::with_capacity(2 * GATHERED_BYTES), lost: 0 }
+    }
+
+    /// Returns `true` if it is time to write.
+    pub(super) fn is_full(&self) -> bool {
+        self.waiting.len() >= GATHERED_BYTES
+    }
+
+    /// Returns how many packets are not in the output.
+    pub(super) fn unwritten(&self) -> u64 {
+        self.lost + packets_beyond(&self.waiting, 0)
+    }
+}
+
+impl Write for Blocks {
+    /// Gathers the bytes; only `flush` writes.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.waiting.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    /// Writes all blocks. After an error, the packets of those that are not written are lost.
+    fn flush(&mut self) -> io::Result<()> {
+        let mut written = 0;
+        let outcome = loop {
+            if written == self.waiting.len() {
+                break Ok(());
+            }
+            match self.out.write(&self.waiting[written..]) {
+                Ok(0) => break Err(io::ErrorKind::WriteZero.into()),
+                Ok(bytes) => written += bytes,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => break Err(error),
+            }
+        };
+        self.lost += packets_beyond(&self.waiting, written);
+        self.waiting.clear();
+        outcome
+    }
 }
 
 /// The error of a write that a request to end cut short.

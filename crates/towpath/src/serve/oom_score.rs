@@ -21,11 +21,10 @@ const DIFFERENCE: i32 = 50;
 /// The highest value.
 const MOST: i32 = 1000;
 
-/// The value of a keeper, and the means to change it.
+/// The means to change the value of a keeper.
 #[derive(Debug)]
 pub(super) struct OomScore {
     file: File,
-    keepers: i32,
 }
 
 impl OomScore {
@@ -46,19 +45,25 @@ impl OomScore {
     }
 
     fn of(file: File) -> Option<OomScore> {
+        let score = OomScore { file };
+        score.value().map(|_| score)
+    }
+
+    /// Returns the value of this process now: an administrator may have changed it.
+    fn value(&self) -> Option<i32> {
         let mut text = [0; 16];
-        let len = file.read_at(&mut text, 0).ok()?;
-        let keepers = std::str::from_utf8(&text[..len]).ok()?.trim().parse().ok()?;
-        Some(OomScore { file, keepers })
+        let len = self.file.read_at(&mut text, 0).ok()?;
+        std::str::from_utf8(&text[..len]).ok()?.trim().parse().ok()
     }
 
     /// Calls `start`, which starts a process that the kernel ends before this one. If this process may not change
     /// its value, both processes have the same value.
     pub(super) fn start<T>(&self, start: impl FnOnce() -> T) -> T {
-        let _ = self.set((self.keepers + DIFFERENCE).min(MOST));
+        let Some(keepers) = self.value() else { return start() };
+        let _ = self.set((keepers + DIFFERENCE).min(MOST));
         let started = start();
         // A process may always return to its first value.
-        if let Err(error) = self.set(self.keepers) {
+        if let Err(error) = self.set(keepers) {
             tracing::warn!(
                 "the keeper cannot restore its oom_score_adj: {error}; if memory runs out, the kernel may end \
                  the keeper before a server"

@@ -8,7 +8,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use towpath_device::Device;
 use towpath_device::capture::{self, CaptureDevice, CaptureStatus};
+use towpath_packet::pcapng::{packets_beyond, whole_blocks};
 use tracing::{info, warn};
 
 use super::settings::Settings;
@@ -26,6 +27,8 @@ use crate::failure::{Failure, says};
 const MOST_BYTES: usize = 4 << 20;
 /// The bytes of packets that wake the thread before the engine sleeps.
 const WAKING_BYTES: usize = 8 << 10;
+/// The bytes that go into a FIFO in one piece or not at all (`PIPE_BUF`), also if the server is killed.
+const PIPE_BYTES: usize = 4096;
 /// The longest time that the end of a server waits for the file.
 const END_WAIT: Duration = Duration::from_secs(1);
 
@@ -51,6 +54,8 @@ struct Queue {
 struct State {
     /// Whole blocks of the capture.
     waiting: Vec<u8>,
+    /// Packets that the thread has taken, and that are not in the file, as of its last wait for the file.
+    taken: u64,
     /// `true` while the thread waits for packets.
     sleeps: bool,
     /// `true` after the last packet.
@@ -58,6 +63,13 @@ struct State {
     /// `true` once the thread has ended.
     ended: bool,
     failure: Option<io::Error>,
+}
+
+impl State {
+    /// Returns how many packets are not in the file yet.
+    fn unwritten(&self) -> u64 {
+        self.taken + packets_beyond(&self.waiting, 0)
+    }
 }
 
 impl Queue {
@@ -80,6 +92,7 @@ impl Queue {
     fn take(&self, taken: &mut Vec<u8>) -> bool {
         taken.clear();
         let mut state = self.lock();
+        state.taken = 0;
         while state.waiting.is_empty() {
             if state.closed {
                 return false;
@@ -88,38 +101,50 @@ impl Queue {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         std::mem::swap(&mut state.waiting, taken);
+        state.taken = packets_beyond(taken, 0);
         true
     }
 
     /// Writes packets to the file, until the last one or a failure.
-    fn write_to(&self, mut file: &File) {
+    fn write_to(&self, file: &File) {
+        let is_fifo = file.metadata().is_ok_and(|metadata| metadata.file_type().is_fifo());
         let mut taken = Vec::new();
         let mut outcome = Ok(());
         while outcome.is_ok() && self.take(&mut taken) {
-            outcome = write_whole(&mut file, &taken);
+            outcome = self.write_blocks(file, is_fifo, &taken);
         }
         let mut state = self.lock();
         state.failure = outcome.err();
         state.ended = true;
         self.changed.notify_all();
     }
-}
 
-/// Writes all bytes, and waits for the reader of a FIFO.
-fn write_whole(file: &mut &File, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match file.write(bytes) {
-            Ok(0) => return Err(ErrorKind::WriteZero.into()),
-            Ok(written) => bytes = &bytes[written..],
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                // After an interruption, the next write tells whether there is room.
-                let _ = poll(&mut [PollFd::from_borrowed_fd(file.as_fd(), PollFlags::OUT)], None);
+    /// Writes whole blocks, and waits for the reader of a FIFO.
+    fn write_blocks(&self, mut file: &File, is_fifo: bool, blocks: &[u8]) -> io::Result<()> {
+        let (mut written, mut end) = (0, 0);
+        while written < blocks.len() {
+            if written == end {
+                let rest = &blocks[written..];
+                end += if is_fifo { whole_blocks(rest, PIPE_BYTES) } else { rest.len() };
             }
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+            let error = match file.write(&blocks[written..end]) {
+                Ok(0) => ErrorKind::WriteZero.into(),
+                Ok(bytes) => {
+                    written += bytes;
+                    continue;
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => error,
+            };
+            self.lock().taken = packets_beyond(blocks, written);
+            if error.kind() != ErrorKind::WouldBlock {
+                return Err(error);
+            }
+            // After an interruption, the next write tells whether there is room.
+            let _ = poll(&mut [PollFd::from_borrowed_fd(file.as_fd(), PollFlags::OUT)], None);
         }
+        Ok(())
     }
-    Ok(())
 }
 
 /// The engine's end of the queue.
@@ -199,8 +224,10 @@ impl<'a> Pcap<'a> {
                 "--pcap {}: {}; the capture ends after {} packets, the server continues",
                 self.path.display(),
                 says(&failure),
-                self.status.frames()
+                self.status.frames().saturating_sub(self.queue.lock().unwritten())
             );
+            // What is missing from now on is no news.
+            self.warned = true;
             return false;
         }
         if self.status.missed() > 0 && !std::mem::replace(&mut self.warned, true) {
@@ -232,15 +259,15 @@ impl Drop for Pcap<'_> {
             let waited = self.queue.changed.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        let unwritten = state.waiting.len();
+        let unwritten = state.unwritten();
         drop(state);
         if self.check() && (self.status.missed() > 0 || unwritten > 0) {
             info!(
                 missing = self.status.missed(),
-                unwritten_bytes = unwritten,
+                unwritten,
                 "--pcap {}: {} packets",
                 self.path.display(),
-                self.status.frames()
+                self.status.frames().saturating_sub(unwritten)
             );
         }
     }

@@ -11,6 +11,7 @@ use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
 use pcap_file::pcapng::{Block, PcapNgReader};
 use rustix::process::Signal;
 use towpath_net::Network;
+use towpath_packet::pcapng::packets_beyond;
 use towpath_testkit::{enter_own_mounts, has_programs, mount_tmpfs, without_users};
 
 use crate::running::*;
@@ -298,7 +299,16 @@ fn full_disks_and_stalled_readers() {
         std::thread::sleep(Duration::from_millis(200));
         signal(&child, Signal::TERM);
         let status = wait(&mut child);
-        assert!(status.success(), "{}", said(&mut child));
+        let said_stalled = said(&mut child);
+        assert!(status.success(), "{said_stalled}");
+        let mut written = Vec::new();
+        child.stdout.take().unwrap().read_to_end(&mut written).unwrap();
+        let counts: Vec<u64> =
+            said_stalled.split(' ').filter_map(|word| word.parse().ok()).collect();
+        let [captured, dropped, unwritten] = counts[..] else { panic!("{said_stalled}") };
+        let whole = packets_beyond(&written, 0);
+        assert_eq!(captured, whole, "{said_stalled}");
+        assert!(captured + dropped + unwritten >= 2000, "{said_stalled}");
 
         // The server ends: the file has the captured packets, and can be read.
         let file = directory.text("c.pcapng");
