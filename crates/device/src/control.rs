@@ -66,7 +66,7 @@ pub struct Capabilities {
 }
 
 /// News of a device. A device whose link is down when it is opened reports that first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The link came up or went down.
     Link {
@@ -77,6 +77,8 @@ pub enum Event {
     Mtu(usize),
     /// The device's own address changed.
     Address([u8; 6]),
+    /// The interface has another name.
+    Name(String),
     /// The device is gone, and will not come back.
     Removed,
 }

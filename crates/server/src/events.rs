@@ -98,6 +98,13 @@ impl Control {
                 info!(device, ?mac, "the device's address changed");
                 self.parts.info.mac = mac;
             }
+            Event::Name(name) => {
+                info!(device = name, "the interface {device} has the name {name} now");
+                if let Some(host) = &mut self.parts.host {
+                    host.rename(&name);
+                }
+                self.parts.info.name = name;
+            }
             Event::Removed => {
                 let cause = io::Error::from(rustix::io::Errno::NODEV);
                 self.failed.get_or_insert(DeviceError::Gone { name: device, cause });

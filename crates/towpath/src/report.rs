@@ -153,6 +153,17 @@ fn no_server(status: &DeviceStatus) -> String {
     }
 }
 
+/// Returns the name of a device: that of its interface now, with the one by which commands find it if that is
+/// another one.
+pub(crate) fn name(report: &Report) -> String {
+    let Some(keeper) = &report.keeper else { return report.device.name.clone() };
+    let now = match report.device.name.as_str() {
+        "" => keeper.interface.as_ref().unwrap_or(&keeper.device),
+        name => name,
+    };
+    if now == keeper.device { now.to_owned() } else { format!("{now} ({})", keeper.device) }
+}
+
 /// Returns the last end of a server in words, with its age; `-` if none has ended.
 pub(crate) fn last_end(status: &DeviceStatus) -> String {
     match &status.last_end {

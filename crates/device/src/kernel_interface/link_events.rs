@@ -18,6 +18,7 @@ pub(crate) struct LinkEvents {
 /// The state of the interface that the driver reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct State {
+    name: String,
     up: bool,
     mtu: usize,
     mac: [u8; 6],
@@ -26,9 +27,10 @@ struct State {
 impl LinkEvents {
     /// Watches an interface, by its number.
     pub(crate) fn new(index: u32, info: &Info) -> LinkEvents {
+        let name = info.name.clone();
         LinkEvents {
             watch: LinkWatch::new(index).ok(),
-            reported: State { up: true, mtu: info.mtu, mac: info.mac },
+            reported: State { name, up: true, mtu: info.mtu, mac: info.mac },
             events: VecDeque::new(),
         }
     }
@@ -41,7 +43,7 @@ impl LinkEvents {
     pub(crate) fn take(&mut self) -> Option<Event> {
         if self.events.is_empty() {
             match self.watch.as_mut()?.latest()? {
-                Watched::Here(link) => self.compare(&link),
+                Watched::Here(link) => self.compare(link),
                 // The kernel does not report the state of an interface in another namespace: the
                 // driver reports the interface as removed.
                 Watched::Gone => self.events.push_back(Event::Removed),
@@ -51,12 +53,17 @@ impl LinkEvents {
     }
 
     /// Notes what changed.
-    fn compare(&mut self, link: &Link) {
+    fn compare(&mut self, link: Link) {
         let now = State {
             up: link.up && link.carrier,
             mtu: link.mtu as usize,
             mac: link.mac.unwrap_or(self.reported.mac),
+            name: link.name,
         };
+        // The name first: reports of the others have it.
+        if now.name != self.reported.name {
+            self.events.push_back(Event::Name(now.name.clone()));
+        }
         if now.up != self.reported.up {
             self.events.push_back(Event::Link { up: now.up });
         }

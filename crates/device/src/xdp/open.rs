@@ -118,7 +118,6 @@ pub(super) fn open(options: &Options, earlier: &mut EarlierObjects) -> Result<Op
         announce_host_traffic(&mut info, chunk_bytes);
     }
     let shared = Arc::new(Shared::new(
-        name.clone(),
         properties,
         attached_program,
         packet_socket,
@@ -269,7 +268,7 @@ impl Sockets {
     ) -> Result<Sockets, XdpError> {
         let name = &options.interface;
         let unbound = (0..queues)
-            .map(|_| socket::unbound_socket(name, options.busy_poll))
+            .map(|_| socket::unbound_socket(index, options.busy_poll))
             .collect::<io::Result<Vec<_>>>()
             .map_err(refused(name, "creating an AF_XDP socket"))?;
         let failed = refused(name, "opening a packet socket");

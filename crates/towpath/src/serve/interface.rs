@@ -40,15 +40,14 @@ pub(super) struct Opened {
     pub(super) xdp_sockets: Option<bool>,
 }
 
-/// Opens the device. `own_queues`: the hardware queues that sessions may have to themselves.
-/// `earlier`: what an earlier server left.
+/// Opens the device, whose interface may have another name than on the command line. `own_queues`: the
+/// hardware queues that sessions may have to themselves. `earlier`: what an earlier server left.
 pub(super) fn open(
-    served: &DeviceSpec,
+    (served, name): (&DeviceSpec, &str),
     settings: &Settings,
     own_queues: Vec<u32>,
     earlier: &mut EarlierObjects,
 ) -> Result<Opened, Failure> {
-    let name = &served.interface;
     let tap = earlier.copy(TAP).map_err(|error| {
         Failure::new(format!("{name}: copying the TAP's descriptor: {error}; raise the limit of open files (ulimit -n)"))
     })?;

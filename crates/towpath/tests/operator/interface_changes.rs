@@ -1,0 +1,154 @@
+//! An interface that changes under its server: another name, deleted and made anew.
+
+use std::net::UdpSocket as KernelSocket;
+
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
+use towpath_client::Session;
+use towpath_net::{Driving, Network, SessionLink, UdpSocket};
+use towpath_netlink::Veth;
+
+use crate::beside_the_kernel::{FAR, NEAR, device, may_attach, sockets, user};
+use crate::networks::{net, wire};
+use crate::running::*;
+use crate::sharing::{ECHO, Shared, remove_wire};
+
+/// Gives an interface another name. Before Linux 6.2, it has to be down for that.
+pub(crate) fn rename(name: &str, to: &str) {
+    match net().rename(name, to) {
+        Err(error) if error.errno() == Some(Errno::BUSY) => {
+            net().set_down(name).unwrap();
+            net().rename(name, to).unwrap();
+            net().set_up(to).unwrap();
+        }
+        other => other.unwrap(),
+    }
+}
+
+/// Waits until as many servers have served.
+fn until_served(server: &Running, times: usize) {
+    until("another server", || server.log().matches("serving device=").count() == times);
+    until("the keeper knows", || server.state() == "serving");
+}
+
+/// Returns the name that `stat` and `ls` show.
+fn shown(server: &Running) -> String {
+    let listed = prints(&mut server.subcommand("ls", &[]));
+    let line = listed.lines().nth(1).unwrap();
+    let name = server.report()["device"]["name"].as_str().unwrap().to_owned();
+    let stat = prints(&mut server.subcommand("stat", &[]));
+    let id = server.report()["keeper"]["device"].as_str().unwrap().to_owned();
+    let both = if id == name { name.clone() } else { format!("{name} ({id})") };
+    assert!(stat.starts_with(&format!("{both}: ")) && line.starts_with(&both), "{stat}{listed}");
+    name
+}
+
+/// A server of an interface with another name goes on, and so do the servers after it, which find the
+/// interface by its number: also if another interface has the old name by then.
+#[test]
+fn a_renamed_interface_is_followed() {
+    towpath_testkit::isolated!(|| {
+        if !may_attach("interface_changes::a_renamed_interface_is_followed") {
+            return;
+        }
+        for mode in ["generic", "packet"] {
+            let mut shared = Shared::start(mode, &[]);
+            shared.echo(ECHO);
+            let asking = shared.far.run(|| KernelSocket::bind("192.0.2.200:0").unwrap()).unwrap();
+            let answers = |shared: &Shared| until("the echo answers", || shared.answers(&asking));
+            answers(&shared);
+            assert_eq!(shown(&shared.server), "uplink");
+            rename("uplink", "lan0");
+            let says = "the interface uplink has the name lan0 now";
+            until("the server says so", || shared.server.log().contains(says));
+            answers(&shared);
+            assert_eq!(shown(&shared.server), "lan0");
+            net().create_veth(&Veth::new("uplink", "other")).unwrap();
+            shared.server.kill_server();
+            until_served(&shared.server, 2);
+            answers(&shared);
+            assert_eq!(shown(&shared.server), "lan0");
+            // The keeper makes a port for it, too, on the address of the renamed interface.
+            let more = UdpSocket::bind(&shared.network, ("192.0.2.1", ECHO + 1)).unwrap();
+            drop(more);
+            // While no server runs, and the keeper starts none.
+            kill_process(Pid::from_child(&shared.server.child), Signal::STOP).unwrap();
+            shared.server.kill_server();
+            rename("lan0", "lan1");
+            kill_process(Pid::from_child(&shared.server.child), Signal::CONT).unwrap();
+            until_served(&shared.server, 3);
+            answers(&shared);
+            assert_eq!(shown(&shared.server), "lan1");
+            let log = shared.server.log();
+            assert!(log.contains("serves uplink under its name lan1"), "{mode}: {log}");
+            assert!(!log.contains("before it served"), "{mode}: {log}");
+            assert_eq!(shared.server.stop(Signal::TERM).code(), Some(0), "{mode}");
+            net().delete_link("lan1").unwrap();
+            net().delete_link("uplink").unwrap();
+        }
+    });
+}
+
+/// A TAP keeps its server under another name.
+#[test]
+fn a_renamed_tap_is_followed() {
+    towpath_testkit::isolated!(|| {
+        if !tun("interface_changes::a_renamed_tap_is_followed") {
+            return;
+        }
+        let directory = Directory::new();
+        let arguments = ["--device", "tap:opA", "--address", "10.77.0.1/24"];
+        let mut server = serve(&directory, "s.sock", &arguments);
+        let index = net().index("opA").unwrap();
+        let mut session = Session::attach(&server.socket, &SessionLink::options("test")).unwrap();
+        rename("opA", "opB");
+        until("the new name is shown", || shown(&server) == "opB");
+        assert!(server.log().contains("the interface opA has the name opB now"));
+        server.kill_server();
+        assert!(session.wait(Some(LIMIT)).unwrap(), "it waits for the next server");
+        until_served(&server, 2);
+        assert_eq!((shown(&server), net().index("opB").unwrap()), ("opB".to_owned(), index));
+        crate::serving::round_trip(&server, 7);
+        assert!(server.stop(Signal::TERM).success());
+        assert!(net().index("opB").is_err());
+    });
+}
+
+/// An interface that is deleted ends its server, clearly. If it was deleted and made anew while no server
+/// ran, the next server finds it by its name.
+#[test]
+fn an_interface_that_is_made_anew_is_found_by_its_name() {
+    towpath_testkit::isolated!(|| {
+        if !may_attach("interface_changes::an_interface_that_is_made_anew_is_found_by_its_name") {
+            return;
+        }
+        let far = wire(&FAR, &NEAR);
+        let (directory, device, user) = (sockets(), device("generic"), user());
+        let arguments = ["--device", &device, "--user", &user, "--lease", "192.0.2.64/28"];
+        let mut server = serve(&directory, "s.sock", &arguments);
+        let session = Session::attach(&server.socket, &SessionLink::options("test")).unwrap();
+        let own = session.info().ipv4.unwrap().0;
+        let network = Network::over(session, Driving::Thread).unwrap();
+        let before = net().link("uplink").unwrap();
+        kill_process(Pid::from_child(&server.child), Signal::STOP).unwrap();
+        server.kill_server();
+        remove_wire();
+        drop(far);
+        let far = wire(&FAR, &NEAR);
+        // As when a driver is loaded again.
+        net().set_mac("uplink", before.mac.unwrap()).unwrap();
+        assert_ne!(net().index("uplink").unwrap(), before.index);
+        kill_process(Pid::from_child(&server.child), Signal::CONT).unwrap();
+        until_served(&server, 2);
+        let log = server.log();
+        assert!(log.contains("was deleted, and another interface has the name uplink"), "{log}");
+        crate::networks::both_ways(&network, own.into(), &far, "192.0.2.200".parse().unwrap());
+
+        remove_wire();
+        assert_eq!(wait(&mut server.child).code(), Some(1));
+        let log = server.log();
+        let last = log.lines().last().unwrap();
+        assert!(last.starts_with("towpath: device uplink is gone"), "{log}");
+        assert!(last.contains("all sessions have ended"), "{log}");
+    });
+}
