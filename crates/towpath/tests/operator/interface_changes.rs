@@ -1,14 +1,17 @@
-//! An interface that changes under its server: another name, deleted and made anew.
+//! An interface that changes under its server: another name, down while a server starts, deleted and
+//! made anew.
 
 use std::net::UdpSocket as KernelSocket;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use towpath_client::Session;
 use towpath_net::{Driving, Network, SessionLink, UdpSocket};
 use towpath_netlink::Veth;
+use towpath_testkit::Namespace;
 
-use crate::beside_the_kernel::{FAR, NEAR, device, may_attach, sockets, user};
+use crate::beside_the_kernel::{FAR, NEAR, device, may_attach, sockets, until_bare, user};
 use crate::networks::{net, wire};
 use crate::running::*;
 use crate::sharing::{ECHO, Shared, remove_wire};
@@ -114,6 +117,36 @@ fn a_renamed_tap_is_followed() {
     });
 }
 
+/// While a server runs, and between two servers, an interface is down.
+#[test]
+fn an_interface_that_is_down_ends_no_session() {
+    towpath_testkit::isolated!(|| {
+        if !may_attach("interface_changes::an_interface_that_is_down_ends_no_session") {
+            return;
+        }
+        for mode in ["generic", "native", "packet"] {
+            let far = wire(&FAR, &NEAR);
+            let (_directory, mut server, _network) = serve_echo(&far, &device(mode), &[]);
+            net().set_down("uplink").unwrap();
+            until("the server says so", || server.log().contains("the link is down"));
+            server.kill_server();
+            until_served(&server, 2);
+            until("the next server says so, too", || {
+                server.log().matches("the link is down").count() == 2
+            });
+            let log = server.log();
+            assert!(log.contains("WARN uplink is down; set it up"), "{mode}: {log}");
+            assert!(!log.contains("before it served"), "{mode}: {log}");
+            net().set_up("uplink").unwrap();
+            until("the server says so", || server.log().contains("the link is up"));
+            until("all flows are answered", || answered(&far) == FLOWS);
+            assert_eq!(server.stop(Signal::TERM).code(), Some(0), "{mode}");
+            until_bare();
+            remove_wire();
+        }
+    });
+}
+
 /// An interface that is deleted ends its server, clearly. If it was deleted and made anew while no server
 /// ran, the next server finds it by its name.
 #[test]
@@ -151,4 +184,49 @@ fn an_interface_that_is_made_anew_is_found_by_its_name() {
         assert!(last.starts_with("towpath: device uplink is gone"), "{log}");
         assert!(last.contains("all sessions have ended"), "{log}");
     });
+}
+
+const FLOWS: usize = 32;
+
+/// Returns the number of flows that an application answers.
+fn answered(far: &Namespace) -> usize {
+    let flows: Vec<_> = far
+        .run(|| {
+            (0..FLOWS).map(|_| KernelSocket::bind("192.0.2.200:0").unwrap()).collect::<Vec<_>>()
+        })
+        .unwrap();
+    for flow in &flows {
+        flow.set_nonblocking(true).unwrap();
+        flow.send_to(b"hello", ("192.0.2.70", ECHO)).unwrap();
+    }
+    let (mut waiting, until) = (flows, Instant::now() + Duration::from_millis(500));
+    while !waiting.is_empty() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(5));
+        waiting.retain(|flow| flow.recv(&mut [0; 8]).is_err());
+    }
+    FLOWS - waiting.len()
+}
+
+/// Serves `uplink`, with an application that echoes datagrams.
+fn serve_echo(far: &Namespace, device: &str, more: &[&str]) -> (Directory, Running, Network) {
+    let (directory, user) = (sockets(), user());
+    let mut arguments = vec!["--device", device, "--user", &user];
+    arguments.extend(["--lease", "192.0.2.64/28"]);
+    arguments.extend(more);
+    let server = serve(&directory, "s.sock", &arguments);
+    let options = towpath_client::Options {
+        ipv4: Some("192.0.2.70".parse().unwrap()),
+        ..SessionLink::options("test")
+    };
+    let session = Session::attach(&server.socket, &options).unwrap();
+    let network = Network::over(session, Driving::Thread).unwrap();
+    let socket = UdpSocket::bind(&network, ("192.0.2.70", ECHO)).unwrap();
+    std::thread::spawn(move || {
+        let mut buffer = [0; 64];
+        while let Ok((len, from)) = socket.recv_from(&mut buffer) {
+            let _ = socket.send_to(&buffer[..len], from);
+        }
+    });
+    until("all flows are answered", || answered(far) == FLOWS);
+    (directory, server, network)
 }
