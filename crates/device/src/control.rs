@@ -79,8 +79,23 @@ pub enum Event {
     Address([u8; 6]),
     /// The interface has another name.
     Name(String),
+    /// The interface has another number of hardware queues that receive.
+    HardwareQueues(HardwareQueues),
     /// The device is gone, and will not come back.
     Removed,
+}
+
+/// The hardware queues of an interface, of which each one needs a socket of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HardwareQueues {
+    /// The number of queues that receive.
+    pub present: u32,
+    /// The number of queues that the device serves, the first ones. It drops the packets that arrive on
+    /// others, and counts them.
+    pub served: u32,
+    /// `true` if a device that is opened anew can serve all of them with the same lanes and the same
+    /// limit of locked memory.
+    pub can_serve_all: bool,
 }
 
 /// What a device requires of the memory that it uses, and the sizes of its rings.
@@ -290,8 +305,8 @@ pub trait Device: Send {
         None
     }
 
-    /// Returns what the hardware has counted since the device was opened, by the names that `ethtool -S` has for it;
-    /// nothing by default. This may read a few dozen registers.
+    /// Returns what the hardware has counted since the device was opened, by the names that `ethtool -S` has for it,
+    /// or what the driver's program in the kernel has; nothing by default. This may read a few dozen registers.
     fn statistics(&mut self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }

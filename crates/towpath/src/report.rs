@@ -38,6 +38,8 @@ pub(crate) struct Device {
     pub(crate) addresses_in_use: u64,
     pub(crate) counters: BTreeMap<String, u64>,
     pub(crate) hardware: BTreeMap<String, u64>,
+    /// Hardware queues that no server serves.
+    pub(crate) unserved_queues: u64,
 }
 
 /// A session.

@@ -118,6 +118,12 @@ fn head(report: &Report) -> String {
     if let Some(keeper) = &report.keeper {
         text += &format!("{} restarts; last end: {}\n", keeper.restarts, report::last_end(keeper));
     }
+    if device.unserved_queues > 0 {
+        text += &format!(
+            "{} hardware queues have no socket: packets for applications that arrive there are dropped; see the log\n",
+            device.unserved_queues
+        );
+    }
     text
 }
 

@@ -298,8 +298,6 @@ fn info(
     let (spans, chunk_bytes) = (properties.binding.spans, properties.chunk_bytes as usize);
     let data_bytes = chunk_bytes - HEADROOM_BYTES;
     let tx_checksum = properties.tx_checksum != TxChecksum::Engine;
-    let theirs = properties.queues.div_ceil(properties.lanes) as usize;
-    let rx_ring = (theirs * rx_buffers).min(MAX_RX_BUFFERS);
     Info {
         name: link.name.clone(),
         mac,
@@ -316,7 +314,7 @@ fn info(
             rx_alignment: chunk_bytes,
             rx_headroom_bytes: HEADROOM_BYTES,
             rx_packet_buffers: rx_packet_buffers(spans, data_bytes),
-            rx_ring: rx_ring + PACKET_SOCKET_BUFFERS,
+            rx_ring: rx_ring(properties.queues, properties.lanes, rx_buffers),
             tx_ring: RING_ENTRIES as usize,
             tx_packet_parts: if spans && !tx_checksum { PACKET_PARTS } else { 1 },
             tx_headroom: if tx_checksum { TxHeadroom::Xsk } else { TxHeadroom::None },
@@ -324,6 +322,20 @@ fn info(
         },
         rx_queue_packets: rx_queue_packets(rx_buffers, spans, link.mtu as usize, data_bytes),
     }
+}
+
+/// Returns the number of receive buffers of a queue to open, with so many for each hardware queue.
+fn rx_ring(queues: u32, lanes: u32, rx_buffers: usize) -> usize {
+    let theirs = queues.div_ceil(lanes) as usize;
+    (theirs * rx_buffers).min(MAX_RX_BUFFERS) + PACKET_SOCKET_BUFFERS
+}
+
+/// Returns the number of receive buffers of a queue to open, if the interface had so many hardware queues.
+pub(super) fn rx_ring_of(queues: u32, properties: &Properties) -> usize {
+    let Properties { lanes, gives_queues, binding, .. } = properties;
+    let (chunk_bytes, most) = if binding.spans { LARGE_BUFFERS } else { SMALL_BUFFERS };
+    let rx_buffers = locked::receive_buffers(most, chunk_bytes, (queues, *lanes), *gives_queues);
+    rx_ring(queues, *lanes, rx_buffers)
 }
 
 /// Returns how many packets of the longest length wait in a hardware queue with `rx_buffers` buffers, each for so

@@ -100,6 +100,7 @@ fn run_with(
         resumes_all: args.upgrade,
         crash: args.crash(),
         server_number: keeper.server_number(),
+        leaves_after_changes: settings.hold.is_none_or(|hold| hold.get() > 0),
         ..configured
     };
     let own_queues = config.policy.own_queues();
@@ -300,6 +301,7 @@ fn ended(error: &DeviceError) -> Failure {
         DeviceError::Gone { .. } => Failure::new(format!(
             "{error}; all sessions have ended; start the server again when the interface is back"
         )),
+        DeviceError::Changed { .. } => Failure::new(error.to_string()),
         DeviceError::Failed { cause, .. } => Failure::new(format!("{error}{}", remedy(cause))),
         DeviceError::Stalled { .. } => Failure::new(error.to_string()),
     }

@@ -1,5 +1,5 @@
-//! An interface that changes under its server: another name, down while a server starts, deleted and
-//! made anew.
+//! An interface that changes under its server: another name, more or fewer hardware queues, down while a
+//! server starts, deleted and made anew.
 
 use std::net::UdpSocket as KernelSocket;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use towpath_client::Session;
 use towpath_net::{Driving, Network, SessionLink, UdpSocket};
-use towpath_netlink::Veth;
+use towpath_netlink::{Channels, Netlink, Veth};
 use towpath_testkit::Namespace;
 
 use crate::beside_the_kernel::{FAR, NEAR, device, may_attach, sockets, until_bare, user};
@@ -186,7 +186,32 @@ fn an_interface_that_is_made_anew_is_found_by_its_name() {
     });
 }
 
+const QUEUES: u32 = 4;
 const FLOWS: usize = 32;
+
+/// Makes the far host with its end of a wire that has several queues, one of which is in use.
+fn wire_of_queues() -> Namespace {
+    let (here, far) = (Namespace::current().unwrap(), Namespace::create().unwrap());
+    let mut netlink = here.netlink().unwrap();
+    let pair =
+        Veth { peer_place: Some(far.place()), queues: Some(QUEUES), ..Veth::new("uplink", "far") };
+    netlink.create_veth(&pair).unwrap();
+    let up = |mut netlink: Netlink, name: &str, addresses: [&str; 2]| {
+        for address in addresses {
+            netlink.add_address(name, address.parse().unwrap()).unwrap();
+        }
+        netlink.set_up(name).unwrap();
+    };
+    let index = netlink.index("uplink").unwrap();
+    set_queues(index, 1).unwrap();
+    up(netlink, "uplink", NEAR);
+    up(far.netlink().unwrap(), "far", FAR);
+    far
+}
+
+fn set_queues(index: u32, count: u32) -> Result<(), towpath_netlink::Error> {
+    Netlink::set_channels(index, Channels { receive: count, transmit: count, combined: 0 })
+}
 
 /// Returns the number of flows that an application answers.
 fn answered(far: &Namespace) -> usize {
@@ -229,4 +254,67 @@ fn serve_echo(far: &Namespace, device: &str, more: &[&str]) -> (Directory, Runni
     });
     until("all flows are answered", || answered(far) == FLOWS);
     (directory, server, network)
+}
+
+/// A server of an interface that gets more hardware queues leaves to another one, which has sockets on
+/// all of them. The sessions go on. The kernel removes no queue with a socket.
+#[test]
+fn added_queues_get_sockets() {
+    towpath_testkit::isolated!(|| {
+        if !may_attach("interface_changes::added_queues_get_sockets") {
+            return;
+        }
+        let far = wire_of_queues();
+        let index = net().index("uplink").unwrap();
+        let (_directory, mut server, _network) = serve_echo(&far, &device("generic"), &[]);
+        for (servers, before, now) in [(2, 1, 2), (3, 2, QUEUES)] {
+            set_queues(index, now).unwrap();
+            until_served(&server, servers);
+            let (log, says) = (server.log(), format!("{now} hardware queues, and had {before}"));
+            assert!(log.contains(&says), "{log}");
+            until("all flows are answered", || answered(&far) == FLOWS);
+        }
+        let reason = server.report()["keeper"]["last_end"]["reason"].clone();
+        assert!(reason.as_str().unwrap().contains("4 hardware queues"), "{reason}");
+
+        let refused = set_queues(index, 2).unwrap_err();
+        assert_eq!(refused.errno(), Some(Errno::INVAL), "{refused}");
+        server.kill_server();
+        until_served(&server, 4);
+        until("all flows are answered", || answered(&far) == FLOWS);
+        assert_eq!(server.report()["keeper"]["restarts"], 3);
+        assert_eq!(server.stop(Signal::TERM).code(), Some(0));
+        // The kernel frees the sockets' queues a moment later.
+        until("the queues can be removed", || set_queues(index, 1).is_ok());
+    });
+}
+
+/// Without a next server, there is a warning with the remedy, and the packets of queues without a socket
+/// are counted.
+#[test]
+fn added_queues_without_a_next_server_are_reported() {
+    towpath_testkit::isolated!(|| {
+        if !may_attach("interface_changes::added_queues_without_a_next_server_are_reported") {
+            return;
+        }
+        let far = wire_of_queues();
+        let index = net().index("uplink").unwrap();
+        let (_directory, mut server, _network) =
+            serve_echo(&far, &device("generic"), &["--hold", "0"]);
+        set_queues(index, QUEUES).unwrap();
+        let says = "uplink has 4 hardware queues, and the server has sockets on 1";
+        until("the server says so", || server.log().contains(says));
+        assert!(server.log().contains("ethtool -L uplink"), "{}", server.log());
+        assert!(answered(&far) < FLOWS);
+        let report = server.report();
+        let counted = report["device"]["hardware"]["rx_no_socket"].as_u64().unwrap();
+        assert!((1..=FLOWS as u64).contains(&counted), "{report}");
+        assert_eq!(report["device"]["unserved_queues"], QUEUES - 1);
+        let stat = prints(&mut server.subcommand("stat", &[]));
+        assert!(stat.contains("3 hardware queues have no socket"), "{stat}");
+        set_queues(index, 1).unwrap();
+        until("the server says so", || server.log().contains("sockets on all hardware queues"));
+        until("all flows are answered", || answered(&far) == FLOWS);
+        assert_eq!(server.stop(Signal::TERM).code(), Some(0));
+    });
 }
