@@ -92,6 +92,31 @@ fn a_renamed_interface_is_followed() {
     });
 }
 
+/// Commands find the server by the name of its command line, and by the present one.
+#[test]
+fn both_names_find_the_server() {
+    towpath_testkit::isolated!(|| {
+        if !may_attach("interface_changes::both_names_find_the_server") {
+            return;
+        }
+        let _far = wire(&FAR, &NEAR);
+        hide_servers();
+        let (directory, device) = (Directory::new(), device("generic"));
+        let arguments = ["--device", &device, "--share-host"];
+        let server = serve(&directory, "/run/towpath/uplink.sock", &arguments);
+        fails(&mut towpath(&["stat", "lan0"]), 1);
+        rename("uplink", "lan0");
+        until("the new name is shown", || shown(&server) == "lan0");
+        for name in ["lan0", "uplink"] {
+            let stat = prints(&mut towpath(&["stat", name]));
+            assert!(stat.starts_with("lan0 (uplink): "), "{name}: {stat}");
+        }
+        net().create_veth(&Veth::new("uplink", "other")).unwrap();
+        let said = fails(&mut towpath(&["stat", "other"]), 1);
+        assert!(said.contains("no server of other"), "{said}");
+    });
+}
+
 /// A TAP keeps its server under another name.
 #[test]
 fn a_renamed_tap_is_followed() {
