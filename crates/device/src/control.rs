@@ -66,7 +66,7 @@ pub struct Capabilities {
 }
 
 /// News of a device. A device whose link is down when it is opened reports that first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The link came up or went down.
     Link {
@@ -77,8 +77,25 @@ pub enum Event {
     Mtu(usize),
     /// The device's own address changed.
     Address([u8; 6]),
+    /// The interface has another name.
+    Name(String),
+    /// The interface has another number of hardware queues that receive.
+    HardwareQueues(HardwareQueues),
     /// The device is gone, and will not come back.
     Removed,
+}
+
+/// The hardware queues of an interface, of which each one needs a socket of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HardwareQueues {
+    /// The number of queues that receive.
+    pub present: u32,
+    /// The number of queues that the device serves, the first ones. It drops the packets that arrive on
+    /// others, and counts them.
+    pub served: u32,
+    /// `true` if a device that is opened anew can serve all of them with the same lanes and the same
+    /// limit of locked memory.
+    pub can_serve_all: bool,
 }
 
 /// What a device requires of the memory that it uses, and the sizes of its rings.
@@ -288,8 +305,8 @@ pub trait Device: Send {
         None
     }
 
-    /// Returns what the hardware has counted since the device was opened, by the names that `ethtool -S` has for it;
-    /// nothing by default. This may read a few dozen registers.
+    /// Returns what the hardware has counted since the device was opened, by the names that `ethtool -S` has for it,
+    /// or what the driver's program in the kernel has; nothing by default. This may read a few dozen registers.
     fn statistics(&mut self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }

@@ -75,6 +75,12 @@ impl EarlierObjects {
         self.last(name).map(|one| one.try_clone_to_owned()).transpose()
     }
 
+    /// Returns `true` if no server left anything.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.objects.is_empty()
+    }
+
     /// Returns the number of objects of this name that are left.
     pub(crate) fn count(&self, name: &str) -> usize {
         self.objects.iter().filter(|one| one.name == name).count()
@@ -113,6 +119,7 @@ mod tests {
     #[test]
     fn the_object_of_the_latest_server_is_returned() {
         let mut earlier = EarlierObjects::new(false);
+        assert!(earlier.is_empty());
         let inode = |one: BorrowedFd<'_>| rustix::fs::fstat(one).unwrap().st_ino;
         let (old, new) = (File::open("/dev/null").unwrap(), File::open("/dev/zero").unwrap());
         let expected = inode(new.as_fd());

@@ -12,6 +12,15 @@ pub enum DeviceError {
         /// The kernel's error.
         cause: std::io::Error,
     },
+    /// The interface has changed so that only a device that is opened anew can serve all of it. The sessions can
+    /// go on in the next server.
+    #[error("device {name} has changed: {what}")]
+    Changed {
+        /// The interface.
+        name: String,
+        /// The change, in words.
+        what: String,
+    },
     /// The kernel refused an operation, which a reset may repair.
     #[error("device {name}: {what}: {cause}")]
     Failed {

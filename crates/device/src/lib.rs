@@ -42,7 +42,9 @@ mod wire;
 pub mod wrapped;
 pub mod xdp;
 
-pub use control::{Capabilities, Device, Event, Info, Limits, PacketMemory, TakeOver};
+pub use control::{
+    Capabilities, Device, Event, HardwareQueues, Info, Limits, PacketMemory, TakeOver,
+};
 pub use dma::{Access, Dma, DmaError, Registration};
 pub use earlier::EarlierObjects;
 pub use error::DeviceError;

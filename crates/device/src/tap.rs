@@ -55,8 +55,11 @@ pub struct TapDevice {
     /// The state of the interface, as the kernel multicasts it; `None` where the kernel sends none,
     /// and the link counts as up.
     watch: Option<LinkWatch>,
-    /// The last state of the link that the driver reported.
+    /// The last name and the last state of the link that the driver reported.
+    name: String,
     link_up: bool,
+    /// A change of the link that comes after one of the name.
+    link_change: Option<bool>,
     /// The ledger of the packets in hand.
     ledger: OwnedFd,
     /// What an earlier server had in hand, for the first queue.
@@ -128,7 +131,17 @@ impl TapDevice {
         let index = Netlink::open().and_then(|mut netlink| netlink.index(&info.name));
         let watch = index.and_then(LinkWatch::new).ok();
         let (left, left_dropped) = (VecDeque::new(), 0);
-        Ok(TapDevice { info, fd: Arc::new(fd), watch, link_up: true, ledger, left, left_dropped })
+        Ok(TapDevice {
+            name: info.name.clone(),
+            info,
+            fd: Arc::new(fd),
+            watch,
+            link_up: true,
+            link_change: None,
+            ledger,
+            left,
+            left_dropped,
+        })
     }
 
     /// Receives what an earlier server of this interface had in hand, as if it came first. After a
@@ -181,15 +194,25 @@ impl Device for TapDevice {
         self.watch.as_ref().map(AsFd::as_fd)
     }
 
-    /// Returns a change of the link. The link is up while the interface is set up and has a
+    /// Returns a change of the name or the link. The link is up while the interface is set up and has a
     /// carrier, which a program may take away (`TUNSETCARRIER`).
     fn take_event(&mut self) -> Option<Event> {
-        let up = match self.watch.as_mut()?.latest()? {
-            Watched::Here(link) => link.up && link.carrier,
+        if let Some(up) = self.link_change.take() {
+            return Some(Event::Link { up });
+        }
+        let (name, up) = match self.watch.as_mut()?.latest()? {
+            Watched::Here(link) => (Some(link.name), link.up && link.carrier),
             // In another namespace, the kernel refuses packets while the interface is down.
-            Watched::Gone => true,
+            Watched::Gone => (None, true),
         };
-        (std::mem::replace(&mut self.link_up, up) != up).then_some(Event::Link { up })
+        self.link_change = (std::mem::replace(&mut self.link_up, up) != up).then_some(up);
+        match name.filter(|name| *name != self.name) {
+            Some(name) => {
+                self.name.clone_from(&name);
+                Some(Event::Name(name))
+            }
+            None => self.link_change.take().map(|up| Event::Link { up }),
+        }
     }
 
     fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {

@@ -47,11 +47,12 @@ use crate::PacketMemory;
 use crate::dma::Dma;
 use crate::kernel_interface::flow_filter;
 use crate::kernel_interface::groups::{Groups, is_group};
-use crate::kernel_interface::link_events::LinkEvents;
+use crate::kernel_interface::link_events::{LinkEvents, QueueEvents};
 use crate::kernel_interface::packet_socket::PacketSocket;
 use crate::{
-    Device, DeviceError, DeviceQueue, EarlierObjects, Event, Filter, FilterError, FlowRule, Info,
-    Keeper, OwnQueueError, OwnQueueLimits, OwnQueues, Spaces, TakeOver,
+    Device, DeviceError, DeviceQueue, EarlierObjects, Event, Filter, FilterError, FlowRule,
+    HardwareQueues, Info, Keeper, Limits, OwnQueueError, OwnQueueLimits, OwnQueues, Spaces,
+    TakeOver,
 };
 use options::Notes;
 use queue::XdpQueue;
@@ -79,6 +80,8 @@ pub struct XdpDevice {
     /// `None` for a device that leaves the kernel no packet.
     groups: Option<Groups>,
     link_events: LinkEvents,
+    /// `None` if the kernel does not tell of the hardware queues.
+    queue_events: Option<QueueEvents>,
     /// Copies of the descriptors that must outlive this process, with their names.
     objects: Vec<(&'static str, OwnedFd)>,
     /// How the interface is served, for the operator.
@@ -121,6 +124,12 @@ impl XdpDevice {
             objects.push(("device-packet-sender", copied));
         }
         let link_events = LinkEvents::new(opened.index, &opened.info);
+        let served = opened.shared.properties().queues;
+        let queue_events = QueueEvents::new(opened.index, served, &link_events);
+        let mut notes = opened.notes;
+        notes.notes.extend(queue_events.as_ref().err().map(|error| {
+            format!("the server does not hear of hardware queues that {name} gets later: {error}")
+        }));
         let socket = opened.shared.packet_socket();
         let members = opened.members;
         let groups = socket.map(|socket| Groups::new(socket, members.clone(), opened.info.mac));
@@ -132,10 +141,24 @@ impl XdpDevice {
             lanes: opened.lanes,
             groups,
             link_events,
+            queue_events: queue_events.ok(),
             objects,
-            notes: opened.notes,
+            notes,
             _members: members,
         })
+    }
+
+    /// Returns `true` if a device that is opened anew can serve so many hardware queues: each lane has one,
+    /// and the memory fits into the limit of locked memory.
+    fn can_serve(&self, queues: u32) -> bool {
+        let properties = self.shared.properties();
+        let Limits { rx_ring, rx_buffer_bytes, .. } = self.info.limits;
+        let held = self.lanes.iter().filter_map(|lane| lane.umem());
+        let held: usize = held.map(|umem| umem.memory.len()).sum();
+        let buffers = |rx_ring: usize| self.lanes.len() * rx_ring * rx_buffer_bytes;
+        let next =
+            (held + buffers(open::rx_ring_of(queues, properties))).saturating_sub(buffers(rx_ring));
+        queues >= properties.lanes && locked::fits(next)
     }
 
     /// Returns how the interface is served, and what that changes for others, one line each.
@@ -269,16 +292,29 @@ impl Device for XdpDevice {
         Some(Box::new(take_over))
     }
 
+    /// Returns what the program has counted since it was attached.
+    fn statistics(&mut self) -> Vec<(&'static str, u64)> {
+        vec![("rx_no_socket", self.shared.attached_program().unserved())]
+    }
+
     fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
         self.objects.iter().map(|(name, object)| (*name, object.as_fd())).collect()
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.link_events.fd()
+        self.queue_events.as_ref().map(QueueEvents::fd).or(self.link_events.fd())
     }
 
     fn take_event(&mut self) -> Option<Event> {
-        self.link_events.take()
+        if let Some(event) = self.link_events.take() {
+            return Some(event);
+        }
+        let present = self.queue_events.as_mut()?.take()?;
+        Some(Event::HardwareQueues(HardwareQueues {
+            present,
+            served: self.shared.properties().queues,
+            can_serve_all: self.can_serve(present),
+        }))
     }
 }
 

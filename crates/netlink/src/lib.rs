@@ -1,6 +1,6 @@
 //! The few rtnetlink messages that Towpath needs: links, addresses, routes and neighbours of one
-//! network namespace (Linux `rtnetlink(7)`, `linux/rtnetlink.h`, `linux/if_link.h`); and one
-//! question of generic netlink.
+//! network namespace (Linux `rtnetlink(7)`, `linux/rtnetlink.h`, `linux/if_link.h`); and a few of
+//! generic netlink, about hardware queues and AF_XDP.
 //!
 //! ```no_run
 //! use towpath_netlink::{Netlink, Veth};
@@ -16,11 +16,13 @@
 //!
 //! A [`Netlink`] always belongs to the network namespace of the thread that opened it; any thread
 //! may use it. Each call waits for the kernel's answer, at most [`ANSWER_TIMEOUT`], and ignores
-//! messages from user space. A [`LinkWatch`] reports the state of one link, a [`HostWatch`] changes
-//! of addresses, routes and neighbours; neither ever waits.
+//! messages from user space. A [`LinkWatch`] reports the state of one link, a [`ChannelWatch`] its
+//! hardware queues, a [`HostWatch`] changes of addresses, routes and neighbours; none ever waits.
 
 mod address;
+mod channels;
 mod error;
+mod generic;
 mod host_watch;
 mod link;
 mod message;
@@ -33,6 +35,7 @@ mod socket;
 mod watch;
 
 pub use address::Address;
+pub use channels::{ChannelWatch, Channels};
 pub use error::Error;
 pub use host_watch::{HostEvent, HostWatch};
 pub use link::{Link, Place, Veth};

@@ -164,8 +164,35 @@ impl Netlink {
         request.fixed(&ifinfomsg(0, 0, 0));
         request.attribute_text(IFLA_IFNAME, name);
         request.attribute_u32(IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS);
+        self.ask_for_link(name.to_owned(), request)
+    }
+
+    /// Returns the interface of a number, which stays the same when the interface gets another name.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), towpath_netlink::Error> {
+    /// let mut netlink = towpath_netlink::Netlink::open()?;
+    /// let index = netlink.index("eth0")?;
+    /// netlink.rename("eth0", "lan0")?;
+    /// assert_eq!(netlink.link_at(index)?.name, "lan0");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NoSuchLink`] with the number as the name, or any other [`Error`].
+    pub fn link_at(&mut self, index: u32) -> Result<Link, Error> {
+        let name = format!("number {index}");
+        let mut request = Request::new(RTM_GETLINK, NLM_F_ACK);
+        request.fixed(&ifinfomsg(index, 0, 0));
+        request.attribute_u32(IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS);
+        self.ask_for_link(name, request)
+    }
+
+    /// Asks for one interface.
+    fn ask_for_link(&mut self, name: String, request: Request) -> Result<Link, Error> {
         let mut found = None;
-        let answer = self.ask("look up", name, request, &mut |message| {
+        let answer = self.ask("look up", &name, request, &mut |message| {
             if message.kind == RTM_NEWLINK {
                 found = read_link(message.body)?;
             }
@@ -175,7 +202,7 @@ impl Netlink {
             Err(error) if error.errno() == Some(Errno::NODEV) => {}
             other => other?,
         }
-        found.ok_or_else(|| Error::NoSuchLink { name: name.to_owned() })
+        found.ok_or(Error::NoSuchLink { name })
     }
 
     /// Returns the number of the interface of a name.
@@ -200,6 +227,15 @@ impl Netlink {
     /// Any [`Error`].
     pub fn set_down(&mut self, name: &str) -> Result<(), Error> {
         self.change("set down", name, 0, IFF_UP, |_| {})
+    }
+
+    /// Gives an interface another name. It keeps its number.
+    ///
+    /// # Errors
+    /// Any [`Error`]; `EEXIST` if the name is taken, `EBUSY` before Linux 6.2 if the interface is up.
+    pub fn rename(&mut self, name: &str, to: &str) -> Result<(), Error> {
+        check_name(to)?;
+        self.change("rename", name, 0, 0, |request| request.attribute_text(IFLA_IFNAME, to))
     }
 
     /// Sets the largest IP packet, in bytes.

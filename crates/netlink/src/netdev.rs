@@ -2,17 +2,9 @@
 //! netlink (`linux/genetlink.h`, `linux/netdev.h`; Documentation/netlink/specs/netdev.yaml).
 
 use crate::error::Error;
-use crate::message::{Attributes, Malformed, NLM_F_ACK, Request, u16_at};
+use crate::generic::{HEADER_BYTES, question};
+use crate::message::{Attributes, Malformed};
 use crate::socket::Netlink;
-
-/// `struct genlmsghdr`: command, version, and two unused bytes.
-const HEADER_BYTES: usize = 4;
-
-/// The family that knows the others' numbers (`GENL_ID_CTRL`, `CTRL_CMD_GETFAMILY`).
-const CONTROL: u16 = 16;
-const GET_FAMILY: u8 = 3;
-const CTRL_ATTR_FAMILY_ID: u16 = 1;
-const CTRL_ATTR_FAMILY_NAME: u16 = 2;
 
 /// `NETDEV_CMD_DEV_GET`, and its attributes.
 const GET_DEVICE: u8 = 1;
@@ -37,9 +29,9 @@ impl Netlink {
     /// # Errors
     /// When the kernel refuses to answer, or the interface does not exist.
     pub fn xsk_features(index: u32) -> Result<XskFeatures, Error> {
-        let mut kernel = Netlink::of_protocol(Some(rustix::net::netlink::GENERIC))?;
+        let mut kernel = Netlink::generic()?;
         let family = match kernel.family("netdev") {
-            Ok(family) => family,
+            Ok(family) => family.number,
             Err(Error::Refused { errno: rustix::io::Errno::NOENT, .. }) => {
                 return Ok(XskFeatures::default());
             }
@@ -54,37 +46,6 @@ impl Netlink {
         })?;
         Ok(features)
     }
-
-    /// Returns the number of a family of generic netlink.
-    fn family(&mut self, name: &str) -> Result<u16, Error> {
-        const OPERATION: &str = "finding a family of generic netlink";
-        let mut request = question(CONTROL, GET_FAMILY);
-        request.attribute_text(CTRL_ATTR_FAMILY_NAME, name);
-        let mut family = None;
-        self.ask(OPERATION, name, request, &mut |message| {
-            family = read_family(message.body)?;
-            Ok(())
-        })?;
-        family.ok_or(Error::Malformed { operation: OPERATION, cause: "a family without a number" })
-    }
-}
-
-/// Begins a request that is acknowledged.
-fn question(family: u16, command: u8) -> Request {
-    let mut request = Request::new(family, NLM_F_ACK);
-    request.fixed(&[command, 1, 0, 0]);
-    request
-}
-
-pub(crate) fn read_family(body: &[u8]) -> Result<Option<u16>, Malformed> {
-    let mut family = None;
-    for attribute in Attributes::after(body, HEADER_BYTES)? {
-        let (kind, value) = attribute?;
-        if kind == CTRL_ATTR_FAMILY_ID {
-            family = Some(u16_at(value, 0).ok_or(Malformed("a family's number is too short"))?);
-        }
-    }
-    Ok(family)
 }
 
 pub(crate) fn read_features(body: &[u8]) -> Result<XskFeatures, Malformed> {

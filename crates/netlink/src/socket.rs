@@ -1,6 +1,6 @@
 //! The socket, which sends requests and receives their answers.
 //!
-//! Unsafe lives here for one `setsockopt` that rustix does not wrap.
+//! Unsafe lives here for options of netlink sockets, which rustix does not wrap.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -225,15 +225,29 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Optio
 }
 
 fn set_flag(socket: BorrowedFd<'_>, option: libc::c_int) {
-    let on: libc::c_int = 1;
+    // Without these options, errors say less.
+    let _ = set(socket, option, 1);
+}
+
+/// Has a socket receive the messages of a multicast group. The bits of an address have no room for
+/// groups beyond the 32nd.
+pub(crate) fn join(socket: BorrowedFd<'_>, group: u32) -> Result<(), Errno> {
+    set(socket, libc::NETLINK_ADD_MEMBERSHIP, group as libc::c_int)
+}
+
+fn set(socket: BorrowedFd<'_>, option: libc::c_int, value: libc::c_int) -> Result<(), Errno> {
     // SAFETY: the value is a live integer, and its size is given.
-    unsafe {
+    let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
             libc::SOL_NETLINK,
             option,
-            (&raw const on).cast(),
-            size_of_val(&on) as libc::socklen_t,
+            (&raw const value).cast(),
+            size_of_val(&value) as libc::socklen_t,
         )
     };
+    if result == 0 {
+        return Ok(());
+    }
+    Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
 }

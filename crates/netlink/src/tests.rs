@@ -5,13 +5,15 @@ use proptest::prelude::*;
 use rustix::io::Errno;
 
 use crate::address::read_address;
+use crate::channels::read_channels;
 use crate::error::Error;
+use crate::generic::read_family;
 use crate::link::read_link;
 use crate::message::{
     Acknowledgement, Attributes, Malformed, Message, Messages, NLM_F_ACK, NLMSG_ERROR, Request,
 };
 use crate::neighbour::read_neighbour;
-use crate::netdev::{read_family, read_features};
+use crate::netdev::read_features;
 use crate::route::{read_route, read_route_to};
 use crate::{Netlink, Prefix, Veth};
 
@@ -28,6 +30,7 @@ fn read_all(bytes: &[u8]) {
         let _ = read_neighbour(message.body);
         let _ = read_family(message.body);
         let _ = read_features(message.body);
+        let _ = read_channels(message.body);
     }
     // A message is at least a header, so that reading ends.
     assert!(seen <= bytes.len() / 16 + 1);
@@ -38,6 +41,7 @@ fn read_all(bytes: &[u8]) {
     let _ = read_neighbour(bytes);
     let _ = read_family(bytes);
     let _ = read_features(bytes);
+    let _ = read_channels(bytes);
 }
 
 /// Generates messages that are valid up to some point: random bytes alone seldom get past the

@@ -110,6 +110,8 @@ pub(crate) struct Parts {
     pub(crate) changed_settings: ChangedSettings,
     /// Packets per poll iteration that the engine has memory for.
     pub(crate) batch: usize,
+    /// `true` if another server follows one that leaves.
+    pub(crate) leaves_after_changes: bool,
     /// How long a session of an earlier server waits for its application.
     pub(crate) claim_timeout: Duration,
     /// Keeps everything that must outlive the server.
@@ -171,6 +173,8 @@ pub(crate) struct Control {
     pub(crate) unclaimed: VecDeque<(Instant, u64)>,
     pub(crate) ended: Option<Result<(), DeviceError>>,
     pub(crate) stopping: bool,
+    /// Hardware queues that receive and that the device does not serve.
+    pub(crate) unserved_queues: u32,
     /// `true` if the server leaves its sessions to the next one: for an upgrade, or after a
     /// failure.
     pub(crate) leaves: bool,
@@ -247,6 +251,7 @@ impl Control {
             unclaimed: VecDeque::new(),
             ended: None,
             stopping: false,
+            unserved_queues: 0,
             leaves: false,
             failed: None,
             parts,
@@ -326,7 +331,7 @@ impl Control {
 
     /// Ends the server, and leaves sessions and device to the next one if there is one. The device
     /// works.
-    fn leave(&mut self) {
+    pub(crate) fn leave(&mut self) {
         self.leaves = self.parts.store.outlives_server();
         if self.leaves {
             self.parts.device.leave();

@@ -3,7 +3,9 @@
 
 use std::io;
 
-use towpath_device::{Access, DeviceError, Event, Filter, FilterError, Registration};
+use towpath_device::{
+    Access, DeviceError, Event, Filter, FilterError, HardwareQueues, Registration,
+};
 use towpath_protocol::message::Refusal;
 use tracing::{info, warn};
 
@@ -98,11 +100,48 @@ impl Control {
                 info!(device, ?mac, "the device's address changed");
                 self.parts.info.mac = mac;
             }
+            Event::Name(name) => {
+                info!(device = name, "the interface {device} has the name {name} now");
+                if let Some(host) = &mut self.parts.host {
+                    host.rename(&name);
+                }
+                self.parts.info.name = name;
+            }
+            Event::HardwareQueues(queues) => self.queues_changed(device, queues),
             Event::Removed => {
                 let cause = io::Error::from(rustix::io::Errno::NODEV);
                 self.failed.get_or_insert(DeviceError::Gone { name: device, cause });
                 self.stop();
             }
         }
+    }
+
+    /// Leaves to the next server if the interface has more hardware queues than the device serves, or says what to
+    /// do.
+    fn queues_changed(&mut self, device: String, queues: HardwareQueues) {
+        let HardwareQueues { present, served, can_serve_all } = queues;
+        let before = std::mem::replace(&mut self.unserved_queues, present.saturating_sub(served));
+        if present <= served {
+            // The kernel removes no queue that has a socket.
+            if before > 0 {
+                info!(device, "the server has sockets on all hardware queues again: {present}");
+            }
+            return;
+        }
+        // The session with a queue of its own would end.
+        if self.parts.leaves_after_changes && can_serve_all && !self.own_queues.are_taken() {
+            let what = format!(
+                "it has {present} hardware queues, and had {served}; the next server makes sockets for all of them"
+            );
+            warn!(device, "the interface has changed: {what}");
+            self.failed.get_or_insert(DeviceError::Changed { name: device, what });
+            return self.leave();
+        }
+        warn!(
+            device,
+            "{device} has {present} hardware queues, and the server has sockets on {served}: packets for applications \
+             that arrive on the others are dropped and counted (rx_dropped_driver); set {served} queues \
+             (ethtool -L {device}), or have another server start with room for all (towpath upgrade)"
+        );
     }
 }

@@ -143,6 +143,11 @@ impl Host {
         Ok(())
     }
 
+    /// Takes note that the interface has another name.
+    pub(crate) fn rename(&mut self, interface: &str) {
+        interface.clone_into(&mut self.interface);
+    }
+
     /// Returns the addresses that a session with these terms shares.
     ///
     /// # Errors

@@ -27,6 +27,7 @@
 //! | `client`, `store`, `device_objects` | the server's side: requests, the store, and names in it |
 //! | `wire`, `notify` | the requests, and the messages of the store |
 //! | `status` | the file that tells every user how the device is |
+//! | `interface` | the device's interface, which the keeper follows when it gets another name |
 //! | `listener` | the keeper's socket: requests for an upgrade |
 //! | `port_holder` | the sockets that hold ports |
 //!
@@ -39,6 +40,7 @@ mod device_objects;
 mod ends;
 mod hang_watch;
 mod held;
+mod interface;
 #[allow(unsafe_code)]
 mod keeper_state;
 mod listener;
@@ -60,6 +62,7 @@ pub use client::KeeperAccess;
 pub(crate) use device_objects::stored_name;
 pub use device_objects::take_device_objects;
 pub use held::drop_capabilities;
+pub use interface::followed_interface;
 pub use listener::{Upgrade, upgrade};
 pub(crate) use options::OWN;
 pub use options::{KeeperOptions, keeper_path};

@@ -67,7 +67,8 @@ pub use host::HostAccess;
 pub use keeper::{
     Begin, Continued, DeviceState, DeviceStatus, KeeperAccess, KeeperOptions, KeeperStore,
     LeftObjects, ServerEnd, Start, Supervised, Supervision, Upgrade, device_status,
-    drop_capabilities, keeper_path, status_path, supervise, take_device_objects, upgrade,
+    drop_capabilities, followed_interface, keeper_path, status_path, supervise,
+    take_device_objects, upgrade,
 };
 pub use policy::{
     AddressRange, Admission, Grant, Policy, PolicyChange, PortRange, Reservation, Standing, Terms,

@@ -104,6 +104,11 @@ impl OwnQueues {
         self.taken.remove(&hardware);
     }
 
+    /// Returns `true` if a session has a hardware queue, or is about to have one.
+    pub(crate) fn are_taken(&self) -> bool {
+        !self.taken.is_empty()
+    }
+
     /// Returns `true` if a session may have a hardware queue.
     pub(crate) fn is_free(&self, hardware: u32) -> bool {
         !self.taken.contains(&hardware) && !self.tried.contains(&hardware)

@@ -65,12 +65,19 @@ pub(crate) struct Device {
     pub addresses_in_use: usize,
     /// The device's counters, those of all lanes together.
     pub counters: BTreeMap<&'static str, u64>,
+    /// Hardware queues of which the server has no socket: what arrives there is dropped.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub unserved_queues: u32,
     /// The hardware's own counters, for a device whose driver reads them.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub hardware: BTreeMap<&'static str, u64>,
     /// The counters of each lane, if there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lanes: Vec<BTreeMap<&'static str, u64>>,
+}
+
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 /// A session.

@@ -64,6 +64,7 @@ impl Control {
             addresses: if self.parts.gives_addresses { self.parts.pool.size() } else { 0 },
             addresses_in_use: self.parts.pool.given(),
             counters: report::device_counters(&self.parts.state_mapping, lanes),
+            unserved_queues: self.unserved_queues,
             hardware: self.parts.device.statistics().into_iter().collect(),
             lanes: report::lane_counters(&self.parts.state_mapping, lanes),
         });

@@ -256,8 +256,7 @@ impl Unstarted {
         let state = StatePage::adopt_or_create(&mut left, store.as_mut(), config.lanes)?;
         keep(store.as_mut(), &state, listener.as_ref())?;
         let mut changed = changed_settings(&mut left, store.as_mut(), &mut settings)?;
-        let control_wake = event()?;
-        let (requests, control_requests) = channel();
+        let (control_wake, (requests, control_requests)) = (event()?, channel());
         // The server measures before its threads could disturb the result.
         changed.set_costs(Costs::of_this_machine());
         let StatePage { file, region, mapping, pins } = state;
@@ -292,6 +291,7 @@ impl Unstarted {
             changed_settings: changed,
             batch: config.batch,
             claim_timeout: config.claim_timeout,
+            leaves_after_changes: config.leaves_after_changes && has_successor,
             store,
             engines: Engines::new(ends),
             requests: control_requests,

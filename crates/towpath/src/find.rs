@@ -138,12 +138,21 @@ fn of_device(device: &str, directories: &[PathBuf]) -> Result<PathBuf, Failure> 
     let found: Vec<PathBuf> = paths.filter(is_there).collect();
     // A server that answers goes before a socket that a dead server left.
     let answers = found.iter().find(|path| answers(path));
-    answers.or(found.first()).cloned().ok_or_else(|| {
+    let found = answers.or(found.first()).cloned();
+    found.or_else(|| of_interface(device, directories)).ok_or_else(|| {
         Failure::new(format!(
             "no server of {device} in {}; start one with towpath serve, or give its socket's path",
             shown(directories)
         ))
     })
+}
+
+/// Returns the socket of the device whose interface has got this name.
+fn of_interface(name: &str, directories: &[PathBuf]) -> Option<PathBuf> {
+    let has_name = |path: &PathBuf| {
+        device_status(path).is_some_and(|status| status.interface.as_deref() == Some(name))
+    };
+    all(directories).into_iter().find(has_name)
 }
 
 /// Returns the sockets of all devices in these directories: those at which a server answers, and those

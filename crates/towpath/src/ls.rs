@@ -13,7 +13,8 @@ use crate::table::Table;
 
 /// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
-Root and the server's user see all sessions, other users only their own. STATE is what the device's
+Root and the server's user see all sessions, other users only their own. DEVICE is the interface's name,
+and the device's own in parentheses if it is another one. STATE is what the device's
 keeper does: starting, serving, restarting (it holds all sessions for the next server), failed (the
 sessions have ended, and it tries again) or ending. LAST END is the reason of the last restart.
 PEER is the other end of an endpoint's connection for out-of-band messages and requests: an endpoint
@@ -85,7 +86,7 @@ fn to_text(reports: &[Report]) -> String {
     let mut text = devices.to_text();
     for report in reports.iter().filter(|report| !report.sessions.is_empty()) {
         if reports.len() > 1 {
-            text += &format!("\n{}:", report.device.name);
+            text += &format!("\n{}:", report::name(report));
         }
         text += &format!("\n{}", sessions(report));
     }
@@ -98,9 +99,8 @@ fn device(report: &Report) -> [String; 11] {
     let of_keeper = |show: fn(&DeviceStatus) -> String| keeper.map_or_else(none, show);
     let has_answered = !device.mac.is_empty();
     let of_server = |text: String| if has_answered { text } else { none() };
-    let name = keeper.map_or(&device.name, |status| &status.device);
     [
-        if has_answered { device.name.clone() } else { name.clone() },
+        report::name(report),
         // A server that has answered serves, also one whose keeper tells nothing.
         keeper.map_or_else(
             || of_server(DeviceState::Serving.to_string()),
@@ -196,11 +196,15 @@ mod tests {
         let serving = serde_json::json!({ "keeper": keeper("serving"),
             "device": { "name": "tap0", "mac": "x", "version": "0.1.0" }, "sessions": [] });
         let read = |value| report::read("/x".as_ref(), value).unwrap();
-        let text = to_text(&[read(failed), read(serving)]);
+        let mut renamed = keeper("restarting");
+        renamed["interface"] = "lan0".into();
+        let renamed = serde_json::json!({ "keeper": renamed, "sessions": [] });
+        let text = to_text(&[read(failed), read(serving), read(renamed)]);
         let lines: Vec<_> = text.lines().collect();
         assert!(lines[1].starts_with("tap1") && lines[1].contains("failed"), "{text}");
         assert!(lines[1].contains("0.2.0") && lines[1].contains("no interface, "), "{text}");
         assert!(lines[2].starts_with("tap0") && lines[2].contains("serving"), "{text}");
+        assert!(lines[3].starts_with("lan0 (tap1)"), "{text}");
         assert!(lines[2].contains("0.1.0") && lines[2].contains(" s ago"), "{text}");
     }
 

@@ -38,6 +38,8 @@ pub(crate) struct Device {
     pub(crate) addresses_in_use: u64,
     pub(crate) counters: BTreeMap<String, u64>,
     pub(crate) hardware: BTreeMap<String, u64>,
+    /// Hardware queues that no server serves.
+    pub(crate) unserved_queues: u64,
 }
 
 /// A session.
@@ -151,6 +153,17 @@ fn no_server(status: &DeviceStatus) -> String {
         }
         None => format!("{device}: no server serves yet ({}); wait until one does", status.state),
     }
+}
+
+/// Returns the name of a device: that of its interface now, with the one by which commands find it if that is
+/// another one.
+pub(crate) fn name(report: &Report) -> String {
+    let Some(keeper) = &report.keeper else { return report.device.name.clone() };
+    let now = match report.device.name.as_str() {
+        "" => keeper.interface.as_ref().unwrap_or(&keeper.device),
+        name => name,
+    };
+    if now == keeper.device { now.to_owned() } else { format!("{now} ({})", keeper.device) }
 }
 
 /// Returns the last end of a server in words, with its age; `-` if none has ended.

@@ -102,16 +102,34 @@ fn print_while_read(text: &str) -> Result<(), Failure> {
     }
 }
 
-fn totals(report: &Report) -> String {
+/// Returns the lines about the device before its counters.
+fn head(report: &Report) -> String {
     let device = &report.device;
     let version = if device.version.is_empty() { "-" } else { &device.version };
     let mut text = format!(
         "{}: {}, mtu {}, wait={}, up {} s, version {}\n",
-        device.name, device.mac, device.mtu, device.wait, device.uptime_s, version
+        report::name(report),
+        device.mac,
+        device.mtu,
+        device.wait,
+        device.uptime_s,
+        version
     );
     if let Some(keeper) = &report.keeper {
         text += &format!("{} restarts; last end: {}\n", keeper.restarts, report::last_end(keeper));
     }
+    if device.unserved_queues > 0 {
+        text += &format!(
+            "{} hardware queues have no socket: packets for applications that arrive there are dropped; see the log\n",
+            device.unserved_queues
+        );
+    }
+    text
+}
+
+fn totals(report: &Report) -> String {
+    let device = &report.device;
+    let mut text = head(report);
     text.push('\n');
     let mut counters = Table::new(["DEVICE COUNTER", "VALUE"]);
     for (name, value) in &device.counters {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use towpath_client::{Lost, Setting};
 use towpath_device::conformance::DeviceFarEnd;
 use towpath_device::loopback::{self, Cable};
-use towpath_device::{DeviceError, Event};
+use towpath_device::{DeviceError, Event, HardwareQueues};
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, WaitStrategy as EngineStrategy};
 use towpath_tests::{PATIENCE, eventually};
@@ -154,6 +154,33 @@ fn a_smaller_mtu_holds_at_once() {
     eventually("shorter ones are sent", || world.receive().is_some_and(|(_, _, len)| len == 514));
     let later = world.sender("later");
     assert_eq!(later.session.info().mtu, 500);
+}
+
+/// Another name is shown from then on. Without a next server, hardware queues that nothing serves are shown until
+/// they are gone.
+#[test]
+fn a_name_and_unserved_queues_are_shown() {
+    let (near, _far) = loopback::pair(&loopback::Config::default()).unwrap();
+    let cable = near.cable();
+    let config = Config { leaves_after_changes: true, ..Config::default() };
+    let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap();
+    let shown = |what: &str| {
+        let report = towpath_client::report_over(server.connect().unwrap()).unwrap();
+        report["device"][what].clone()
+    };
+    assert_eq!(shown("unserved_queues"), serde_json::Value::Null);
+    cable.report(Event::Name("lan0".into()));
+    eventually("the name is shown", || shown("name") == "lan0");
+    for (present, served, unserved) in [(4, 1, 3), (2, 1, 1)] {
+        let queues = HardwareQueues { present, served, can_serve_all: true };
+        cable.report(Event::HardwareQueues(queues));
+        eventually("they are shown", || shown("unserved_queues") == unserved);
+    }
+    let queues = HardwareQueues { present: 1, served: 2, can_serve_all: true };
+    cable.report(Event::HardwareQueues(queues));
+    eventually("none is shown", || shown("unserved_queues").is_null());
+    assert_eq!(shown("name"), "lan0");
+    server.stop().unwrap();
 }
 
 #[test]

@@ -237,7 +237,8 @@ impl FlowFilter {
     /// Loads a program that takes every packet.
     pub(crate) fn of_all(queues: u32) -> Result<FlowFilter, Error> {
         let (sockets, owners, counters) = (sockets(queues)?, owners(queues)?, counters()?);
-        let (program, spans) = load(PROGRAM_ALL, |_| attach_point::assemble_all(fd(&sockets)))?;
+        let (program, spans) =
+            load(PROGRAM_ALL, |_| attach_point::assemble_all(fd(&sockets), fd(&counters)))?;
         Ok(FlowFilter { program, spans, sockets, owners, counters, flows: None })
     }
 
@@ -284,10 +285,13 @@ impl FlowFilter {
     /// Returns the number of packets that belonged to an application and found no socket, or the
     /// hardware queue of another session.
     pub(crate) fn without_socket(&self) -> u64 {
-        [WITHOUT_SOCKET, OF_OTHER_OWNER]
-            .into_iter()
-            .map(|counter| self.counters.sum(counter).unwrap_or(0))
-            .sum()
+        self.unserved() + self.counters.sum(OF_OTHER_OWNER).unwrap_or(0)
+    }
+
+    /// Returns the number of packets that belonged to an application and arrived on a hardware queue without
+    /// a socket.
+    pub(crate) fn unserved(&self) -> u64 {
+        self.counters.sum(WITHOUT_SOCKET).unwrap_or(0)
     }
 
     /// Returns the program and the maps, with the names under which a keeper holds them.

@@ -257,7 +257,7 @@ fn events_come_in_order_and_make_their_descriptor_readable() {
     assert!(!readable(&a));
     let cable = a.cable();
     let events = [Event::Mtu(9000), Event::Address([2; 6])];
-    events.into_iter().for_each(|event| cable.report(event));
+    events.iter().cloned().for_each(|event| cable.report(event));
     for event in events {
         assert!(readable(&a));
         assert_eq!(a.take_event(), Some(event));

@@ -131,6 +131,12 @@ impl AttachedProgram {
         self.filter.without_socket()
     }
 
+    /// Returns the number of packets that belonged to an application and arrived on a hardware queue without
+    /// a socket.
+    pub(super) fn unserved(&self) -> u64 {
+        self.filter.unserved()
+    }
+
     /// Adds an address or a flow.
     pub(super) fn add(&mut self, filter: &Filter) -> Result<(), FilterError> {
         // The packets of a flow without room go to the kernel; a copy for the server would not

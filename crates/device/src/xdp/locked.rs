@@ -37,6 +37,11 @@ pub(super) fn warning(name: &str, buffers: usize, most: usize) -> Option<String>
     })
 }
 
+/// Returns `true` if so many bytes fit into the limit of locked memory.
+pub(super) fn fits(bytes: usize) -> bool {
+    limit().is_none_or(|limit| bytes <= limit)
+}
+
 fn within(limit: usize, most: usize, chunk_bytes: usize, queues: u32, lanes: u32) -> usize {
     let left = limit.saturating_sub(lanes as usize * THREAD_BYTES);
     // Each thread has as many buffers as the one with the most queues.

@@ -118,7 +118,6 @@ pub(super) fn open(options: &Options, earlier: &mut EarlierObjects) -> Result<Op
         announce_host_traffic(&mut info, chunk_bytes);
     }
     let shared = Arc::new(Shared::new(
-        name.clone(),
         properties,
         attached_program,
         packet_socket,
@@ -269,7 +268,7 @@ impl Sockets {
     ) -> Result<Sockets, XdpError> {
         let name = &options.interface;
         let unbound = (0..queues)
-            .map(|_| socket::unbound_socket(name, options.busy_poll))
+            .map(|_| socket::unbound_socket(index, options.busy_poll))
             .collect::<io::Result<Vec<_>>>()
             .map_err(refused(name, "creating an AF_XDP socket"))?;
         let failed = refused(name, "opening a packet socket");
@@ -299,8 +298,6 @@ fn info(
     let (spans, chunk_bytes) = (properties.binding.spans, properties.chunk_bytes as usize);
     let data_bytes = chunk_bytes - HEADROOM_BYTES;
     let tx_checksum = properties.tx_checksum != TxChecksum::Engine;
-    let theirs = properties.queues.div_ceil(properties.lanes) as usize;
-    let rx_ring = (theirs * rx_buffers).min(MAX_RX_BUFFERS);
     Info {
         name: link.name.clone(),
         mac,
@@ -317,7 +314,7 @@ fn info(
             rx_alignment: chunk_bytes,
             rx_headroom_bytes: HEADROOM_BYTES,
             rx_packet_buffers: rx_packet_buffers(spans, data_bytes),
-            rx_ring: rx_ring + PACKET_SOCKET_BUFFERS,
+            rx_ring: rx_ring(properties.queues, properties.lanes, rx_buffers),
             tx_ring: RING_ENTRIES as usize,
             tx_packet_parts: if spans && !tx_checksum { PACKET_PARTS } else { 1 },
             tx_headroom: if tx_checksum { TxHeadroom::Xsk } else { TxHeadroom::None },
@@ -325,6 +322,20 @@ fn info(
         },
         rx_queue_packets: rx_queue_packets(rx_buffers, spans, link.mtu as usize, data_bytes),
     }
+}
+
+/// Returns the number of receive buffers of a queue to open, with so many for each hardware queue.
+fn rx_ring(queues: u32, lanes: u32, rx_buffers: usize) -> usize {
+    let theirs = queues.div_ceil(lanes) as usize;
+    (theirs * rx_buffers).min(MAX_RX_BUFFERS) + PACKET_SOCKET_BUFFERS
+}
+
+/// Returns the number of receive buffers of a queue to open, if the interface had so many hardware queues.
+pub(super) fn rx_ring_of(queues: u32, properties: &Properties) -> usize {
+    let Properties { lanes, gives_queues, binding, .. } = properties;
+    let (chunk_bytes, most) = if binding.spans { LARGE_BUFFERS } else { SMALL_BUFFERS };
+    let rx_buffers = locked::receive_buffers(most, chunk_bytes, (queues, *lanes), *gives_queues);
+    rx_ring(queues, *lanes, rx_buffers)
 }
 
 /// Returns how many packets of the longest length wait in a hardware queue with `rx_buffers` buffers, each for so

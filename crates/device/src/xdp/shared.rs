@@ -43,7 +43,6 @@ pub(super) struct Properties {
 
 /// The shared part of a device.
 pub(super) struct Shared {
-    interface: String,
     properties: Properties,
     pub(super) attached_program: Mutex<AttachedProgram>,
     /// The packet socket; `None` for a device that leaves the kernel no packet.
@@ -94,7 +93,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Shared {
     pub(super) fn new(
-        interface: String,
         properties: Properties,
         attached_program: AttachedProgram,
         packet_socket: Option<PacketSocket>,
@@ -103,7 +101,6 @@ impl Shared {
         left_packets: LeftPackets,
     ) -> Shared {
         Shared {
-            interface,
             properties,
             attached_program: Mutex::new(attached_program),
             packet_socket: packet_socket.map(Arc::new),
@@ -184,9 +181,7 @@ impl Shared {
         let needed = 2 + self.properties.queues as usize;
         let mut unbound = lock(&self.unbound);
         while unbound.len() < needed {
-            let Ok(one) = socket::unbound_socket(&self.interface, self.properties.busy_poll) else {
-                return false;
-            };
+            let Ok(one) = self.another_unbound() else { return false };
             unbound.push(one);
         }
         true
@@ -198,9 +193,14 @@ impl Shared {
         let kept = lock(&self.unbound).pop();
         let another = || match self.keeper.get() {
             Some(keeper) => keeper.xdp_socket(),
-            None => socket::unbound_socket(&self.interface, self.properties.busy_poll),
+            None => self.another_unbound(),
         };
         kept.map_or_else(another, Ok)
+    }
+
+    /// Makes a socket that is not bound, with this thread's rights.
+    fn another_unbound(&self) -> io::Result<OwnedFd> {
+        socket::unbound_socket(self.properties.binding.index, self.properties.busy_poll)
     }
 }
 

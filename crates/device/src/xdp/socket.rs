@@ -5,7 +5,7 @@
 //! a server that gave up its capabilities can still do that with a socket from before.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -177,27 +177,16 @@ impl Mapped {
 }
 
 /// Creates a socket that is not bound yet, with the options that need a capability: CAP_NET_RAW for
-/// the socket, and CAP_NET_ADMIN for busy polling and for a large send buffer. It can be bound to
-/// this interface only, on kernels that heed that (Linux 6.6).
+/// the socket, and CAP_NET_ADMIN for busy polling and for a large send buffer. It can be bound only to
+/// the interface with this number, on kernels that heed that (Linux 6.6).
 ///
 /// # Errors
 /// Fails with the error of a system call.
-pub fn unbound_socket(interface: &str, busy_poll: bool) -> io::Result<OwnedFd> {
+pub fn unbound_socket(index: u32, busy_poll: bool) -> io::Result<OwnedFd> {
     let fd =
         rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
-    // SAFETY: the pointer and the length are those of a live string.
-    let result = unsafe {
-        libc::setsockopt(
-            fd.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_BINDTODEVICE,
-            interface.as_ptr().cast(),
-            interface.len() as libc::socklen_t,
-        )
-    };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    // By the number: the name may change.
+    set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX, &(index as libc::c_int))?;
     // Without CAP_NET_ADMIN the kernel grants what net.core.wmem_max allows, and more system calls
     // are needed.
     enlarge_send_buffer(fd.as_fd())?;
@@ -364,7 +353,8 @@ mod tests {
             netlink.create_veth(&Veth::new("near", "far")).unwrap();
             netlink.set_up("near").unwrap();
             netlink.set_up("far").unwrap();
-            let unbound = match unbound_socket("near", false) {
+            let index = netlink.index("near").unwrap();
+            let unbound = match unbound_socket(index, false) {
                 Ok(socket) => socket,
                 Err(error) => return println!("SKIP what_an_earlier_server_left: {error}"),
             };
@@ -375,7 +365,7 @@ mod tests {
             for number in 0..2 * LEFT {
                 assert!(region.copy_in(number as usize * 2048, &frame(number)));
             }
-            let (memory, index) = (region.mapping().clone(), netlink.index("near").unwrap());
+            let memory = region.mapping().clone();
             let (tx_checksum, own_buffers) = (TxChecksum::Engine, None);
             let umem = Umem { memory, chunk_bytes: 2048, tx_checksum, own_buffers };
             let binding = Binding { index, copying: CopyMode::Copy, spans: false };

@@ -41,7 +41,7 @@ pub(super) fn check(
     if asked.room < TxHeadroom::Xsk.bytes() {
         return cannot("its MTU leaves a buffer no room for metadata", "lower the MTU to 1500");
     }
-    if !kernel_takes_metadata(name, wanted).map_err(refused(name, "trying metadata"))? {
+    if !kernel_takes_metadata(asked.index, wanted).map_err(refused(name, "trying metadata"))? {
         return cannot("this kernel takes no metadata (Linux 6.11 does)", "use a newer kernel");
     }
     if asked.copies {
@@ -61,8 +61,8 @@ pub(super) fn check(
 
 /// Returns `true` if the kernel accepts metadata. Registers a page with a temporary socket to find
 /// out.
-fn kernel_takes_metadata(name: &str, tx_checksum: TxChecksum) -> io::Result<bool> {
-    let socket = socket::unbound_socket(name, false)?;
+fn kernel_takes_metadata(index: u32, tx_checksum: TxChecksum) -> io::Result<bool> {
+    let socket = socket::unbound_socket(index, false)?;
     let memory = Region::private(PAGE_BYTES)?.mapping().clone();
     let umem = Umem { memory, chunk_bytes: PAGE_BYTES as u32, tx_checksum, own_buffers: None };
     match umem.register(socket.as_fd()) {

@@ -69,6 +69,7 @@ pub(super) struct Readable {
     pub(super) listener: bool,
     pub(super) connection: bool,
     pub(super) process: bool,
+    pub(super) interface: bool,
 }
 
 /// The keeper of a device, and its servers.
@@ -148,11 +149,11 @@ impl DeviceKeeper {
     }
 
     /// Returns what the device waits for, in the order of [`Readable`].
-    pub(super) fn waits_for(&self) -> [Option<PollFd<'_>>; 3] {
+    pub(super) fn waits_for(&self) -> [Option<PollFd<'_>>; 4] {
         let server = match &self.stage {
             Stage::Runs(server) => Some(server),
             Stage::Waits(_) => None,
-            Stage::Over(_) => return [const { None }; 3],
+            Stage::Over(_) => return [const { None }; 4],
         };
         let connection = server.filter(|server| server.is_connected);
         let of_connection = if self.keeper.is_giving() { PollFlags::OUT } else { PollFlags::IN };
@@ -160,6 +161,7 @@ impl DeviceKeeper {
             Some(self.listener.waits_for()),
             connection.map(|_| PollFd::new(&self.keeper, of_connection)),
             server.map(|server| PollFd::new(&server.process, PollFlags::IN)),
+            self.keeper.interface.event_fd().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
         ]
     }
 
@@ -191,7 +193,8 @@ impl DeviceKeeper {
 
     /// Tells users of a change.
     pub(super) fn publish(&mut self) {
-        self.status.publish(&self.options.interface, self.state_for_users());
+        let name = self.keeper.interface.other_name();
+        self.status.publish(&self.options.interface, name, self.state_for_users());
     }
 
     /// Starts a server, if it is time.
@@ -231,6 +234,7 @@ impl DeviceKeeper {
                 theirs
             }
         };
+        self.keeper.find_interface();
         let is_upgrade = matches!(self.handover, Handover::Starting(_));
         let start = Start {
             number: self.servers_started,
@@ -278,6 +282,9 @@ impl DeviceKeeper {
     ) -> io::Result<()> {
         if let Some(request) = self.listener.advance(readable.listener) {
             self.keeper.admit(request);
+        }
+        if readable.interface {
+            self.keeper.hear_of_interface();
         }
         let stage = std::mem::replace(&mut self.stage, Stage::Waits(Instant::now()));
         self.stage = match stage {

@@ -10,6 +10,7 @@ use rustix::net::AddressFamily;
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
+use super::interface::INTERFACE;
 use super::options::OWN;
 use super::port_holder::PORT;
 
@@ -194,13 +195,13 @@ impl Held {
         names.iter().for_each(|name| self.remove(name));
     }
 
-    /// Empties the store. Returns the descriptors with their names, and closes the keeper's own.
+    /// Empties the store. Returns the descriptors with their names, and closes the keeper's own, except
+    /// that of the interface.
     pub(super) fn drain(&mut self) -> Vec<(String, OwnedFd)> {
         let all = std::mem::take(&mut self.all);
         self.count = 0;
-        let of_servers = all.into_iter().filter(|(name, _)| !name.starts_with(OWN));
-        of_servers
-            .flat_map(|(name, objects)| objects.into_iter().map(move |one| (name.clone(), one)))
+        let left = all.into_iter().filter(|(name, _)| !name.starts_with(OWN) || name == INTERFACE);
+        left.flat_map(|(name, objects)| objects.into_iter().map(move |one| (name.clone(), one)))
             .collect()
     }
 

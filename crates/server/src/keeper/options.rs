@@ -36,6 +36,9 @@ pub(super) fn keeper_connection() -> io::Result<(OwnedFd, OwnedFd)> {
 pub struct KeeperOptions {
     /// The interface that the server serves.
     pub interface: String,
+    /// `true` if the keeper follows the interface by its number when it gets another name, and tells
+    /// its servers ([`followed_interface`](super::followed_interface)).
+    pub follows_interface: bool,
     /// The number of the keeper's devices, which share the descriptors that it can hold equally.
     pub devices: usize,
     /// `true` if the server may have the keeper bind ports of the interface's addresses, and have

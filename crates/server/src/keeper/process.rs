@@ -13,6 +13,7 @@ use towpath_netlink::Netlink;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::held::{self, Held};
+use super::interface::{INTERFACE, Interface};
 use super::keeper_state::{FORMAT, KeeperState};
 use super::listener::{Listener, UpgradeRequest};
 use super::notify::{self, MESSAGE_BYTES, Notification, store};
@@ -49,7 +50,7 @@ pub(super) struct Keeper {
     shares_host: bool,
     /// The interface, opened at the first request that needs it.
     host: Option<Host>,
-    interface: String,
+    pub(super) interface: Interface,
     /// Whether the server may have AF_XDP sockets made, and if so, whether they poll the hardware.
     pub(super) xdp_sockets: Option<bool>,
     pub(super) held: Held,
@@ -78,10 +79,8 @@ pub(super) fn timeout(until: Option<Instant>) -> Option<Timespec> {
 }
 
 impl Host {
-    fn open(interface: &str) -> io::Result<Host> {
-        let mut netlink = Netlink::open().map_err(io::Error::other)?;
-        let index = netlink.index(interface).map_err(io::Error::other)?;
-        Ok(Host { netlink, index })
+    fn open(index: u32) -> io::Result<Host> {
+        Ok(Host { netlink: Netlink::open().map_err(io::Error::other)?, index })
     }
 
     fn probe(&mut self, request: &Request) -> Result<(), Errno> {
@@ -109,7 +108,7 @@ impl Keeper {
             socket,
             shares_host: options.shares_host,
             host: None,
-            interface: options.interface.clone(),
+            interface: Interface::new(&options.interface, options.follows_interface),
             xdp_sockets: None,
             held: Held::new(limit),
             given: None,
@@ -135,6 +134,9 @@ impl Keeper {
             let object = KeeperState::take(*number)?;
             if name == POSITIONS {
                 keeper.positions = Positions::open(object.as_fd()).ok();
+            }
+            if name == INTERFACE {
+                keeper.interface.adopt(object.as_fd());
             }
             keeper.held.put(name.clone(), object);
         }
@@ -169,6 +171,32 @@ impl Keeper {
         self.socket = socket;
         (self.is_told_to_end, self.is_ready, self.positions) = (false, false, None);
         self.failure = None;
+    }
+
+    /// Looks for the interface, whose name may have changed, for a server that is to start.
+    pub(super) fn find_interface(&mut self) {
+        let found = self.interface.find();
+        self.keep_interface(found);
+    }
+
+    /// Takes news of the interface.
+    pub(super) fn hear_of_interface(&mut self) {
+        let heard = self.interface.hear();
+        self.keep_interface(heard);
+    }
+
+    /// Holds the file of the interface, if it has changed. An error has the next server look for the
+    /// interface by itself.
+    fn keep_interface(&mut self, changed: io::Result<Option<OwnedFd>>) {
+        match changed {
+            Ok(Some(file)) => {
+                self.host = None;
+                self.held.remove(INTERFACE);
+                self.held.put(INTERFACE.to_owned(), file);
+            }
+            Ok(None) => {}
+            Err(error) => tracing::error!("the keeper cannot look for the interface: {error}"),
+        }
     }
 
     /// Begins to give the server copies of everything that the keeper holds.
@@ -364,7 +392,7 @@ impl Keeper {
             }
             XDP_SOCKET => {
                 let busy_poll = self.xdp_sockets.ok_or(Errno::OPNOTSUPP)?;
-                let made = unbound_socket(&self.interface, busy_poll);
+                let made = unbound_socket(self.interface_index()?, busy_poll);
                 let failed = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
                 Ok(Done { socket: Some(made.map_err(failed)?), ..Done::default() })
             }
@@ -376,6 +404,10 @@ impl Keeper {
         }
     }
 
+    fn interface_index(&mut self) -> Result<u32, Errno> {
+        self.interface.index().map_err(|error| error.errno().unwrap_or(Errno::NODEV))
+    }
+
     /// Returns the interface whose addresses the server shares.
     fn host(&mut self) -> Result<&mut Host, Errno> {
         if !self.shares_host {
@@ -383,7 +415,8 @@ impl Keeper {
         }
         if self.host.is_none() {
             let failed = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::NODEV);
-            self.host = Some(Host::open(&self.interface).map_err(failed)?);
+            let index = self.interface_index()?;
+            self.host = Some(Host::open(index).map_err(failed)?);
         }
         self.host.as_mut().ok_or(Errno::NODEV)
     }

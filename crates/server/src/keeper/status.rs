@@ -80,8 +80,11 @@ impl ServerEnd {
 /// What a keeper tells about a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceStatus {
-    /// The device's interface.
+    /// The device's interface, by the name that the keeper was started with.
     pub device: String,
+    /// The interface's name, if it has another one now.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub interface: Option<String>,
     /// The keeper's process.
     pub keeper: u32,
     /// The version of the keeper's program.
@@ -202,6 +205,7 @@ mod tests {
     fn status(restarts: u64, reason: &str) -> DeviceStatus {
         DeviceStatus {
             device: "tap0".into(),
+            interface: None,
             keeper: 7,
             version: "0.1.0".into(),
             state: DeviceState::Serving,

@@ -40,32 +40,36 @@ pub(super) struct Opened {
     pub(super) xdp_sockets: Option<bool>,
 }
 
-/// Opens the device. `own_queues`: the hardware queues that sessions may have to themselves.
-/// `earlier`: what an earlier server left.
+/// Opens the device, whose interface may have another name than on the command line. `own_queues`: the
+/// hardware queues that sessions may have to themselves. `earlier`: what an earlier server left.
 pub(super) fn open(
-    served: &DeviceSpec,
+    (served, name): (&DeviceSpec, &str),
     settings: &Settings,
     own_queues: Vec<u32>,
     earlier: &mut EarlierObjects,
 ) -> Result<Opened, Failure> {
-    let name = &served.interface;
     let tap = earlier.copy(TAP).map_err(|error| {
         Failure::new(format!("{name}: copying the TAP's descriptor: {error}; raise the limit of open files (ulimit -n)"))
     })?;
+    let resumes = !earlier.is_empty();
     let (Attached { device, xdp_sockets }, subnets) = match &served.driver {
         Driver::Tap => return open_tap(name, settings, tap, earlier),
         Driver::Auto if tap.is_some() || is_tap(name)? => {
             return open_tap(name, settings, tap, earlier);
         }
-        Driver::Xdp(options) => {
-            host::open(name, settings, own_queues, |wanted| wanted.xdp(options, earlier))?
-        }
+        Driver::Xdp(options) => host::open((name, resumes), settings, own_queues, |wanted| {
+            wanted.xdp(options, earlier)
+        })?,
         Driver::Pci(options) => {
             let device = pci::open(options, settings, !own_queues.is_empty(), earlier)?;
             return Ok(Opened { device, subnets: None, xdp_sockets: None });
         }
-        Driver::Packet => host::open(name, settings, own_queues, |wanted| wanted.packet(earlier))?,
-        Driver::Auto => host::open(name, settings, own_queues, |wanted| wanted.best(earlier))?,
+        Driver::Packet => {
+            host::open((name, resumes), settings, own_queues, |wanted| wanted.packet(earlier))?
+        }
+        Driver::Auto => {
+            host::open((name, resumes), settings, own_queues, |wanted| wanted.best(earlier))?
+        }
     };
     Ok(Opened { device, subnets, xdp_sockets })
 }

@@ -12,7 +12,7 @@ use towpath_device::{Device, DeviceError};
 use towpath_protocol::store::Store;
 use towpath_server::{
     Config, Crash, HostAccess, KeeperAccess, KeeperStore, Policy, Server, StartError,
-    take_device_objects,
+    followed_interface, take_device_objects,
 };
 use tracing::{info, warn};
 
@@ -82,13 +82,12 @@ fn run_with(
     let failed = |error: std::io::Error| {
         Failure::new(format!("the server of {}: {}", args.interface, says(&error)))
     };
-    let object = found.iter().find(|(name, _)| name == SETTINGS).map(|(_, object)| object);
-    let missing = || std::io::Error::other("the keeper gave no settings");
-    let object = object.ok_or_else(missing).and_then(OwnedFd::try_clone);
-    let settings = object.and_then(Settings::from_keeper).map_err(failed)?;
+    let settings = settings_of(&found).map_err(failed)?;
     let served = settings.served()?;
     let socket = settings.socket.clone().unwrap_or_default();
     start_log(settings.log.unwrap_or(Level::Info));
+    // The keeper follows the interface, which may have another name than on the command line.
+    let interface = followed_interface(&found).unwrap_or_else(|| served.interface.to_string());
     let mut earlier = take_device_objects(&mut found, args.crash().is_some());
     earlier.set_keeper(Arc::new(keeper.clone()));
     let last = found.iter().find(|(name, _)| name == LAST_POLICY);
@@ -101,17 +100,18 @@ fn run_with(
         resumes_all: args.upgrade,
         crash: args.crash(),
         server_number: keeper.server_number(),
+        leaves_after_changes: settings.hold.is_none_or(|hold| hold.get() > 0),
         ..configured
     };
     let own_queues = config.policy.own_queues();
     let Opened { device, subnets, xdp_sockets } =
-        interface::open(served, &settings, own_queues, &mut earlier)?;
+        interface::open((served, &interface), &settings, own_queues, &mut earlier)?;
     // The device has copies of what it needs.
     drop(earlier);
     let device_info = device.info().clone();
     let name = device_info.name;
     config.subnets = subnets.unwrap_or(config.subnets);
-    warn_without_grants(&config.policy, &name);
+    warn_without_grants(&config.policy, &served.interface);
     let device = with_faults(device, &settings);
     let (mut device, mut pcap) = Pcap::wrap(device, &settings, args.again)?;
     if let Some(busy_poll) = xdp_sockets {
@@ -120,8 +120,7 @@ fn run_with(
         allowed.or_else(|error| if args.again { Ok(()) } else { Err(failed(error)) })?;
     }
     device.set_keeper(Arc::new(keeper.clone()));
-    let shares = settings.share_host;
-    config.host = shares.then(|| HostAccess::new(keeper, &served.interface));
+    config.host = settings.share_host.then(|| HostAccess::new(keeper, &name));
     give_up_rights(&settings, &socket, pcap.as_mut())?;
     let failed = |error: StartError| explain(&error, &settings);
     let server = Server::start(&config, device, Box::new(store)).map_err(failed)?;
@@ -136,12 +135,20 @@ fn run_with(
         "serving"
     );
     report_started(keeper)?;
-    let action = serve(&server, &signals, &mut pcap, (&settings, &socket, &name), &policy)?;
+    let names = (&settings, &*socket, &*served.interface);
+    let action = serve(&server, &signals, &mut pcap, names, &policy)?;
     signals.release_soon();
     let leaves = action == Action::Leave;
     let outcome = end(server, keeper, action);
     info!(device = name, "{}", if leaves { "left to the next server" } else { "ended" });
     outcome.map_err(|error| ended(&error))
+}
+
+/// Returns the settings that the keeper gave.
+fn settings_of(found: &[(String, OwnedFd)]) -> std::io::Result<Settings> {
+    let object = found.iter().find(|(name, _)| name == SETTINGS).map(|(_, object)| object);
+    let missing = || std::io::Error::other("the keeper gave no settings");
+    object.ok_or_else(missing).and_then(OwnedFd::try_clone).and_then(Settings::from_keeper)
 }
 
 /// Wraps a device so that the wrapper injects the faults of `--fault`.
@@ -292,9 +299,10 @@ fn warn_of_unreadable_policy(file: Option<&Path>) {
 /// Returns the remedy for a server that ended by itself.
 fn ended(error: &DeviceError) -> Failure {
     match error {
-        DeviceError::Gone { .. } => {
-            Failure::new(format!("{error}; start the server again when the interface is back"))
-        }
+        DeviceError::Gone { .. } => Failure::new(format!(
+            "{error}; all sessions have ended; start the server again when the interface is back"
+        )),
+        DeviceError::Changed { .. } => Failure::new(error.to_string()),
         DeviceError::Failed { cause, .. } => Failure::new(format!("{error}{}", remedy(cause))),
         DeviceError::Stalled { .. } => Failure::new(error.to_string()),
     }

@@ -10,6 +10,7 @@ mod containers;
 mod counters;
 mod devices;
 mod hosts;
+mod interface_changes;
 mod keeping;
 mod lanes;
 mod manual;

@@ -14,6 +14,9 @@ use rustix::process::Signal;
 use towpath_client::{Lost, Options, Session};
 use towpath_testkit::with_descriptors;
 
+use crate::beside_the_kernel::{FAR, NEAR, device, may_attach};
+use crate::interface_changes::rename;
+use crate::networks::wire;
 use crate::running::*;
 use crate::serving::link_exists;
 use crate::upgrading::under_traffic;
@@ -155,6 +158,46 @@ fn a_restart_of_the_service_loses_and_duplicates_nothing() {
             }
         };
         assert_eq!(error, Lost::ServerGone);
+    });
+}
+
+/// The next keeper finds an interface by its number, which has another name than the service's command
+/// line, and so does a keeper's next program.
+#[test]
+fn a_renamed_interface_is_found_after_a_restart_of_the_service() {
+    towpath_testkit::isolated!(|| {
+        const TEST: &str =
+            "restarting::a_renamed_interface_is_found_after_a_restart_of_the_service";
+        if !may_attach(TEST) {
+            return;
+        }
+        let _far = wire(&FAR, &NEAR);
+        let directory = Directory::new();
+        let manager = Manager::start(&directory, usize::MAX);
+        let device = device("generic");
+        let arguments = ["--device", &device, "--lease", "192.0.2.64/28", "--fd-store"];
+        let server = manager.serve(&directory, &arguments);
+        let mut session = Session::attach(&server.socket, &Options::default()).unwrap();
+        let mut resumed = |count| {
+            until("the session goes on", || {
+                session.wait(Some(LIMIT)).unwrap();
+                session.statistics().resumptions == count
+            });
+        };
+        rename("uplink", "lan0");
+        end(&server);
+        let server = manager.serve(&directory, &arguments);
+        resumed(1);
+        rename("lan0", "lan1");
+        prints(&mut towpath(&["upgrade", &server.socket]));
+        resumed(2);
+        until("the new program goes on", || server.log().contains("the keeper goes on with"));
+        rename("lan1", "lan2");
+        server.kill_server();
+        resumed(3);
+        assert_eq!(server.report()["device"]["name"], "lan2");
+        assert!(!server.log().contains("before it served"), "{}", server.log());
+        end(&server);
     });
 }
 

@@ -3,13 +3,13 @@
 use std::io::{Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use towpath_netlink::{
-    Error as NetlinkError, HostEvent, HostWatch, Neighbour, Netlink, Place, Prefix, Reachability,
-    Route, RouteTo, Veth,
+    ChannelWatch, Channels, Error as NetlinkError, HostEvent, HostWatch, LinkWatch, Neighbour,
+    Netlink, Place, Prefix, Reachability, Route, RouteTo, Veth, Watched,
 };
 use towpath_testkit::{
     End, Error, Namespace, TunMode, Unavailable, add_persistent_tun, connect, enter_own_mounts,
@@ -191,6 +191,76 @@ fn links_are_made_changed_and_deleted() {
             assert!(netlink.link(gone).unwrap_err().not_found(), "{gone}");
         }
         assert!(netlink.links().unwrap().iter().any(|link| link.name == "bridge0"));
+    });
+}
+
+/// A name changes, a number does not, and a watch by number reports both.
+#[test]
+fn a_renamed_link_keeps_its_number() {
+    isolated!(|| {
+        let mut netlink = Netlink::open().unwrap();
+        netlink.create_veth(&Veth::new("left", "right")).unwrap();
+        let index = netlink.index("left").unwrap();
+        let mut watch = LinkWatch::new(index).unwrap();
+        let mut latest = || {
+            let deadline = Instant::now() + Duration::from_secs(5);
+            loop {
+                assert!(Instant::now() < deadline, "the watch reports nothing");
+                if let Some(state) = watch.latest() {
+                    return state;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        assert!(matches!(latest(), Watched::Here(link) if link.name == "left"));
+        netlink.rename("left", "middle").unwrap();
+        assert!(matches!(latest(), Watched::Here(link) if link.name == "middle"));
+        assert_eq!(netlink.link_at(index).unwrap().name, "middle");
+        assert!(netlink.link("left").unwrap_err().not_found());
+        assert!(netlink.rename("middle", "right").unwrap_err().already_exists());
+        assert!(netlink.rename("middle", "a/b").is_err());
+        netlink.delete_link("middle").unwrap();
+        assert_eq!(latest(), Watched::Gone);
+        let gone = netlink.link_at(index).unwrap_err();
+        assert!(gone.not_found() && gone.to_string().contains(&index.to_string()), "{gone}");
+    });
+}
+
+#[test]
+fn hardware_queues_are_counted_changed_and_watched() {
+    isolated!(|| {
+        let mut netlink = Netlink::open().unwrap();
+        let pair = Veth { queues: Some(4), ..Veth::new("left", "right") };
+        netlink.create_veth(&pair).unwrap();
+        let (left, right) = (netlink.index("left").unwrap(), netlink.index("right").unwrap());
+        let mut watch = match ChannelWatch::new(left) {
+            Err(error) if error.not_found() => {
+                return println!("SKIP hardware_queues: this kernel has no CONFIG_ETHTOOL_NETLINK");
+            }
+            made => made.unwrap(),
+        };
+        let queues = |receive, transmit| Channels { receive, transmit, combined: 0 };
+        let mut latest = || {
+            let deadline = Instant::now() + Duration::from_secs(5);
+            loop {
+                assert!(Instant::now() < deadline, "the watch reports nothing");
+                if let Some(channels) = watch.latest() {
+                    return channels;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        assert_eq!(latest(), queues(4, 4));
+        // Not of this interface.
+        Netlink::set_channels(right, queues(3, 3)).unwrap();
+        for (receive, transmit) in [(2, 2), (4, 1)] {
+            Netlink::set_channels(left, queues(receive, transmit)).unwrap();
+            assert_eq!(latest(), queues(receive, transmit));
+            assert_eq!(Netlink::channels(left).unwrap(), queues(receive, transmit));
+        }
+        let refused = Netlink::set_channels(left, queues(5, 1)).unwrap_err();
+        assert_eq!(refused.errno(), Some(Errno::INVAL), "{refused}");
+        assert!(Netlink::channels(u32::MAX >> 1).unwrap_err().not_found());
     });
 }
 

@@ -250,12 +250,11 @@ fn drop_counted(asm: &mut Assembler, counters: i32, index: i16) {
 }
 
 /// Returns the XDP program that takes every packet.
-pub(crate) fn assemble_all(sockets: i32) -> Result<Vec<Instruction>, AssembleError> {
+pub(crate) fn assemble_all(sockets: i32, counters: i32) -> Result<Vec<Instruction>, AssembleError> {
     let mut asm = Assembler::default();
-    asm.load(Size::Word, Reg::R2, Reg::R1, RX_QUEUE);
-    asm.load_map(Reg::R1, sockets);
-    asm.set(Reg::R3, DROP);
-    asm.call(REDIRECT_MAP);
-    asm.exit();
+    asm.load(Size::Word, Reg::R1, Reg::R1, RX_QUEUE);
+    asm.store(Size::Word, Reg::R10, QUEUE, Reg::R1);
+    asm.store_number(Size::Word, Reg::R10, ZERO_INDEX, 0);
+    redirect(&mut asm, sockets, counters);
     asm.finish()
 }

@@ -597,6 +597,19 @@ fn the_kernel_drops_what_is_not_the_owners() {
     assert_eq!(counts(&filter), [4, 4]);
 }
 
+/// A program that takes every packet drops and counts those without a socket, too.
+#[test]
+fn the_kernel_counts_packets_without_a_socket() {
+    if in_the_kernel().is_none() {
+        return;
+    }
+    let filter = FlowFilter::of_all(1).unwrap();
+    for count in 1..=3 {
+        assert!(kernel_takes(&filter, &towpath_packet::build::Flow::v4().udp(b"hello")));
+        assert_eq!((filter.unserved(), filter.without_socket()), (count, count));
+    }
+}
+
 /// What has no room is refused, and leaves what was there.
 #[test]
 fn full_maps_refuse() {

@@ -1,11 +1,12 @@
 //! How the keeper of a device begins: with a server that is to start, or with one that serves.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
 use super::{DeviceKeeper, Handover, Report, Server, Stage};
 use crate::keeper::ends::Ends;
+use crate::keeper::interface::INTERFACE;
 use crate::keeper::keeper_state::KeeperState;
 use crate::keeper::listener::Listener;
 use crate::keeper::options::{KeeperOptions, OWN, keeper_connection};
@@ -36,11 +37,16 @@ impl DeviceKeeper {
         let (ours, theirs) = keeper_connection()?;
         let listener = Listener::bind(&options.path, options.owner)?;
         let mut keeper = Keeper::new(ours, &options)?;
-        let of_servers = objects.into_iter().filter(|(name, _)| !name.starts_with(OWN));
         let mut count = 0;
-        for (name, object) in of_servers {
+        for (name, object) in objects {
+            if name == INTERFACE && options.follows_interface {
+                keeper.interface.adopt(object.as_fd());
+            } else if name.starts_with(OWN) {
+                continue;
+            } else {
+                count += 1;
+            }
             keeper.held.put(name, object);
-            count += 1;
         }
         for (name, object) in own {
             keeper.held.put(name, object);

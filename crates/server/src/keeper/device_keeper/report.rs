@@ -13,8 +13,8 @@ pub(super) struct Report {
     file: Option<StatusFile>,
     restarts: u64,
     last_end: Option<ServerEnd>,
-    /// The state and the number of restarts that the file has.
-    published: Option<(DeviceState, u64)>,
+    /// The state, the number of restarts and the other name that the file has.
+    published: Option<(DeviceState, u64, Option<String>)>,
 }
 
 impl Report {
@@ -48,12 +48,13 @@ impl Report {
     }
 
     /// Writes the record, if it has changed.
-    pub(super) fn publish(&mut self, device: &str, state: DeviceState) {
-        let published = Some((state, self.restarts));
+    pub(super) fn publish(&mut self, device: &str, name: Option<&str>, state: DeviceState) {
+        let published = Some((state, self.restarts, name.map(str::to_owned)));
         let Some(file) = self.file.as_mut().filter(|_| self.published != published) else { return };
         self.published = published;
         let status = DeviceStatus {
             device: device.to_owned(),
+            interface: name.map(str::to_owned),
             keeper: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             state,

@@ -35,14 +35,14 @@ pub(super) struct Attached {
 }
 
 /// Attaches to an interface, by a function that opens the driver. Also returns the networks of the
-/// applications, if the interface determines them.
+/// applications, if the interface determines them. `resumes`: an earlier server has served the interface.
 pub(super) fn open(
-    name: &str,
+    (name, resumes): (&str, bool),
     settings: &Settings,
     own_queues: Vec<u32>,
     attach: impl FnOnce(&Wanted) -> Result<Attached, Failure>,
 ) -> Result<(Attached, Option<Subnets>), Failure> {
-    let subnets = check(name, settings)?;
+    let subnets = check(name, resumes, settings)?;
     let wanted = Wanted {
         interface: name.to_owned(),
         host: settings.share_host,
@@ -55,7 +55,7 @@ pub(super) fn open(
 
 /// Checks the settings and the interface. Returns the networks of the applications, if the
 /// interface determines them.
-fn check(name: &str, settings: &Settings) -> Result<Option<Subnets>, Failure> {
+fn check(name: &str, resumes: bool, settings: &Settings) -> Result<Option<Subnets>, Failure> {
     let not_ours = [("--address", !settings.address.is_empty()), ("--mtu", settings.mtu.is_some())];
     if let Some((option, _)) = not_ours.iter().find(|(_, given)| *given) {
         return Err(Failure::usage(format!(
@@ -82,7 +82,12 @@ fn check(name: &str, settings: &Settings) -> Result<Option<Subnets>, Failure> {
     let refused = |error: towpath_netlink::Error| Failure::new(error.to_string());
     let mut netlink = Netlink::open().map_err(refused)?;
     let link = netlink.link(name).map_err(no_interface)?;
-    check_interface(&link, &mut netlink)?;
+    check_interface(&link)?;
+    match check_state(&link, &mut netlink) {
+        // The earlier server would have gone on, too.
+        Err(failure) if resumes => warn!("{}", failure.text()),
+        checked => checked?,
+    }
     let addresses = netlink.addresses().map_err(refused)?;
     check_leases(&settings.lease, &addresses, &mut netlink)?;
     if settings.share_host && !addresses.iter().any(|one| one.index == link.index) {
@@ -173,15 +178,20 @@ fn tell(notes: &[String], warnings: &[String]) {
     warnings.iter().for_each(|warning| warn!("{warning}"));
 }
 
-/// Checks that an interface can be served: an Ethernet interface that is up and no port of another
-/// one.
-fn check_interface(link: &Link, netlink: &mut Netlink) -> Result<(), Failure> {
+/// Checks that an interface can be served: an Ethernet interface.
+fn check_interface(link: &Link) -> Result<(), Failure> {
     let name = &link.name;
     if link.mac.is_none_or(|mac| mac == [0; 6]) {
         return Err(Failure::new(format!(
             "{name} is no Ethernet interface; choose one with a MAC address (ip link)"
         )));
     }
+    Ok(())
+}
+
+/// Checks that an interface is up, and no port of another one.
+fn check_state(link: &Link, netlink: &mut Netlink) -> Result<(), Failure> {
+    let name = &link.name;
     if !link.up {
         return Err(Failure::new(format!("{name} is down; set it up: ip link set {name} up")));
     }
