@@ -111,13 +111,8 @@ fn says_what_it_is() {
     let fd = device.as_fd().try_clone_to_owned().unwrap();
     let info = TapDevice::from_fd(fd, true).unwrap().info().clone();
     assert_eq!((info.name.as_str(), info.mtu), ("info0", 1400));
-    // The driver raises the queue's length of an interface that it creates, if the kernel permits.
-    // In a user namespace the kernel refuses, and keeps its own length.
-    if one_user() {
-        assert!(info.rx_queue_packets >= 100, "{}", info.rx_queue_packets);
-    } else {
-        assert_eq!(info.rx_queue_packets, 4096);
-    }
+    // The driver raises the queue's length of an interface that it creates, also in a user namespace.
+    assert_eq!(info.rx_queue_packets, 4096);
     assert_eq!(info.mac, [0x02, 0x11, 0x22, 0x33, 0x44, 0x55]);
     assert!(info.can.rx_offload && info.can.tx_segmentation && info.can.tx_in_place);
     let chosen = TapDevice::open(&Options::default()).unwrap();
@@ -143,8 +138,12 @@ fn open_errors() {
     let fresh: OwnedFd =
         std::fs::File::options().read(true).write(true).open("/dev/net/tun").unwrap().into();
     assert!(matches!(TapDevice::from_fd(fresh, true), Err(TapError::BadDescriptor { .. })));
-    // The driver takes an existing persistent interface unchanged, which stays afterwards.
+    // The driver takes an existing persistent interface, which stays afterwards. Of its length, the driver
+    // raises only the kernel's.
     add_persistent_tun("keep0", TunMode::Tap, None).unwrap();
+    assert_eq!(net().link("keep0").unwrap().queue_packets, 1000);
+    assert_eq!(open_held("keep0").info().rx_queue_packets, 4096);
+    assert_eq!(net().link("keep0").unwrap().queue_packets, 4096);
     net().set_queue_packets("keep0", 77).unwrap();
     assert_eq!(open_held("keep0").info().rx_queue_packets, 77);
     drop(open_held("keep0"));

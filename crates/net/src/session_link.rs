@@ -84,15 +84,15 @@ impl From<HostError> for io::Error {
 impl SessionLink {
     /// Returns the options of a session for a host. Each transmit buffer has room for a large
     /// packet in one piece. The receive buffers are many, of 2 KiB each, so that small packets take
-    /// little memory. Their 4 MiB hold a TCP window of 1.5 MiB while no thread of the network
-    /// runs.
+    /// little memory. While no thread of the network runs, their 8 MiB hold a TCP window of 1.5 MiB, and
+    /// bursts of other connections, such as thousands of resets.
     #[must_use]
     pub fn options(name: &str) -> Options {
         Options {
             name: name.to_owned(),
             endpoints: ENDPOINTS,
             transmit_slots: 128,
-            receive_slots: 2048,
+            receive_slots: 4096,
             transmit_buffer_bytes: (LARGEST_BYTES as u32).next_multiple_of(128),
             receive_buffer_bytes: 2048,
             ..Options::default()
@@ -169,7 +169,7 @@ impl SessionLink {
         let mut config = Config::new(info.mac);
         config.mtu = info.mtu;
         config.tcp.short_path_bytes =
-            (self.session.receive_bytes() * 3 / 8).clamp(SHORT_PATH_BYTES.0, SHORT_PATH_BYTES.1);
+            (self.session.receive_bytes() * 3 / 16).clamp(SHORT_PATH_BYTES.0, SHORT_PATH_BYTES.1);
         config.ipv4 = info.ipv4;
         config.ipv4_gateway = info.ipv4_gateway;
         config.ipv6 = info.ipv6.into_iter().collect();

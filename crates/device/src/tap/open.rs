@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use libc::{c_int, c_uint, ifreq};
 use rustix::fs::{Mode, OFlags};
+use towpath_netlink::Netlink;
 
 use crate::virtio;
 
@@ -88,9 +89,14 @@ pub(super) struct Interface {
     pub(super) queue_packets: usize,
 }
 
-/// The number of packets that the kernel queues on an interface that the driver created. With the
-/// kernel's default of 500, a reader that polls once per millisecond would lose packets.
-const QUEUE_PACKETS: c_int = 4096;
+/// The number of packets that the kernel queues for the reader: twice as many as an application's receive queue
+/// holds by default, so that a burst for two applications fits. The kernel drops the packets beyond it.
+/// The queue itself takes 8 bytes for each. A waiting packet also takes its buffer, of under 1 KiB for a segment
+/// without data, and of up to about 70 KiB for a large packet. So they take at most 290 MB, and that only while the
+/// server does not run.
+const QUEUE_PACKETS: u32 = 4096;
+/// The number that the kernel gives a TAP when an operator makes it (`DEFAULT_TX_QUEUE_LEN`).
+const KERNELS_QUEUE_PACKETS: u32 = 1000;
 
 /// # Safety
 /// The argument matches the documentation of `request` (linux/if_tun.h, netdevice(7)): a live
@@ -208,30 +214,25 @@ pub(super) fn describe(fd: &OwnedFd) -> Result<Interface, TapError> {
         })?;
     // SAFETY: SIOCGIFMTU has filled in the MTU.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
-    let queue_packets = queue(fd, &socket, &mut request).unwrap_or(0);
+    let queue_packets = queue_packets(fd, &name).unwrap_or(0);
     Ok(Interface { name, mac, mtu: usize::try_from(mtu).unwrap_or(0), queue_packets })
 }
 
 /// Returns how many packets the kernel queues for the reader (netdevice(7), `txqueuelen`), after it
-/// raises the number. A persistent interface keeps the number that its owner set.
-fn queue(fd: &OwnedFd, socket: &OwnedFd, request: &mut ifreq) -> io::Result<usize> {
-    let mut flags = *request;
+/// raises the number; `None` if the kernel does not say. A persistent interface keeps a number that its owner set.
+fn queue_packets(fd: &OwnedFd, name: &str) -> Option<usize> {
+    let mut flags = request("");
     // SAFETY: the request takes a live `ifreq`.
-    unsafe { ioctl(fd.as_raw_fd(), libc::TUNGETIFF, &raw mut flags) }?;
+    unsafe { ioctl(fd.as_raw_fd(), libc::TUNGETIFF, &raw mut flags) }.ok()?;
     // SAFETY: TUNGETIFF has filled in the flags.
-    if c_int::from(unsafe { flags.ifr_ifru.ifru_flags }) & libc::IFF_PERSIST == 0 {
-        // The request keeps the name, which the number follows.
-        request.ifr_ifru.ifru_metric = QUEUE_PACKETS;
-        // Without permission, the kernel keeps its own number.
-        let set = libc::SIOCSIFTXQLEN as libc::Ioctl;
-        // SAFETY: the request takes a live `ifreq`.
-        let _ = unsafe { ioctl(socket.as_raw_fd(), set, &raw mut *request) };
-    }
-    // SAFETY: the request takes a live `ifreq`.
-    unsafe { ioctl(socket.as_raw_fd(), libc::SIOCGIFTXQLEN as libc::Ioctl, &raw mut *request) }?;
-    // SAFETY: SIOCGIFTXQLEN has filled in the number.
-    let packets = unsafe { request.ifr_ifru.ifru_metric };
-    Ok(usize::try_from(packets).unwrap_or(0))
+    let persists = c_int::from(unsafe { flags.ifr_ifru.ifru_flags }) & libc::IFF_PERSIST != 0;
+    let mut netlink = Netlink::open().ok()?;
+    let now = netlink.link(name).ok()?.queue_packets;
+    let raises = if persists { now == KERNELS_QUEUE_PACKETS } else { now != QUEUE_PACKETS };
+    // Without permission, the kernel keeps its own number. Unlike SIOCSIFTXQLEN, netlink also takes that of a user
+    // namespace's administrator.
+    let is_raised = raises && netlink.set_queue_packets(name, QUEUE_PACKETS).is_ok();
+    Some(if is_raised { QUEUE_PACKETS } else { now } as usize)
 }
 
 /// Sets the size of the header in front of each packet.

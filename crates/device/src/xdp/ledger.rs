@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use towpath_memory::{Region, own_words};
 use towpath_queue::OwnWords;
 
-use super::socket::{CopyMode, RING_ENTRIES, TxChecksum};
+use super::socket::{CopyMode, RX_ENTRIES, TX_ENTRIES, TxChecksum};
 
 /// The number of the layout, in the first word.
 const LAYOUT: u64 = u64::from_le_bytes(*b"AfXdpLg1");
@@ -34,7 +34,8 @@ impl Shape {
         let tx_checksum = self.tx_checksum as u64;
         let [chunk_bytes, chunks, sockets] =
             [self.chunk_bytes, self.chunks, self.sockets].map(u64::from);
-        [LAYOUT, chunk_bytes, chunks, sockets, binding, tx_checksum, u64::from(RING_ENTRIES), 0]
+        let [tx, rx] = [TX_ENTRIES, RX_ENTRIES].map(u64::from);
+        [LAYOUT, chunk_bytes, chunks, sockets, binding, tx_checksum, tx, rx]
     }
 
     fn bytes(&self) -> usize {

@@ -19,7 +19,7 @@ use towpath_memory::{Mapping, SharedFile};
 
 use super::kept::{Kept, LeftSocket};
 use super::ring::{CONTINUES, Consumer, Descriptor};
-use super::socket::RING_ENTRIES;
+use super::socket::{EARLIER_RX_ENTRIES, RX_ENTRIES};
 use crate::{EarlierObjects, Keeper, LARGE_FRAME_BYTES};
 
 /// The name under which a keeper holds the socket of a hardware queue, before the queue's number.
@@ -165,14 +165,16 @@ fn map(memory: OwnedFd) -> io::Result<Mapping> {
 /// Maps the ring of a socket's received packets.
 fn ring(socket: BorrowedFd<'_>) -> io::Result<Consumer<Descriptor>> {
     let offsets = sockopt::xdp_mmap_offsets(socket)?;
-    Consumer::map(socket, XDP_PGOFF_RX_RING, offsets.rx, RING_ENTRIES)
+    let map = |entries| Consumer::map(socket, XDP_PGOFF_RX_RING, offsets.rx, entries);
+    // The kernel maps no more than a ring has.
+    map(RX_ENTRIES).or_else(|_| map(EARLIER_RX_ENTRIES))
 }
 
 /// Copies the packets in a ring out of their memory. Drops a packet that cannot be read, and all
 /// packets without `memory`.
 fn copy_packets(mut ring: Consumer<Descriptor>, memory: Option<&Mapping>, taken: &mut Taken) {
     let (mut packet, mut parts, mut is_whole) = (Vec::new(), 0, true);
-    for ahead in 0..ring.available(RING_ENTRIES) {
+    for ahead in 0..ring.available(RX_ENTRIES) {
         let part = ring.peek(ahead);
         parts += 1;
         is_whole &= memory.is_some_and(|memory| append(memory, part, &mut packet));

@@ -20,7 +20,7 @@ use super::in_flight::InFlight;
 use super::left_packets::Taken;
 use super::ring::CONTINUES;
 use super::shared::{Lane, Shared};
-use super::socket::{RING_ENTRIES, Umem, XdpSocket};
+use super::socket::{RX_ENTRIES, TX_ENTRIES, Umem, XdpSocket};
 use crate::kernel_interface::host_traffic;
 use crate::kernel_interface::packet_socket::PacketRing;
 use crate::{
@@ -128,8 +128,8 @@ impl XdpQueue {
             most_held,
             ceded: Vec::new(),
             pool: None,
-            in_flight: InFlight::new(RING_ENTRIES, in_flight_chunks, IN_FLIGHT_SHIFT),
-            done: VecDeque::with_capacity(RING_ENTRIES as usize),
+            in_flight: InFlight::new(TX_ENTRIES, in_flight_chunks, IN_FLIGHT_SHIFT),
+            done: VecDeque::with_capacity(TX_ENTRIES as usize),
             sleep,
             zero_copy,
             next_source: 0,
@@ -217,7 +217,7 @@ fn sockets(lane: &Lane, umem: &Umem) -> io::Result<(Vec<XdpSocket>, Chunks, bool
 
 /// Drops the packets that wait in a socket, whose buffers the socket gets again. Returns their number.
 fn drop_waiting(socket: &mut XdpSocket, chunks: &mut Chunks) -> u64 {
-    let waiting = socket.rx.available(RING_ENTRIES);
+    let waiting = socket.rx.available(RX_ENTRIES);
     let mut packets = 0;
     for ahead in 0..waiting {
         let one = socket.rx.peek(ahead);

@@ -22,8 +22,14 @@ use super::ring::{Consumer, Descriptor, Producer};
 use crate::TX_METADATA_BYTES;
 use crate::kernel_interface::socket_option::{enlarge_send_buffer, set};
 
-/// The number of descriptors in each ring of a socket.
-pub(super) const RING_ENTRIES: u32 = 2048;
+/// The number of descriptors in the rings of packets to send, and of sent ones.
+pub(super) const TX_ENTRIES: u32 = 2048;
+/// The number of descriptors in the rings of received packets, and of empty buffers. A ring is as large as the most
+/// buffers that a socket can have: a burst then ends at the buffers, and the kernel finds no ring full. The two
+/// rings take 24 bytes for each.
+pub(super) const RX_ENTRIES: u32 = 4096;
+/// The number in the ring of received packets of earlier servers.
+pub(super) const EARLIER_RX_ENTRIES: u32 = 2048;
 
 /// `XDP_MAX_TX_SKB_BUDGET` (Linux 6.17): packets that one system call sends in copy mode; 32
 /// before.
@@ -286,12 +292,12 @@ impl XdpSocket {
         hardware: u32,
         bind: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>,
     ) -> io::Result<XdpSocket> {
-        sockopt::set_xdp_umem_fill_ring_size(&fd, RING_ENTRIES)?;
-        sockopt::set_xdp_umem_completion_ring_size(&fd, RING_ENTRIES)?;
-        sockopt::set_xdp_rx_ring_size(&fd, RING_ENTRIES)?;
-        sockopt::set_xdp_tx_ring_size(&fd, RING_ENTRIES)?;
+        sockopt::set_xdp_umem_fill_ring_size(&fd, RX_ENTRIES)?;
+        sockopt::set_xdp_umem_completion_ring_size(&fd, TX_ENTRIES)?;
+        sockopt::set_xdp_rx_ring_size(&fd, RX_ENTRIES)?;
+        sockopt::set_xdp_tx_ring_size(&fd, TX_ENTRIES)?;
         // Older kernels need a system call for each 32 packets.
-        let _ = set(fd.as_fd(), libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, &(RING_ENTRIES as i32));
+        let _ = set(fd.as_fd(), libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, &(TX_ENTRIES as i32));
         // Before Linux 6.4, the kernel maps no ring of a bound socket (`xsk_mmap` in
         // net/xdp/xsk.c).
         let mapped = XdpSocket::map_rings(fd)?;
@@ -303,11 +309,11 @@ impl XdpSocket {
     fn map_rings(fd: OwnedFd) -> io::Result<Mapped> {
         let offsets = sockopt::xdp_mmap_offsets(&fd)?;
         let socket = fd.as_fd();
-        let rx = Consumer::map(socket, XDP_PGOFF_RX_RING, offsets.rx, RING_ENTRIES)?;
-        let tx = Producer::map(socket, XDP_PGOFF_TX_RING, offsets.tx, RING_ENTRIES)?;
-        let fill = Producer::map(socket, XDP_UMEM_PGOFF_FILL_RING, offsets.fr, RING_ENTRIES)?;
+        let rx = Consumer::map(socket, XDP_PGOFF_RX_RING, offsets.rx, RX_ENTRIES)?;
+        let tx = Producer::map(socket, XDP_PGOFF_TX_RING, offsets.tx, TX_ENTRIES)?;
+        let fill = Producer::map(socket, XDP_UMEM_PGOFF_FILL_RING, offsets.fr, RX_ENTRIES)?;
         let completion =
-            Consumer::map(socket, XDP_UMEM_PGOFF_COMPLETION_RING, offsets.cr, RING_ENTRIES)?;
+            Consumer::map(socket, XDP_UMEM_PGOFF_COMPLETION_RING, offsets.cr, TX_ENTRIES)?;
         Ok(Mapped { fd, rx, tx, fill, completion })
     }
 }
@@ -409,7 +415,7 @@ mod tests {
                 let all = receive((sent + (round + 1) * 20) as usize);
                 let own: Vec<u32> = all[sent as usize..].to_vec();
                 assert_eq!(own, (LEFT..first + 20).collect::<Vec<_>>());
-                let news = next.completion.available(RING_ENTRIES);
+                let news = next.completion.available(TX_ENTRIES);
                 next.completion.take(news);
                 completed += news;
             }

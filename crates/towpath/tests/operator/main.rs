@@ -4,6 +4,7 @@
 mod apertures;
 mod beside_the_kernel;
 mod blocking;
+mod bursts;
 mod capturing;
 mod completing;
 mod containers;

@@ -6,7 +6,7 @@ use super::XdpQueue;
 use super::chunks::Holder;
 use crate::HardwareQueue;
 use crate::xdp::ring::CONTINUES;
-use crate::xdp::socket::{RING_ENTRIES, XdpSocket};
+use crate::xdp::socket::{RX_ENTRIES, XdpSocket};
 
 impl XdpQueue {
     /// Stops serving a hardware queue. Counts the packets that wait there as dropped.
@@ -22,7 +22,7 @@ impl XdpQueue {
         }
         self.count_kernel_drops();
         let mut socket = self.sockets.remove(at);
-        let waiting = socket.rx.available(RING_ENTRIES);
+        let waiting = socket.rx.available(RX_ENTRIES);
         let ends = |ahead: &u32| socket.rx.peek(*ahead).options & CONTINUES == 0;
         self.counters.rx_dropped += (0..waiting).filter(ends).count() as u64;
         self.sleep.unwatch(&socket, &mut self.counters);

@@ -10,7 +10,7 @@ use crate::check::PacketLimits;
 use crate::kernel_interface::packet_sender::Sending;
 use crate::xdp::in_flight::Sent;
 use crate::xdp::ring::{CONTINUES, Descriptor, HAS_METADATA};
-use crate::xdp::socket::{RING_ENTRIES, kick_tx};
+use crate::xdp::socket::{TX_ENTRIES, kick_tx};
 use crate::{Completion, DeviceError, Outcome, Packet, Part, Spaces, TX_METADATA_BYTES};
 
 impl XdpQueue {
@@ -179,7 +179,7 @@ impl XdpQueue {
     /// Moves the kernel's completions to `done`.
     pub(super) fn fetch_completions(&mut self) {
         for socket in &mut self.sockets {
-            let available = socket.completion.available(RING_ENTRIES);
+            let available = socket.completion.available(TX_ENTRIES);
             for ahead in 0..available {
                 let address = socket.completion.peek(ahead);
                 if let Some(Sent { token, len }) = self.in_flight.complete(address) {
@@ -196,6 +196,6 @@ impl XdpQueue {
 
     /// Returns the number of packets that the driver takes before the engine fetches completions.
     pub(super) fn room(&self) -> usize {
-        (RING_ENTRIES as usize).saturating_sub(self.in_flight.len() + self.done.len())
+        (TX_ENTRIES as usize).saturating_sub(self.in_flight.len() + self.done.len())
     }
 }
