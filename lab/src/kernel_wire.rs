@@ -52,6 +52,11 @@ impl KernelWire {
         Ok(self.there.run(|| TcpStream::connect(to))??)
     }
 
+    /// Calls a function in the network namespace of the far end.
+    pub(crate) fn at_far_end<R: Send>(&self, f: impl FnOnce() -> R + Send) -> anyhow::Result<R> {
+        Ok(self.there.run(f)?)
+    }
+
     /// Returns a TCP listener at the far end.
     pub(crate) fn far_listener(&self) -> anyhow::Result<TcpListener> {
         Ok(self.there.run(|| TcpListener::bind((FAR, 0)))??)

@@ -7,15 +7,18 @@
 //! Every sender writes a block in each period, so a connection on which nothing arrives for longer is
 //! one that stands still.
 
-use std::collections::{BTreeMap, HashSet};
-use std::net::{IpAddr, SocketAddr};
+mod losses;
+mod requests;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use towpath_net::{Network, UdpSocket};
+use towpath_net::Network;
 
 use crate::Settings;
 use crate::child::{Child, OwnSocket, Role};
@@ -24,6 +27,9 @@ use crate::programs::{Serve, own_program};
 use crate::report::{Outcome, Row};
 use crate::streams::{LOST, Load, Progress, Ran, Streams};
 use crate::web;
+
+use losses::KernelCounts;
+use requests::{Asked, Requests};
 
 const TAP: &str = "tpkills0";
 /// The interface for AF_XDP: one end of a veth pair.
@@ -35,11 +41,6 @@ const CONNECTIONS: usize = 50;
 /// The connections of wrk, and the part of the kills while it runs: one of so many.
 const WEB_CONNECTIONS: u32 = 16;
 const WEB_PART: usize = 4;
-/// The port that answers UDP requests, the time from one request to the next, and the time without an
-/// answer after which there is none any more.
-const ECHO_PORT: u16 = 7;
-const ASK_PERIOD: Duration = Duration::from_millis(1);
-const LAST_ANSWERS: Duration = Duration::from_millis(300);
 /// The least and the most time from one kill to the next. The moments are uniform in between.
 const BETWEEN: [Duration; 2] = [Duration::from_millis(80), Duration::from_millis(160)];
 /// The longest time for which a connection stands still after a kill, as the 99th percentile.
@@ -147,11 +148,25 @@ fn add_rows(outcome: &mut Outcome, device: &str, run: &Run, kills: usize) {
         row("longest pause in each window without a kill, p99", "ms", &[at(&run.quiet, 0.99)]),
         row("bytes that arrived and were right", "MB", &[run.bytes as f64 / 1e6]),
     ]);
-    let (requests, unanswered) = run.asked;
-    outcome.context.extend([
-        row("UDP requests to the application", "datagrams", &[requests as f64]),
-        row("UDP requests without an answer", "datagrams", &[unanswered as f64]),
-    ]);
+    let asked = &run.asked;
+    for (name, count) in [
+        ("UDP requests to the application", asked.requests),
+        ("UDP requests without an answer", asked.unanswered),
+        ("UDP requests without an answer, which did not arrive", asked.not_arrived),
+        ("UDP requests without an answer, which could not be answered", asked.not_sent),
+        ("UDP requests whose answer took more than 300 ms", asked.late),
+        ("UDP requests that arrived again", asked.repeated),
+    ] {
+        outcome.context.push(row(name, "datagrams", &[count as f64]));
+    }
+    for (place, count) in &asked.losses {
+        let name = format!("packets lost {place}");
+        outcome.context.push(row(&name, "packets", &[*count as f64]));
+    }
+    if device == Device::SharedXdp.name() {
+        let name = "servers that made sockets of their own";
+        outcome.context.push(row(name, "servers", &[run.new_sockets]));
+    }
     for (phase, count) in &run.places {
         outcome.context.push(row(&format!("kills of the engine in {phase}"), "kills", &[*count]));
     }
@@ -209,6 +224,14 @@ impl KernelEnd {
         socket.set_nonblocking(false)?;
         Ok(socket)
     }
+
+    /// Reads the kernel's counters.
+    fn counts(&self) -> anyhow::Result<KernelCounts> {
+        match &self.0 {
+            None => KernelCounts::read(TAP),
+            Some(wire) => wire.at_far_end(|| KernelCounts::read(&format!("{VETH}1")))?,
+        }
+    }
 }
 
 /// Returns a quantile of sorted values.
@@ -228,10 +251,11 @@ struct Run {
     quiet: Vec<f64>,
     /// The connections with unread bytes at each kill.
     unread: Vec<f64>,
+    /// How many servers did not go on with the AF_XDP sockets of the one before.
+    new_sockets: f64,
     /// How many kills met the engine in each phase of a poll iteration.
     places: BTreeMap<String, f64>,
-    /// UDP requests, and those of them without an answer.
-    asked: (u64, u64),
+    asked: Asked,
 }
 
 impl Run {
@@ -272,11 +296,11 @@ fn run(towpath: &Path, device: Device, kills: usize) -> anyhow::Result<Run> {
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     let (serve, network) = Serve::start(towpath, (files.directory(), "kills"), &arguments)?;
     let streams = Streams::between(&network, (CONNECTIONS, Load::STEADY), |to| kernel.connect(to))?;
-    let echo = Echo::start(&network, &kernel)?;
+    let requests = Requests::start(&network, &kernel, &serve)?;
     let Ran { outcome, lost, bytes } = streams.run(|progress| {
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
-            let asking = scope.spawn(|| echo.ask(&over));
+            let asking = scope.spawn(|| requests.ask(&over));
             let windows = kill_servers(&serve, progress, kills);
             over.store(true, Ordering::Relaxed);
             let asked = asking.join().map_err(|_| anyhow::anyhow!("a thread failed"))?;
@@ -286,8 +310,11 @@ fn run(towpath: &Path, device: Device, kills: usize) -> anyhow::Result<Run> {
     let (Windows { mut killed, mut quiet, unread }, asked) = outcome?;
     killed.sort_by(f64::total_cmp);
     quiet.sort_by(f64::total_cmp);
-    let (resumptions, places) = (resumptions(&network, &serve)?, places(&serve.log()?));
-    Ok(Run { lost, resumptions, bytes, killed, quiet, unread, places, asked })
+    let log = serve.log()?;
+    let (resumptions, places) = (resumptions(&network, &serve)?, places(&log));
+    // The first server says so, too.
+    let new_sockets = log.matches("KiB for packets, in ").count().saturating_sub(1) as f64;
+    Ok(Run { lost, resumptions, bytes, killed, quiet, unread, new_sockets, places, asked })
 }
 
 /// The windows of a run.
@@ -327,54 +354,6 @@ fn kill_servers(serve: &Serve, progress: &[Progress], kills: usize) -> anyhow::R
         take(&mut windows.killed);
     }
     Ok(windows)
-}
-
-/// An application's socket that sends each datagram back, and the kernel's socket that asks it.
-struct Echo {
-    kernel: std::net::UdpSocket,
-    to: SocketAddr,
-}
-
-impl Echo {
-    /// Starts the echo in a thread, which ends with the network.
-    fn start(network: &Network, end: &KernelEnd) -> anyhow::Result<Echo> {
-        let own = network.addresses().into_iter().find(IpAddr::is_ipv4);
-        let to = SocketAddr::new(own.context("the application has no address")?, ECHO_PORT);
-        let socket = UdpSocket::bind(network, to)?;
-        thread::spawn(move || {
-            let mut buffer = [0; 64];
-            while let Ok((count, from)) = socket.recv_from(&mut buffer) {
-                let _ = socket.send_to(&buffer[..count], from);
-            }
-        });
-        let kernel = end.udp()?;
-        kernel.set_read_timeout(Some(ASK_PERIOD))?;
-        Ok(Echo { kernel, to })
-    }
-
-    /// Sends a numbered request in each period until it is over. Returns how many, and how many had
-    /// no answer.
-    fn ask(&self, over: &AtomicBool) -> anyhow::Result<(u64, u64)> {
-        let (mut requests, mut answered) = (0u64, HashSet::new());
-        let mut next = Instant::now();
-        let mut buffer = [0; 8];
-        while !over.load(Ordering::Relaxed) {
-            self.kernel.send_to(&requests.to_le_bytes(), self.to)?;
-            requests += 1;
-            next += ASK_PERIOD;
-            while Instant::now() < next {
-                if self.kernel.recv(&mut buffer).is_ok() {
-                    answered.insert(u64::from_le_bytes(buffer));
-                }
-            }
-        }
-        // The last answers.
-        self.kernel.set_read_timeout(Some(LAST_ANSWERS))?;
-        while self.kernel.recv(&mut buffer).is_ok() {
-            answered.insert(u64::from_le_bytes(buffer));
-        }
-        Ok((requests, requests - answered.len() as u64))
-    }
 }
 
 /// Returns how often the application claimed its session.

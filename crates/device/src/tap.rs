@@ -18,14 +18,14 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use towpath_netlink::{LinkWatch, Netlink, Watched};
+use towpath_netlink::{LinkWatch, Netlink, Sent, Watched};
 
 use crate::{
     Capabilities, Device, DeviceError, DeviceQueue, ETHERNET_HEADER_BYTES, EarlierObjects, Event,
     Info, LARGE_FRAME_BYTES, Limits, POOL_HEADROOM_BYTES, Spaces, VLAN_TAG_BYTES,
 };
 
-use hand::Hand;
+use hand::{Hand, LeftFile};
 use queue::TapQueue;
 
 pub use open::TapError;
@@ -64,6 +64,8 @@ pub struct TapDevice {
     ledger: OwnedFd,
     /// What an earlier server had in hand, for the first queue.
     left: VecDeque<Vec<u8>>,
+    /// The file of these packets.
+    left_file: Option<OwnedFd>,
     /// Packets of the earlier server that the driver dropped.
     left_dropped: u64,
 }
@@ -130,7 +132,6 @@ impl TapDevice {
         };
         let index = Netlink::open().and_then(|mut netlink| netlink.index(&info.name));
         let watch = index.and_then(LinkWatch::new).ok();
-        let (left, left_dropped) = (VecDeque::new(), 0);
         Ok(TapDevice {
             name: info.name.clone(),
             info,
@@ -139,8 +140,9 @@ impl TapDevice {
             link_up: true,
             link_change: None,
             ledger,
-            left,
-            left_dropped,
+            left: VecDeque::new(),
+            left_file: None,
+            left_dropped: 0,
         })
     }
 
@@ -150,14 +152,23 @@ impl TapDevice {
     /// # Errors
     /// If the earlier server's memory cannot be read.
     pub fn receive_left(&mut self, earlier: &EarlierObjects) -> io::Result<()> {
-        let left = hand::left(earlier)?;
+        let left = hand::left(earlier, sent(&self.info.name))?;
         let count = left.len();
         if !earlier.is_after_crash() {
             self.left.extend(left.into_iter().flatten());
         }
         self.left_dropped += (count - self.left.len()) as u64;
+        if !self.left.is_empty() {
+            self.left_file = Some(LeftFile::file(&self.left)?);
+        }
         Ok(())
     }
+}
+
+/// Returns what the kernel has counted of an interface: the packets that were read. `None` if it does not
+/// say.
+fn sent(name: &str) -> Option<Sent> {
+    Netlink::open().and_then(|mut netlink| netlink.sent(name)).ok()
 }
 
 impl Device for TapDevice {
@@ -175,12 +186,17 @@ impl Device for TapDevice {
         if index != 0 || is_open {
             return Err(DeviceError::no_queue(&self.info.name, index == 0));
         }
-        let failed = |cause| {
+        let failed = |cause: io::Error| {
             let name = self.info.name.clone();
             DeviceError::Failed { name, what: "its ledger", cause }
         };
-        let hand = self.ledger.try_clone().and_then(Hand::new).map_err(failed)?;
+        let ledger = self.ledger.try_clone().map_err(failed)?;
+        let hand = Hand::new(ledger, sent(&self.info.name)).map_err(failed)?;
         let mut queue = TapQueue::new(self.info.clone(), self.fd.clone(), hand)?;
+        if let Some(file) = self.left_file.as_ref().filter(|_| !self.left.is_empty()) {
+            let file = file.try_clone().map_err(failed)?;
+            queue.left_file = Some(LeftFile::new(file, &self.left).map_err(failed)?);
+        }
         queue.left = std::mem::take(&mut self.left);
         queue.counters.rx_dropped += std::mem::take(&mut self.left_dropped);
         Ok(Box::new(queue))
@@ -216,7 +232,11 @@ impl Device for TapDevice {
     }
 
     fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
-        vec![("device-tap", self.fd.as_fd()), (hand::LEDGER, self.ledger.as_fd())]
+        let tap = [("device-tap", self.fd.as_fd())];
+        let left = self.left_file.iter().map(|file| (hand::LEFT, file.as_fd()));
+        // The ledger after the packets that are left: the next server begins with the last server that has
+        // a ledger.
+        tap.into_iter().chain(left).chain([(hand::LEDGER, self.ledger.as_fd())]).collect()
     }
 }
 

@@ -5,6 +5,7 @@ mod support;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -18,14 +19,15 @@ use towpath_device::conformance::{self, FarEnd, Pair};
 use towpath_device::fault::{FaultDevice, Spec};
 use towpath_device::tap::{Options, TapDevice, TapError};
 use towpath_device::{
-    Armed, Device, DeviceError, DeviceQueue, Event, Meta, Packet, Part, Space, Spaces,
+    Armed, Device, DeviceError, DeviceQueue, EarlierObjects, Event, Meta, Packet, Part, Space,
+    Spaces,
 };
 use towpath_memory::Region;
 use towpath_packet::Headers;
 use towpath_packet::checksum::{Verdict, verify};
 use towpath_testkit::{TunMode, add_persistent_tun, has_programs, without_users};
 
-const TESTS: [(&str, fn()); 20] = [
+const TESTS: [(&str, fn()); 21] = [
     ("conformance", conformance),
     ("conformance_without_offloads", conformance_without_offloads),
     ("conformance_of_an_adopted_descriptor", conformance_of_an_adopted_descriptor),
@@ -37,6 +39,7 @@ const TESTS: [(&str, fn()); 20] = [
     ("reports_its_link", reports_its_link),
     ("gone", gone),
     ("out_of_buffers", out_of_buffers),
+    ("receives_what_a_killed_server_was_reading", receives_what_a_killed_server_was_reading),
     ("pads_short_frames", pads_short_frames),
     ("too_long_for_its_frame", too_long_for_its_frame),
     ("answers_ping", answers_ping),
@@ -286,6 +289,47 @@ fn out_of_buffers() {
     assert!(fixture.queue.arm(false).unwrap() == Armed::Work || wakes(&fixture, 5000));
     assert_eq!(fixture.queue.rx_poll(&mut fixture.spaces, &mut received, 9).unwrap(), 1);
     assert_eq!(received[1].len, 200);
+}
+
+/// The next server receives the packet that a killed one was reading, whose length only the kernel's count
+/// of the interface tells.
+fn receives_what_a_killed_server_was_reading() {
+    let mut device = open("read0", true);
+    let ledger = device.objects().into_iter().find(|(name, _)| name.contains("hand")).unwrap();
+    let (name, ledger) = (ledger.0, ledger.1.try_clone_to_owned().unwrap());
+    let (region, memory) = Region::in_kept_file("test", 1 << 20).unwrap();
+    let mut spaces = Spaces::default();
+    let mut queue = device.open_queue(0, &mut spaces).unwrap();
+    let size = device.info().limits.rx_stride() as u32;
+    let pool = spaces.add(Space::writable(region));
+    assert_eq!(queue.rx_fill(&spaces, pool, &[0, size, 2 * size]), 3);
+    let mut far = PacketSocket::open("read0").unwrap();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    let mut received = Vec::new();
+    for len in [100, 300] {
+        assert!(far.send(&[0x02; 2000][..len], Meta::FULL));
+        received.clear();
+        // Each poll reads once, so the ledger still has the counts of before this read.
+        while queue.rx_poll(&mut spaces, &mut received, 1).unwrap() == 0 {
+            assert!(Instant::now() < deadline);
+        }
+        assert_eq!(received[0].len, len as u32);
+    }
+    // As after a kill between the kernel's write and the note of the length, the lower half of the entry.
+    let entry = u64::from(received[0].buffer) << 32;
+    let ledger = std::fs::File::from(ledger);
+    ledger.write_all_at(&entry.to_ne_bytes(), 8).unwrap();
+
+    let mut earlier = EarlierObjects::new(false);
+    earlier.add(name, 1, ledger.into());
+    earlier.add("device-memory-0", 1, memory);
+    let mut next = TapDevice::from_fd(device.as_fd().try_clone_to_owned().unwrap(), true).unwrap();
+    next.receive_left(&earlier).unwrap();
+    let mut fixture = Fixture::new(next, 2);
+    let mut left = Vec::new();
+    assert_eq!(fixture.queue.rx_poll(&mut fixture.spaces, &mut left, 9).unwrap(), 1);
+    assert_eq!(left[0].len, 300);
+    assert_eq!(fixture.queue.counters().rx_dropped, 0);
 }
 
 fn pads_short_frames() {

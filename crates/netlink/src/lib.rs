@@ -32,6 +32,7 @@ mod prefix;
 mod queue;
 mod route;
 mod socket;
+mod traffic;
 mod watch;
 
 pub use address::Address;
@@ -44,6 +45,7 @@ pub use netdev::XskFeatures;
 pub use prefix::Prefix;
 pub use route::{Route, RouteTo};
 pub use socket::{ANSWER_TIMEOUT, Netlink};
+pub use traffic::Sent;
 pub use watch::{LinkWatch, Watched};
 
 #[cfg(test)]

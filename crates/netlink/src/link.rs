@@ -14,10 +14,10 @@ use crate::socket::Netlink;
 
 pub(crate) const RTM_NEWLINK: u16 = 16;
 pub(crate) const RTM_DELLINK: u16 = 17;
-const RTM_GETLINK: u16 = 18;
+pub(crate) const RTM_GETLINK: u16 = 18;
 
 const IFLA_ADDRESS: u16 = 1;
-const IFLA_IFNAME: u16 = 3;
+pub(crate) const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
 const IFLA_LINK: u16 = 5;
 const IFLA_MASTER: u16 = 10;
@@ -52,7 +52,7 @@ const RTEXT_FILTER_SKIP_STATS: u32 = 1 << 3;
 const NAME_MAX_BYTES: usize = 15;
 
 /// `struct ifinfomsg`: family, type, index, flags, mask of flags to change.
-const IFINFOMSG_BYTES: usize = 16;
+pub(crate) const IFINFOMSG_BYTES: usize = 16;
 
 /// An interface, as the kernel describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -438,7 +438,7 @@ fn write_place(request: &mut Request, place: Place<'_>) {
     }
 }
 
-fn ifinfomsg(index: u32, flags: u32, mask: u32) -> [u8; IFINFOMSG_BYTES] {
+pub(crate) fn ifinfomsg(index: u32, flags: u32, mask: u32) -> [u8; IFINFOMSG_BYTES] {
     let mut part = [0; IFINFOMSG_BYTES];
     part[4..8].copy_from_slice(&index.to_ne_bytes());
     part[8..12].copy_from_slice(&flags.to_ne_bytes());
@@ -513,7 +513,7 @@ pub(crate) fn get_link(index: u32) -> Request {
 }
 
 /// Checks the rules of the kernel's `dev_valid_name`, so that the error names the defect.
-fn check_name(name: &str) -> Result<(), Error> {
+pub(crate) fn check_name(name: &str) -> Result<(), Error> {
     let cause = if name.is_empty() {
         "it is empty"
     } else if name.len() > NAME_MAX_BYTES {

@@ -380,8 +380,9 @@ impl Engine {
         if work > 0 {
             self.counters.beat(self.iteration);
         }
-        // An engine that never sleeps publishes the driver's own counters periodically.
-        if self.iteration.is_multiple_of(4096) {
+        // An engine that never sleeps publishes the driver's own counters periodically. After its start it does
+        // so more often: a killed server's last counts are lost, and a start counts what the kill lost.
+        if self.iteration.is_multiple_of(4096) || self.iteration.is_power_of_two() {
             self.publish_counts();
         }
         Ok(work)

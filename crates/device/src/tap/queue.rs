@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use rustix::event::epoll;
 
-use super::hand::{self, Hand};
+use super::hand::{self, Hand, LeftFile};
 use super::open;
 use crate::check::PacketLimits;
 use crate::gather;
@@ -47,6 +47,8 @@ pub(super) struct TapQueue {
     hand: Hand,
     /// What an earlier server had in hand: headers and packets.
     pub(super) left: VecDeque<Vec<u8>>,
+    /// The file of these packets.
+    pub(super) left_file: Option<LeftFile>,
     pub(super) counters: Counters,
 }
 
@@ -71,6 +73,7 @@ impl TapQueue {
             full: false,
             hand,
             left: VecDeque::new(),
+            left_file: None,
             counters: Counters::default(),
         })
     }
@@ -108,6 +111,8 @@ impl TapQueue {
             self.hand.undo();
             return Err(error);
         };
+        // A read that fills the buffer was cut, and the kernel counts all.
+        self.hand.count_read((got < room).then_some(got));
         let packet = self.packet_in(spaces, space, buffer, got);
         match packet {
             Some(_) => self.hand.end(buffer, got),
@@ -155,14 +160,21 @@ impl TapQueue {
             let fits = bytes.len() < self.room()
                 && spaces.copy_in(space, buffer + HEADER_OFFSET, &bytes).is_ok();
             let packet = fits.then(|| self.packet_in(spaces, space, buffer, bytes.len()));
-            let Some((len, meta)) = packet.flatten() else {
+            if let Some(packet) = packet.flatten() {
+                self.hand.begin(buffer);
+                self.hand.end(buffer, bytes.len());
+                self.take(out, space, buffer, packet);
+                returned += 1;
+            } else {
                 self.counters.rx_dropped += 1;
-                continue;
-            };
-            self.hand.begin(buffer);
-            self.hand.end(buffer, bytes.len());
-            self.take(out, space, buffer, (len, meta));
-            returned += 1;
+            }
+            // A server that is killed before this leaves the packet twice.
+            if let Some(file) = &mut self.left_file {
+                file.take();
+            }
+        }
+        if self.left.is_empty() {
+            self.left_file = None;
         }
         returned
     }
@@ -402,7 +414,7 @@ mod tests {
             limits: Limits::new(2048),
             rx_queue_packets: 0,
         };
-        let hand = Hand::new(Hand::file().unwrap()).unwrap();
+        let hand = Hand::new(Hand::file().unwrap(), None).unwrap();
         (TapQueue::new(info, Arc::new(fd), hand).unwrap(), other)
     }
 
@@ -423,7 +435,7 @@ mod tests {
     fn packets_in_hand_are_received_again() {
         let (mut queue, other) = on_sockets();
         let ledger = Hand::file().unwrap();
-        queue.hand = Hand::new(ledger.try_clone().unwrap()).unwrap();
+        queue.hand = Hand::new(ledger.try_clone().unwrap(), None).unwrap();
         let (region, memory) = Region::in_kept_file("towpath-packets", 64 << 10).unwrap();
         let mut spaces = Spaces::default();
         let pool = spaces.add(Space::writable(region));
@@ -439,7 +451,7 @@ mod tests {
         send(2);
         assert_eq!(receive(&mut queue, &mut spaces), [[2; 60], [3; 60]]);
         // A killed server does not clear its ledger.
-        let unused = Hand::new(Hand::file().unwrap()).unwrap();
+        let unused = Hand::new(Hand::file().unwrap(), None).unwrap();
         drop(std::mem::replace(&mut queue.hand, unused));
         drop(queue);
 
@@ -447,7 +459,7 @@ mod tests {
         earlier.add(hand::LEDGER, 3, ledger);
         earlier.add("device-memory-0", 3, memory);
         let (mut next, _other) = on_sockets();
-        next.left = hand::left(&earlier).unwrap().into_iter().flatten().collect();
+        next.left = hand::left(&earlier, None).unwrap().into_iter().flatten().collect();
         let mut spaces = Spaces::default();
         let pool = spaces.add(Space::writable(Region::private(64 << 10).unwrap()));
         // One buffer at a time.
@@ -458,6 +470,51 @@ mod tests {
         }
         assert!(receive(&mut next, &mut spaces).is_empty());
         assert_eq!(next.counters().rx_packets, 2);
+    }
+
+    /// A server that is killed before it has received all that an earlier one had in hand leaves the rest, and
+    /// one that is killed before it has a ledger leaves all.
+    #[test]
+    fn packets_in_hand_outlive_a_second_kill() {
+        let packet = |number: u8| [&[0; HEADER_BYTES][..], &[number; 60]].concat();
+        let mut earlier = EarlierObjects::new(false);
+        let left: VecDeque<_> = (1..=3).map(packet).collect();
+        // The second server: its file, its ledger, and the memory of its packets.
+        let file = LeftFile::file(&left).unwrap();
+        let left_file = LeftFile::new(file.try_clone().unwrap(), &left).unwrap();
+        let (mut queue, other) = on_sockets();
+        let ledger = Hand::file().unwrap();
+        queue.hand = Hand::new(ledger.try_clone().unwrap(), None).unwrap();
+        (queue.left, queue.left_file) = (left, Some(left_file));
+        let (region, memory) = Region::in_kept_file("towpath-packets", 64 << 10).unwrap();
+        earlier.add(hand::LEFT, 4, file);
+        earlier.add(hand::LEDGER, 4, ledger);
+        earlier.add("device-memory-0", 4, memory);
+        let left_now = || {
+            let left = hand::left(&earlier, None).unwrap().into_iter();
+            left.map(|one| one.map(|packet| packet[HEADER_BYTES])).collect::<Vec<_>>()
+        };
+        assert_eq!(left_now(), [Some(1), Some(2), Some(3)]);
+        let mut spaces = Spaces::default();
+        let pool = spaces.add(Space::writable(region));
+        queue.rx_fill(&spaces, pool, &[0]);
+        assert_eq!(receive(&mut queue, &mut spaces), [[1; 60]]);
+        assert_eq!(left_now(), [Some(1), Some(2), Some(3)], "one in hand, two in the file");
+        queue.rx_fill(&spaces, pool, &[2048]);
+        assert_eq!(left_now(), [Some(2), Some(3)], "the engine has handled the first one");
+        assert_eq!(receive(&mut queue, &mut spaces), [[2; 60]]);
+        // The third server is killed before it has a ledger.
+        let copy: VecDeque<_> = left_now().into_iter().flatten().map(packet).collect();
+        let file = LeftFile::file(&copy).unwrap();
+        earlier.add(hand::LEFT, 5, file);
+        assert_eq!(hand::left(&earlier, None).unwrap().len(), 2);
+        // A fourth one with a ledger has not received anything, nor stored its memory.
+        let file = LeftFile::file(&copy).unwrap();
+        earlier.add(hand::LEFT, 6, file);
+        earlier.add(hand::LEDGER, 6, Hand::file().unwrap());
+        let left: Vec<_> = hand::left(&earlier, None).unwrap().into_iter().flatten().collect();
+        assert_eq!(left, Vec::from(copy));
+        drop((queue, other));
     }
 
     fn wakes(device: &TapQueue) -> bool {

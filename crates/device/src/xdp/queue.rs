@@ -116,7 +116,7 @@ impl XdpQueue {
             several => info.limits.rx_ring.div_ceil(several) as u32,
         };
         let in_flight_chunks = (umem.memory.len() >> IN_FLIGHT_SHIFT) as u32 + 1;
-        Ok(XdpQueue {
+        let mut queue = XdpQueue {
             info,
             sockets,
             packet_ring,
@@ -142,7 +142,10 @@ impl XdpQueue {
             counters: Counters { rx_dropped: dropped, ..Counters::default() },
             shared: lane.shared.clone(),
             lane,
-        })
+        };
+        // What the kernel dropped for an earlier server, which was killed before it looked.
+        queue.count_kernel_drops();
+        Ok(queue)
     }
 
     fn failure(&self, what: &'static str, cause: io::Error) -> DeviceError {
