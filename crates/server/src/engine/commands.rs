@@ -239,6 +239,10 @@ pub enum EngineReport {
         hardware: u32,
         queue: Option<HardwareQueue>,
     },
+    /// Another host claims an address of a freed lease. The engine has removed the lease.
+    FreedClaimed {
+        mac: [u8; 6],
+    },
     /// What became of a command for an aperture.
     Aperture(ApertureReport),
     /// A session's own queue stopped working, and the session has to end.

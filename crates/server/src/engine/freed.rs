@@ -46,6 +46,8 @@ pub(crate) struct FreedTable {
     /// Oldest first.
     all: Vec<FreedLease>,
     pending: Vec<Pending>,
+    /// The MAC addresses of removed leases: other hosts have claimed their addresses.
+    claimed: Vec<[u8; 6]>,
     rate: AnswerRate,
     random: u64,
 }
@@ -56,6 +58,7 @@ impl FreedTable {
         FreedTable {
             all: Vec::new(),
             pending: Vec::with_capacity(MOST_PENDING),
+            claimed: Vec::with_capacity(MOST_FREED),
             rate: AnswerRate::new(ANSWERS_PER_SECOND, 0),
             random: seed | 1,
         }
@@ -67,9 +70,15 @@ impl FreedTable {
         self.all.is_empty()
     }
 
+    /// `true` if packets wait for answers, or claims for [`FreedTable::take_claimed`].
     #[inline]
     pub(crate) fn has_pending(&self) -> bool {
-        !self.pending.is_empty()
+        !self.pending.is_empty() || !self.claimed.is_empty()
+    }
+
+    /// Returns the MAC address of a lease that [`FreedTable::take`] has removed.
+    pub(crate) fn take_claimed(&mut self) -> Option<[u8; 6]> {
+        self.claimed.pop()
     }
 
     /// Adds a freed lease, in place of the oldest one at the limit.
@@ -96,7 +105,14 @@ impl FreedTable {
         let beginning = &beginning[..beginning.len().min(PREFIX_BYTES)];
         let Ok(headers) = Headers::parse(beginning, len) else { return };
         if let Some(claim) = Claim::of(&headers) {
-            self.all.retain(|one| !claim.is_of(one, headers.source));
+            let claimed = &mut self.claimed;
+            self.all.retain(|one| {
+                let is_claimed = claim.is_of(one, headers.source);
+                if is_claimed {
+                    claimed.push(one.mac);
+                }
+                !is_claimed
+            });
         }
         if self.pending.len() == MOST_PENDING {
             return;
