@@ -369,7 +369,7 @@ impl Engine {
         self.notifier.notify_deferred(&mut self.sessions, &mut self.counters);
         work += self.close_condemned();
         if !self.draining.is_empty() {
-            work += self.close_drained();
+            work += self.go_on_draining(work > 0);
         }
         work += self.go_on_closing();
         if self.apertures.has_ending() {
