@@ -62,7 +62,9 @@ impl Engine {
     fn execute(&mut self, command: Command) {
         match command {
             Command::AddSession(session) => self.add_session(session),
-            Command::RemoveSession { number, reason } => self.remove_session(number, reason),
+            Command::RemoveSession { number, reason, at_once } => {
+                self.remove_session(number, reason, at_once);
+            }
             Command::AddEndpoint { session, number, endpoint, listening, group } => {
                 if let Some(key) = self.sessions.key(session) {
                     self.add_endpoint(key, number, endpoint, listening, group);
@@ -326,10 +328,10 @@ impl Engine {
         self.notifier.touch(session, key, queue_pair);
     }
 
-    /// Ends a session: at once for a `reason`, otherwise after its last packets.
-    fn remove_session(&mut self, number: u32, reason: u32) {
+    /// Ends a session: after its last packets, or `at_once`, even if the engine drains it already.
+    fn remove_session(&mut self, number: u32, reason: u32, at_once: bool) {
         let Some(key) = self.sessions.key(number) else { return };
-        if reason != 0 || !self.begin_draining(key) {
+        if at_once || !self.begin_draining(key) {
             self.begin_closing(key, reason);
         }
     }

@@ -152,7 +152,7 @@ fn no_wait_strategy_sleeps_while_commands_are_left() {
         // A session ends, a few of its endpoints per poll iteration.
         world.attach(1, 1000);
         world.poll_until_done();
-        world.give(Command::RemoveSession { number: 1, reason: 0 });
+        world.give(Command::RemoveSession { number: 1, reason: 0, at_once: false });
         assert!(world.poll_until_done() >= 1000 / CLOSED_PER_ITERATION, "{strategy:?}");
         let removed =
             world.reports.try_iter().filter(|one| matches!(one, EngineReport::Removed(_)));
@@ -186,7 +186,7 @@ fn an_endpoint_of_an_ending_session_is_closed_before_its_turn() {
     let mut world = World::new(WaitStrategy::Poll);
     world.attach(1, 300);
     world.poll_until_done();
-    world.give(Command::RemoveSession { number: 1, reason: 0 });
+    world.give(Command::RemoveSession { number: 1, reason: 0, at_once: false });
     world.give(Command::RemoveEndpoint { session: 1, number: 299 });
     world.engine.poll_once().unwrap();
     let left = world.engine.flows.len();
@@ -331,7 +331,7 @@ fn queue_pairs_are_rechecked_a_few_per_iteration() {
         schedule.more(*unit, Stop::Until(u64::MAX), 0);
     }
     world.set(Setting::Pacing, 1, 0);
-    world.give(Command::RemoveSession { number: 1, reason: 0 });
+    world.give(Command::RemoveSession { number: 1, reason: 0, at_once: false });
     world.poll_until_done();
     assert!(world.engine.sessions.get(0).is_none() && !world.engine.tx.is_hurrying());
 }
@@ -391,7 +391,7 @@ fn a_session_does_not_wait_for_a_device_that_has_copies() {
         world.poll_once();
         let key = world.engine.sessions.key(1).unwrap();
         assert_eq!(world.engine.sessions.get(key).unwrap().in_flight, 1, "the device holds it");
-        world.give(Command::RemoveSession { number: 1, reason: 0 });
+        world.give(Command::RemoveSession { number: 1, reason: 0, at_once: false });
         for _ in 0..4 {
             world.engine.poll_once().unwrap();
         }
@@ -417,7 +417,7 @@ fn a_violation_is_reported_before_a_removal() {
     world.give(Command::AddSession(session(1).0));
     world.poll_until_done();
     world.engine.sessions.condemn(0, towpath_queue::Violation::Index);
-    world.give(Command::RemoveSession { number: 1, reason: 0 });
+    world.give(Command::RemoveSession { number: 1, reason: 0, at_once: false });
     world.engine.poll_once().unwrap();
     assert_eq!(world.engine.counters.get(Count::Violations), 1);
     let violated = |report| matches!(report, EngineReport::Violated { session: 1, .. });

@@ -40,8 +40,8 @@ impl Blocked {
         Blocked { world, far, sessions, _applications: applications }
     }
 
-    fn end(&mut self, number: u32) {
-        self.world.give(Command::RemoveSession { number, reason: 0 });
+    fn end(&mut self, number: u32, at_once: bool) {
+        self.world.give(Command::RemoveSession { number, reason: 0, at_once });
     }
 
     fn lives(&self, number: u32) -> bool {
@@ -85,11 +85,28 @@ fn a_device_that_takes_nothing_holds_a_session_for_a_limited_time() {
     let mut blocked = Blocked::new(1);
     blocked.world.poll_once();
     let began = clock_ns();
-    blocked.end(1);
+    blocked.end(1, false);
     let received = blocked.finish(false);
     assert!(clock_ns() - began >= DRAIN_NS);
     assert_eq!(received + blocked.ended_packets(), u64::from(PACKETS), "each left or is counted");
     assert!(blocked.ended_packets() > 0);
+}
+
+#[test]
+fn a_command_to_end_at_once_ends_a_draining_session() {
+    let lived = in_time(|| {
+        let mut blocked = Blocked::new(1);
+        let began = clock_ns();
+        let lives = [false, true].map(|at_once| {
+            blocked.end(1, at_once);
+            for _ in 0..4 {
+                blocked.world.engine.poll_once().unwrap();
+            }
+            blocked.lives(1)
+        });
+        (began, (lives, blocked.ended_packets() > 0))
+    });
+    assert_eq!(lived, ([true, false], true));
 }
 
 /// The draining sessions of one user take no room from those of another.
@@ -99,7 +116,7 @@ fn any_number_of_sessions_drains() {
     let learned = in_time(|| {
         let mut blocked = Blocked::new(SESSIONS);
         let began = clock_ns();
-        (1..=SESSIONS).for_each(|number| blocked.end(number));
+        (1..=SESSIONS).for_each(|number| blocked.end(number, false));
         let mut commands = 0;
         while commands < SESSIONS as usize {
             commands += blocked.world.poll_once();
@@ -115,12 +132,12 @@ fn any_number_of_sessions_drains() {
 #[test]
 fn the_end_of_a_session_touches_a_few_queue_pairs_per_iteration() {
     const QUEUE_PAIRS: u32 = 1000;
-    for reason in [0, 1] {
+    for at_once in [false, true] {
         let mut world = World::new(WaitStrategy::Poll);
         world.attach(QUEUE_PAIRS, 1);
         world.poll_until_done();
-        world.give(Command::RemoveSession { number: 1, reason });
-        let walks = if reason == 0 { 2 } else { 1 };
+        world.give(Command::RemoveSession { number: 1, reason: 0, at_once });
+        let walks = if at_once { 1 } else { 2 };
         let iterations = world.poll_until_done();
         assert!(iterations >= walks * QUEUE_PAIRS as usize / CLOSED_PER_ITERATION, "{iterations}");
         assert_eq!(world.engine.sessions.key(1), None);
