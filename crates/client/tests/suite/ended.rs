@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use towpath_client::{Options, Rule, Session, report_over};
 use towpath_device::conformance::{DeviceFarEnd, FarEnd};
-use towpath_device::loopback::{self, Cable, Reception};
-use towpath_device::{Filter, Meta};
+use towpath_device::loopback::{self, Cable, LoopbackDevice, Reception};
+use towpath_device::{Device, DeviceError, DeviceQueue, Filter, FilterError, Info, Meta, Spaces};
 use towpath_packet::build::Flow;
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Subnet, Subnets};
@@ -22,28 +22,74 @@ struct World {
     far: Vec<DeviceFarEnd>,
 }
 
+/// A device that has no filter for the flow of one port.
+struct Refusing {
+    inner: LoopbackDevice,
+    /// Whether the device could receive everything instead.
+    is_full: bool,
+}
+
+const REFUSED_PORT: u16 = 99;
+
+impl Device for Refusing {
+    fn info(&self) -> &Info {
+        self.inner.info()
+    }
+
+    fn open_queue(
+        &mut self,
+        index: usize,
+        spaces: &mut Spaces,
+    ) -> Result<Box<dyn DeviceQueue>, DeviceError> {
+        self.inner.open_queue(index, spaces)
+    }
+
+    fn add_filter(&mut self, filter: &Filter) -> Result<(), FilterError> {
+        match filter {
+            Filter::Flow(flow) if flow.port == Some(REFUSED_PORT) => Err(match self.is_full {
+                true => FilterError::Full,
+                false => FilterError::Failed(std::io::ErrorKind::Other.into()),
+            }),
+            other => self.inner.add_filter(other),
+        }
+    }
+
+    fn remove_filter(&mut self, filter: &Filter) {
+        self.inner.remove_filter(filter);
+    }
+}
+
 impl World {
     fn new(filters_addresses: bool) -> World {
         let reception = Reception { filters_addresses, ..Reception::default() };
+        World::over(reception, |device| Box::new(device))
+    }
+
+    fn over(reception: Reception, wrap: impl FnOnce(LoopbackDevice) -> Box<dyn Device>) -> World {
         let device = loopback::Config { queues: LANES, reception, ..loopback::Config::default() };
         let (near, far) = loopback::pair(&device).unwrap();
         let (cable, far) = (near.cable(), DeviceFarEnd::of_all(Box::new(far)));
-        let ipv4 = Some(Subnet::new(IpAddr::V4(PEER.1.into()), 24));
+        let ipv4 = Some(Subnet::new(PEER.1.into(), 24));
         let subnets = Subnets { ipv4, ipv6: None };
         let config = Config { subnets, lanes: LANES, ..Config::default() };
         let store = Box::<MemoryStore>::default();
-        World { server: Server::start(&config, Box::new(near), store).unwrap(), cable, far }
+        World { server: Server::start(&config, wrap(near), store).unwrap(), cable, far }
+    }
+
+    /// Attaches a session. One of another name gets other addresses.
+    fn attach(&self, name: &str) -> Session {
+        let options = Options { name: name.into(), ..Options::default() };
+        Session::attach_over(self.server.connect().unwrap(), &options).unwrap()
     }
 
     /// Attaches a session with an endpoint, and ends it. Returns a flow to it, once the engines answer for it.
     fn ended(&self) -> Flow {
-        let options = Options::default();
-        let mut session = Session::attach_over(self.server.connect().unwrap(), &options).unwrap();
+        let mut session = self.attach("ended");
         session.open(&Rule::new().udp(7)).unwrap();
         let (mac, (own, _)) = (session.info().mac, session.info().ipv4.unwrap());
         drop(session);
         comes("the session's end", || self.report()["sessions"].as_array().unwrap().is_empty());
-        Flow::v4().macs(PEER.0, mac).addresses(IpAddr::V4(PEER.1.into()), own.into()).ports(9, 9)
+        Flow::v4().macs(PEER.0, mac).addresses(IpAddr::V4(PEER.1.into()), own).ports(9, 9)
     }
 
     fn report(&self) -> serde_json::Value {
@@ -57,6 +103,8 @@ impl World {
     /// Sends a datagram to a lane, and waits until its engine has received it.
     fn send(&mut self, lane: usize, flow: &Flow) {
         let before = self.count(lane, "rx_dropped_no_match");
+        // An engine without room for an answer sends none.
+        while self.far[lane].receive().is_some() {}
         while !self.far[lane].send(&flow.udp(b"are you there?"), Meta::FULL) {}
         comes("the datagram", || self.count(lane, "rx_dropped_no_match") > before);
     }
@@ -101,5 +149,29 @@ fn a_claim_releases_the_filters() {
     let claim = flow.addresses(flow.destination, flow.source).who_has();
     assert!(world.far[0].send(&claim, Meta::FULL));
     comes("the end of the filters", || world.cable.filters().is_empty());
+    world.server.stop().unwrap();
+}
+
+#[test]
+fn a_freed_lease_gives_way_only_to_a_filter_that_then_has_room() {
+    let by_address = Reception { filters_addresses: true, ..Reception::default() };
+    for is_full in [true, false] {
+        let wrap = |inner| Box::new(Refusing { inner, is_full }) as Box<dyn Device>;
+        let world = World::over(by_address, wrap);
+        let freed = Filter::Address(world.ended().destination_mac);
+        comes("the filters", || world.cable.filters() == [freed, Filter::AllGroups]);
+        let mut session = world.attach("another");
+        let outcome = session.open(&Rule::new().udp(REFUSED_PORT));
+        assert_eq!(outcome.is_ok(), is_full, "{outcome:?}");
+        assert_eq!(world.cable.filters().contains(&Filter::Everything), is_full);
+        assert!(world.cable.filters().contains(&freed));
+        world.server.stop().unwrap();
+    }
+    let of_one = Reception { most_filters: Some(1), ..by_address };
+    let world = World::over(of_one, |device| Box::new(device));
+    let freed = Filter::Address(world.ended().destination_mac);
+    comes("the filters", || world.cable.filters() == [freed, Filter::AllGroups]);
+    let session = world.attach("another");
+    assert_eq!(world.cable.filters(), [Filter::Address(session.info().mac)]);
     world.server.stop().unwrap();
 }
