@@ -1,6 +1,6 @@
 //! The freed leases for which the control thread has the engines answer.
 
-use towpath_device::{Filter, FlowRule, FlowVlan};
+use towpath_device::{Filter, FilterError, FlowRule, FlowVlan};
 
 use crate::addresses::Lease;
 use crate::control::Control;
@@ -15,10 +15,10 @@ fn filters(mac: [u8; 6]) -> [Filter; 3] {
 }
 
 impl Control {
-    /// Has the engines answer for the addresses of a freed lease. Does nothing for the host's own addresses, for
-    /// which the kernel answers. Does nothing if the device has no room for the filters, or gives all packets to one
-    /// session.
-    pub(crate) fn answer_for(&mut self, lease: &Lease) {
+    /// Has the engines answer for the addresses of a user's freed lease. Does nothing for the host's own addresses,
+    /// for which the kernel answers. Does nothing if the device has no room for the filters, or gives all packets to
+    /// one session.
+    pub(crate) fn answer_for(&mut self, lease: &Lease, uid: u32) {
         if lease.shared
             || lease.ipv4.is_none() && lease.ipv6.is_none()
             || self.own_queues.takes_all()
@@ -26,19 +26,20 @@ impl Control {
             return;
         }
         self.stop_answering_for(lease.mac);
-        if self.freed.is_full() {
-            self.forget_oldest();
-        }
-        if !self.filters.claim_if_room(&mut *self.parts.device, &filters(lease.mac)) {
+        if !self.claim_filters_of(lease.mac) {
             return;
         }
-        self.freed.push(lease.mac);
+        if let Some(yielded) = self.freed.push(lease.mac, uid) {
+            self.command(Command::StopAnsweringFor { mac: yielded.mac }, Reply::Nothing);
+            self.release(&filters(yielded.mac));
+        }
         let ipv4 = lease.ipv4.map(|(ip, bits)| (ip.to_bits(), bits));
         let freed = FreedLease { mac: lease.mac, ipv4, ipv6: lease.addresses().ipv6 };
         self.command(Command::AnswerFor(freed), Reply::Nothing);
     }
 
-    /// Ends the answers for the freed lease with a MAC address, for example because another session gets the lease.
+    /// Ends the answers for the freed lease with a MAC address, in all lanes: because another session gets the lease, or
+    /// another host claims an address.
     pub(crate) fn stop_answering_for(&mut self, mac: [u8; 6]) {
         if !self.freed.remove(mac) {
             return;
@@ -47,17 +48,42 @@ impl Control {
         self.release(&filters(mac));
     }
 
-    /// Ends the answers for the oldest freed lease. Returns `false` if there is none.
-    pub(crate) fn forget_oldest(&mut self) -> bool {
-        let Some(mac) = self.freed.oldest() else { return false };
-        self.stop_answering_for(mac);
-        true
-    }
-
     /// Ends the answers for the freed leases whose time is over.
     pub(crate) fn expire_freed(&mut self) {
-        while self.freed.has_expired() {
-            self.forget_oldest();
+        while let Some(mac) = self.freed.expired() {
+            self.stop_answering_for(mac);
         }
+    }
+
+    /// Claims filters within the device's room, if need be in place of the filters of freed leases. Returns `false` if
+    /// the device does not take the filters even then; no freed lease gives way in vain.
+    pub(crate) fn claim_before_freed(&mut self, wanted: &[Filter]) -> bool {
+        let mut yielding = Vec::new();
+        let has_claimed = loop {
+            match self.filters.claim_within_room(&mut *self.parts.device, wanted) {
+                Ok(()) => break true,
+                Err(FilterError::Full) => {}
+                Err(_) => break false,
+            }
+            let Some(lease) = self.freed.take_yielding() else { break false };
+            self.release(&filters(lease.mac));
+            yielding.push(lease);
+        };
+        for lease in yielding {
+            if !has_claimed && self.claim_filters_of(lease.mac) {
+                self.freed.put_back(lease);
+            } else {
+                self.command(Command::StopAnsweringFor { mac: lease.mac }, Reply::Nothing);
+            }
+        }
+        has_claimed
+    }
+
+    /// Claims the filters of a freed lease. Returns `false` if the device has no room, or has to receive everything
+    /// instead.
+    fn claim_filters_of(&mut self, mac: [u8; 6]) -> bool {
+        let wanted = filters(mac);
+        !self.filters.are_everything(&wanted)
+            && self.filters.claim_within_room(&mut *self.parts.device, &wanted).is_ok()
     }
 }

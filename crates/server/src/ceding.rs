@@ -15,7 +15,7 @@ use towpath_protocol::layout::{CLOSED_QUEUE_BROKE, SessionShape};
 use towpath_protocol::message::{ATTACH_OWN_QUEUE, Refusal};
 use tracing::{info, warn};
 
-use crate::connection::{Connection, Progress, Refused};
+use crate::connection::{Connection, Ending, Progress, Refused};
 use crate::control::Control;
 use crate::engine::commands::Command;
 use crate::engine::own::{Own, OwnQueue};
@@ -242,7 +242,7 @@ impl Control {
     /// Ends a session whose hardware queue stopped working.
     pub(crate) fn own_queue_broke(&mut self, number: u32) {
         if let Some(token) = self.connections.token_of(number)
-            && self.connections.get(token).is_some_and(|one| !one.is_ending)
+            && self.connections.get(token).is_some_and(|one| one.ending != Ending::AtOnce)
         {
             self.close_session(token, CLOSED_QUEUE_BROKE, "its hardware queue stopped working");
         }

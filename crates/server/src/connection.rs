@@ -53,6 +53,16 @@ pub(crate) enum Progress {
     Over,
 }
 
+/// The command to end a session that the control thread has given to the engines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Ending {
+    None,
+    /// The engines send the session's last packets before.
+    AfterPackets,
+    /// The engines send nothing more.
+    AtOnce,
+}
+
 /// A connection, and its session if there is one. The worker holds the socket.
 #[derive(Debug)]
 pub(crate) struct Connection {
@@ -90,8 +100,8 @@ pub(crate) struct Connection {
     pub(crate) mappings: Option<Mappings>,
     /// The parts of the session that engines have returned, until all have.
     pub(crate) returned: Vec<Session>,
-    /// `true` if the engines have been told to end the session.
-    pub(crate) is_ending: bool,
+    /// The command to end the session that the engines have.
+    pub(crate) ending: Ending,
     /// Descriptors that keep the pages of the session's memory in place while the engine uses them.
     pub(crate) pins: Vec<OwnedFd>,
     /// The session's record for a successor; `None` if none can resume the session.
@@ -232,7 +242,7 @@ impl Connection {
             record: None,
             counter: None,
             returned: Vec::new(),
-            is_ending: false,
+            ending: Ending::None,
             pins: Vec::new(),
             endpoints: Vec::new(),
             free: (BinaryHeap::new(), 0),

@@ -534,6 +534,8 @@ impl Control {
                 EngineReport::Recovered { resets } => {
                     info!(device = self.parts.info.name, resets, "the device works again");
                 }
+                // Only this lane's engine knows it: announcements arrive on one lane.
+                EngineReport::FreedClaimed { mac } => self.stop_answering_for(mac),
                 EngineReport::Aperture(report) => self.aperture_report(&report),
                 EngineReport::Ceded { hardware, queue } => self.ceded(hardware, queue),
                 EngineReport::OwnQueueBroke { session } => self.own_queue_broke(session),

@@ -369,7 +369,7 @@ impl Engine {
         self.notifier.notify_deferred(&mut self.sessions, &mut self.counters);
         work += self.close_condemned();
         if !self.draining.is_empty() {
-            work += self.close_drained();
+            work += self.go_on_draining(work > 0);
         }
         work += self.go_on_closing();
         if self.apertures.has_ending() {
@@ -439,10 +439,14 @@ impl Engine {
         outcome
     }
 
-    /// Sends the answers to packets for the addresses of freed leases.
+    /// Sends the answers to packets for the addresses of freed leases. Reports the leases with addresses that other
+    /// hosts have claimed.
     #[cold]
     fn answer_for_ended(&mut self) -> Result<(), DeviceError> {
         let (now, freed) = (clock_ns(), self.flows.freed_mut());
+        while let Some(mac) = freed.take_claimed() {
+            self.commands.tell(EngineReport::FreedClaimed { mac });
+        }
         let way = &mut tx::own_packets::OwnPackets { tx: &mut self.tx, port: &mut self.port };
         while let Some(answer) = freed.next_answer(now) {
             // The peer of an answer without room repeats its packet.

@@ -49,10 +49,8 @@ impl Control {
     /// Fails with the line that the server sends to the peer.
     pub(crate) fn claim(&mut self, what: &str, filters: &[Filter]) -> Result<(), Refused> {
         // Filters of freed leases are not worth a device that receives everything.
-        while self.freed.oldest().is_some()
-            && !self.filters.has_room(&mut *self.parts.device, filters)
-        {
-            self.forget_oldest();
+        if !self.freed.is_empty() && self.claim_before_freed(filters) {
+            return Ok(());
         }
         let claimed = self.filters.claim_all(&mut *self.parts.device, filters);
         claimed.map_err(|error| match error {

@@ -30,7 +30,7 @@ pub(crate) struct Filters {
 }
 
 impl Filters {
-    /// Claims filters, all or none.
+    /// Claims filters, all or none. A device without room for one of them receives everything instead.
     ///
     /// # Errors
     /// Fails if the device does not take one of them, and does not receive everything instead.
@@ -39,41 +39,49 @@ impl Filters {
         device: &mut dyn Device,
         filters: &[Filter],
     ) -> Result<(), FilterError> {
+        self.claim_each(device, filters, |claimed, device, filter| {
+            claimed.claim(device, filter).or_else(|error| match error {
+                FilterError::Full if filter != Filter::Everything => {
+                    claimed.claim(device, Filter::Everything)?;
+                    claimed.claims.insert(filter, (AppliedBy::Everything, 1));
+                    Ok(())
+                }
+                error => Err(error),
+            })
+        })
+    }
+
+    /// Claims filters, all or none, without receiving everything instead.
+    ///
+    /// # Errors
+    /// Fails if the device does not take one of them, with [`FilterError::Full`] if it has no room.
+    pub(crate) fn claim_within_room(
+        &mut self,
+        device: &mut dyn Device,
+        filters: &[Filter],
+    ) -> Result<(), FilterError> {
+        self.claim_each(device, filters, Filters::claim)
+    }
+
+    /// Returns `true` if the device receives everything in place of one of these filters.
+    pub(crate) fn are_everything(&self, filters: &[Filter]) -> bool {
+        let mut claims = filters.iter().filter_map(|filter| self.claims.get(filter));
+        claims.any(|(applied_by, _)| *applied_by == AppliedBy::Everything)
+    }
+
+    fn claim_each(
+        &mut self,
+        device: &mut dyn Device,
+        filters: &[Filter],
+        claim: impl Fn(&mut Filters, &mut dyn Device, Filter) -> Result<(), FilterError>,
+    ) -> Result<(), FilterError> {
         for (index, filter) in filters.iter().enumerate() {
-            if let Err(error) = self.claim(device, *filter) {
+            if let Err(error) = claim(self, device, *filter) {
                 self.release_all(device, &filters[..index]);
                 return Err(error);
             }
         }
         Ok(())
-    }
-
-    /// Claims filters, all or none. Returns `false` if it claimed none: the device has no room, or would have to
-    /// receive everything instead.
-    pub(crate) fn claim_if_room(&mut self, device: &mut dyn Device, filters: &[Filter]) -> bool {
-        if self.claim_all(device, filters).is_err() {
-            return false;
-        }
-        let is_everything =
-            |filter| matches!(self.claims.get(filter), Some((AppliedBy::Everything, _)));
-        if filters.iter().any(is_everything) {
-            self.release_all(device, filters);
-            return false;
-        }
-        true
-    }
-
-    /// Returns `true` if the device can take filters without receiving everything instead.
-    pub(crate) fn has_room(&mut self, device: &mut dyn Device, filters: &[Filter]) -> bool {
-        // Filters that are claimed already take no room.
-        if filters.iter().all(|filter| self.claims.contains_key(filter)) {
-            return true;
-        }
-        let has_room = self.claim_if_room(device, filters);
-        if has_room {
-            self.release_all(device, filters);
-        }
-        has_room
     }
 
     /// Releases claims.
@@ -91,12 +99,7 @@ impl Filters {
         let applied_by = match device.add_filter(&filter) {
             Ok(()) => AppliedBy::Device,
             Err(FilterError::Unsupported) => AppliedBy::Engine,
-            Err(error @ FilterError::Failed(_)) => return Err(error),
-            Err(error) if filter == Filter::Everything => return Err(error),
-            Err(FilterError::Full) => {
-                self.claim(device, Filter::Everything)?;
-                AppliedBy::Everything
-            }
+            Err(error @ (FilterError::Failed(_) | FilterError::Full)) => return Err(error),
         };
         self.claims.insert(filter, (applied_by, 1));
         Ok(())
@@ -209,6 +212,21 @@ mod tests {
         assert_eq!(cable.filters(), [ONE, Filter::Everything]);
         filters.release_all(&mut device, &[Filter::Everything]);
         assert_eq!(cable.filters(), [ONE]);
+    }
+
+    #[test]
+    fn a_claim_within_room_never_makes_the_device_receive_everything() {
+        let (mut device, cable, mut filters) = device(by_address(Some(1)));
+        let refused = filters.claim_within_room(&mut device, &[ONE, TWO]);
+        assert!(matches!(refused, Err(FilterError::Full)), "{refused:?}");
+        assert!(cable.filters().is_empty() && filters.claims.is_empty());
+        filters.claim_within_room(&mut device, &[ONE]).unwrap();
+        filters.claim_all(&mut device, &[TWO]).unwrap();
+        assert!(filters.are_everything(&[ONE, TWO]) && !filters.are_everything(&[ONE]));
+        // A claim that the device receives already takes no room.
+        filters.claim_within_room(&mut device, &[TWO]).unwrap();
+        filters.release_all(&mut device, &[TWO]);
+        assert_eq!(cable.filters(), [ONE, Filter::Everything]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use towpath_queue::Violation;
 use tracing::{info, warn};
 
 use crate::addresses::Holder;
-use crate::connection::{Progress, Refused};
+use crate::connection::{Ending, Progress, Refused};
 use crate::control::Control;
 use crate::engine::commands::Command;
 use crate::engine::relays::Relay;
@@ -162,21 +162,22 @@ impl Control {
                     let name = self.connections.get(token).map_or("", |one| &one.name);
                     info!(session = number, name, "detached");
                 }
-                return self.end_session(token, 0);
+                return self.end_session(token, 0, Ending::AfterPackets);
             }
-            Progress::Unclaimed => return self.end_session(token, 0),
+            Progress::Unclaimed => return self.end_session(token, 0, Ending::AtOnce),
             Progress::Populating | Progress::Over => {}
         }
         self.drop_connection(token);
     }
 
-    /// Has all engines end a session, unless they have been told. The application reads the reason,
-    /// 0 for none.
-    pub(crate) fn end_session(&mut self, token: u64, reason: u32) {
+    /// Has all engines end a session, unless they have been told. A second command ends a session at once that sends its
+    /// last packets. The application reads the reason, 0 for none.
+    pub(crate) fn end_session(&mut self, token: u64, reason: u32, ending: Ending) {
         let Some(connection) = self.connections.get_mut(token) else { return };
-        if std::mem::replace(&mut connection.is_ending, true) {
+        if connection.ending >= ending {
             return;
         }
+        connection.ending = ending;
         if let Some(process) = &connection.peer.process {
             // Of an unclaimed session.
             let _ = epoll::delete(&*self.epoll, process);
@@ -185,7 +186,15 @@ impl Control {
             record.end();
         }
         let number = connection.number;
-        self.command(Command::RemoveSession { number, reason }, Reply::Nothing);
+        let at_once = ending == Ending::AtOnce;
+        self.command(Command::RemoveSession { number, reason, at_once }, Reply::Nothing);
+    }
+
+    /// Has all engines end a session that one engine closed without a command: the application broke the protocol.
+    fn end_in_other_lanes(&mut self, token: u64) {
+        if self.connections.get(token).is_some_and(|one| one.ending == Ending::None) {
+            self.end_session(token, 0, Ending::AtOnce);
+        }
     }
 
     /// Forgets a connection of which nothing is left, neither in its worker nor in the engine.
@@ -313,7 +322,7 @@ impl Control {
     pub(crate) fn lane_closed(&mut self, number: u32, doorbell: Arc<OwnedFd>) {
         let token = self.connections.token_of(number);
         if let Some(token) = token {
-            self.end_session(token, 0);
+            self.end_in_other_lanes(token);
         }
         if let Some(doorbell) = Arc::into_inner(doorbell) {
             self.close_doorbell(number, doorbell);
@@ -327,8 +336,7 @@ impl Control {
         let Some(session) = self.close_own_queue(session) else { return };
         let Some(token) = self.connections.token_of(session.number) else { return };
         let lanes = self.parts.engines.lanes();
-        // The other lanes still have it if it broke the protocol in this one.
-        self.end_session(token, 0);
+        self.end_in_other_lanes(token);
         let Some(connection) = self.connections.get_mut(token) else { return };
         connection.progress = Progress::Over;
         connection.returned.push(*session);
@@ -396,7 +404,8 @@ impl Control {
         if let Some(hardware) = connection.own_queue.take() {
             self.own_queues.release(hardware);
         }
-        let holder = Holder { uid: connection.peer.uid, name: connection.name.clone() };
+        let uid = connection.peer.uid;
+        let holder = Holder { uid, name: connection.name.clone() };
         self.free_counters.extend(connection.counter.take());
         for (opened, endpoint) in endpoints.iter().zip(0..) {
             let Some(opened) = opened else { continue };
@@ -412,7 +421,7 @@ impl Control {
             self.release(&[Filter::Address(lease.mac)]);
             self.parts.pool.release(&lease, holder);
             if was_known {
-                self.answer_for(&lease);
+                self.answer_for(&lease, uid);
             }
         }
         self.decide_who_notifies(token);
@@ -429,7 +438,7 @@ impl Control {
         }
         // One lane's engine closed it. An unclaimed session has no doorbell that would tell.
         self.end_unclaimed(token, "its memory breaks the protocol");
-        self.end_session(token, 0);
+        self.end_session(token, 0, Ending::AtOnce);
     }
 
     /// Ends the server: the workers close the objects that applications can reach, as always. The

@@ -5,7 +5,7 @@ use tracing::info;
 
 use crate::addresses::Lease;
 use crate::config::PolicyError;
-use crate::connection::{Connection, Opened, Progress};
+use crate::connection::{Connection, Ending, Opened, Progress};
 use crate::control::Control;
 use crate::engine::commands::Command;
 use crate::engines::Reply;
@@ -55,7 +55,9 @@ impl Control {
         let session = connection.number;
         let forbidden = connection.terms.forbidden_packets_per_second;
         let reach = connection.terms.out_of_band;
-        if matches!(connection.progress, Progress::Lives | Progress::Unclaimed) {
+        let lives = matches!(connection.progress, Progress::Lives | Progress::Unclaimed);
+        // The terms also hold for the last packets of a session whose application has ended.
+        if lives || connection.ending == Ending::AfterPackets {
             let terms = Command::SetTerms { session, forbidden, reach };
             self.command(terms, Reply::Nothing);
         }
@@ -73,15 +75,21 @@ impl Control {
         let Some(connection) = self.connections.get_mut(token) else { return false };
         let (number, uid, name) = (connection.number, connection.account.uid, &connection.name);
         match connection.progress {
-            // The session is over already; the application has yet to close the connection.
-            Progress::Over => return false,
+            // The session is over already. Either the application has yet to close the connection, or the engines still
+            // send its last packets.
+            Progress::Over => {
+                if connection.ending == Ending::AfterPackets {
+                    self.end_session(token, reason, Ending::AtOnce);
+                }
+                return false;
+            }
             Progress::Lives | Progress::Unclaimed => {
                 // The application closes the connection when it has read the reason.
                 connection.progress = Progress::Over;
                 if self.log.allows(uid) {
                     info!(session = number, name, uid, "closed: {why}");
                 }
-                self.end_session(token, reason);
+                self.end_session(token, reason, Ending::AtOnce);
             }
             _ => {
                 self.tell_worker(token, Packet::new(command::CLOSE_CONNECTION, token, 0));

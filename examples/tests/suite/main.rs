@@ -2,6 +2,7 @@
 
 mod echoes;
 mod faults;
+mod killed;
 mod network;
 mod nodelay;
 mod readme;

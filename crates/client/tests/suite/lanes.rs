@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use towpath_client::{
@@ -12,7 +13,7 @@ use towpath_client::{
 use towpath_device::Meta;
 use towpath_device::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device::loopback;
-use towpath_memory::{SharedFile, own_words};
+use towpath_memory::{Region, SharedFile, own_words};
 use towpath_packet::Headers;
 use towpath_packet::build::Flow;
 use towpath_packet::headers::Network;
@@ -22,7 +23,10 @@ use towpath_protocol::layout::{MAX_LANES, SessionShape};
 use towpath_protocol::message::{self, Attach, Message};
 use towpath_protocol::store::MemoryStore;
 use towpath_queue::Violation;
+use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES};
+use towpath_queue::receive::application_side;
 use towpath_server::{Config, Server, StartError, Subnet, Subnets, WaitStrategy as EngineStrategy};
+use zerocopy::FromZeros;
 
 const LANES: usize = 2;
 const FLOWS: u16 = 24;
@@ -356,8 +360,11 @@ fn a_device_with_too_few_queues_is_refused() {
 
 /// A session without the client library, which can write anything.
 struct Raw {
-    _channel: Channel,
+    channel: Channel,
+    attached: message::Attached,
     memory: Vec<OwnedFd>,
+    /// The transmit buffer pool.
+    pool: Region,
     lanes: Vec<towpath_protocol::layout::ApplicationPages<towpath_queue::OwnWords>>,
 }
 
@@ -384,13 +391,48 @@ fn raw(world: &World) -> Raw {
     assert_eq!((usize::from(attached.lanes), memory.len()), (LANES, 6 + LANES));
     let application = SharedFile::adopt(memory[3].try_clone().unwrap()).unwrap();
     let mut words = own_words(application.map_writable().unwrap());
+    // From then on, the server permits no further writer.
+    let pool = SharedFile::adopt(memory[4].try_clone().unwrap()).unwrap().map_writable().unwrap();
     channel.send(&Message::Mapped, &[]).unwrap();
     let Incoming::Message(Message::Done, _) = channel.receive().unwrap() else {
         panic!("not mapped")
     };
     let part = |_| shape.application_own(words.split_off_front(shape.application_words()));
     let lanes = (0..LANES).map(part).collect();
-    Raw { _channel: channel, memory, lanes }
+    Raw { channel, attached, memory, pool, lanes }
+}
+
+impl Raw {
+    /// Publishes a packet to the wire in one lane, without an event.
+    fn publish(&mut self, lane: usize) {
+        let open = message::Open::new_zeroed();
+        self.channel.send(&Message::Open(open), &[]).unwrap();
+        let Incoming::Message(Message::Opened(opened), _) = self.channel.receive().unwrap() else {
+            panic!("not opened")
+        };
+        let shape = SessionShape::new(1, 1, 8, 8, 2048, 2048).unwrap();
+        let server = SharedFile::adopt(self.memory[0].try_clone().unwrap()).unwrap();
+        let words = towpath_memory::peer_words(&Arc::new(server.map_readable().unwrap()));
+        let lane_words = shape.server_words();
+        let pages = shape.server_peer(&words.part(lane * lane_words, lane_words));
+        let own = self.lanes[lane].queue_pairs.pop().unwrap();
+        let (queues, pool) = (&shape.queues, shape.receive_pool);
+        let (mut transmit, _) = application_side(queues, pool, own, &pages.queue_pairs[0]);
+        let (mac, ip) = (self.attached.mac, IpAddr::V4(self.attached.ipv4.into()));
+        let flow = Flow { source: ip, destination: OUTSIDE.1, ..Flow::v4() }.macs(mac, OUTSIDE.0);
+        let (packet, endpoint) = (flow.udp(b"late"), opened.endpoint);
+        let len = packet.len() as u32;
+        let descriptor = Descriptor { buffer: 0, start: HEADROOM_BYTES, len, endpoint, flags: 0 };
+        assert!(self.pool.copy_in(descriptor.pool_offset(&shape.transmit_pool), &packet));
+        assert!(transmit.push(&[descriptor]));
+        transmit.publish();
+    }
+
+    /// Writes an impossible index in one lane, and notifies the engine.
+    fn violate(&mut self, lane: usize) {
+        self.lanes[lane].events.store(0, 1 << 40);
+        rustix::io::write(&self.memory[6 + lane], &1u64.to_ne_bytes()).unwrap();
+    }
 }
 
 /// An impossible index in one lane's part ends the session on all lanes. Other sessions go on, on
@@ -402,8 +444,7 @@ fn a_violation_on_one_lane_ends_its_session_alone() {
         let (mut a, from_a) = world.attach("a");
         let (mut b, _) = world.attach("b");
         let mut hostile = raw(&world);
-        hostile.lanes[lane].events.store(0, 1 << 40);
-        rustix::io::write(&hostile.memory[6 + lane], &1u64.to_ne_bytes()).unwrap();
+        hostile.violate(lane);
         let violations = |world: &World| world.lanes("violations").iter().sum::<u64>();
         comes("the violation", || violations(&world) == 1);
         assert_eq!(world.lanes("violations")[lane], 1);
@@ -412,8 +453,7 @@ fn a_violation_on_one_lane_ends_its_session_alone() {
         comes("the end", || rustix::io::read(&hostile.memory[5], &mut [0; 64]) == Ok(0));
         let shape = SessionShape::new(1, 1, 8, 8, 2048, 2048).unwrap();
         let server = SharedFile::adopt(hostile.memory[0].try_clone().unwrap()).unwrap();
-        let words =
-            towpath_memory::peer_words(&std::sync::Arc::new(server.map_readable().unwrap()));
+        let words = towpath_memory::peer_words(&Arc::new(server.map_readable().unwrap()));
         let closed = |lane| words.fetch(lane * shape.server_words()) as u32;
         assert!(Violation::from_number(closed(lane)).is_some(), "{}", closed(lane));
         assert_eq!(closed(1 - lane), 0);
@@ -428,6 +468,28 @@ fn a_violation_on_one_lane_ends_its_session_alone() {
             assert!(b.wait(Some(PATIENCE)).unwrap());
             receive(&mut b, &mut at_b);
         }
+        world.server.stop().unwrap();
+    }
+}
+
+/// The packets of an application that detaches leave on every lane, also those without an event. After a violation on
+/// one lane, the other lane sends none.
+#[test]
+fn last_packets_leave_on_every_lane_unless_one_lane_has_a_violation() {
+    for (lane, violates) in [(0, true), (1, true), (0, false), (1, false)] {
+        let mut world = World::new(EngineStrategy::Block);
+        let mut hostile = raw(&world);
+        hostile.publish(1 - lane);
+        if violates {
+            hostile.violate(lane);
+            comes("the end", || rustix::io::read(&hostile.memory[5], &mut [0; 64]) == Ok(0));
+        }
+        drop(hostile);
+        comes("its address", || world.report()["device"]["addresses_in_use"] == 0);
+        let received = world.far[1 - lane].receive().is_some();
+        assert_eq!(received, !violates, "violation on lane {lane}: {violates}");
+        let ended = world.lanes("tx_dropped_session_ended");
+        assert_eq!(ended[1 - lane], u64::from(violates), "it left or is counted");
         world.server.stop().unwrap();
     }
 }

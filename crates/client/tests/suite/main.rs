@@ -4,6 +4,7 @@ mod apertures;
 mod channels;
 #[allow(dead_code, reason = "each test file uses some of it")]
 mod connections;
+mod ended;
 mod hostile_apertures;
 mod hostile_hosts;
 mod hosts;

@@ -21,10 +21,12 @@ use crate::reach::Reach;
 #[derive(Debug)]
 pub enum Command {
     AddSession(Box<Session>),
-    /// Ends a session; the application reads the reason, 0 for none.
+    /// Ends a session; the application reads the reason, 0 for none. Unless `at_once`, the engine sends the last packets
+    /// before.
     RemoveSession {
         number: u32,
         reason: u32,
+        at_once: bool,
     },
     AddEndpoint {
         session: u32,
@@ -116,8 +118,8 @@ impl Command {
             | Command::Aperture(_) => {
                 return None;
             }
-            Command::RemoveSession { number, reason } => {
-                Command::RemoveSession { number: *number, reason: *reason }
+            Command::RemoveSession { number, reason, at_once } => {
+                Command::RemoveSession { number: *number, reason: *reason, at_once: *at_once }
             }
             Command::AddEndpoint { session, number, endpoint, listening, group } => {
                 let (endpoint, listening) = (endpoint.clone(), *listening);
@@ -238,6 +240,10 @@ pub enum EngineReport {
     Ceded {
         hardware: u32,
         queue: Option<HardwareQueue>,
+    },
+    /// Another host claims an address of a freed lease. The engine has removed the lease.
+    FreedClaimed {
+        mac: [u8; 6],
     },
     /// What became of a command for an aperture.
     Aperture(ApertureReport),

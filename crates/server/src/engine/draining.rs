@@ -1,65 +1,84 @@
 //! Draining sessions: their applications have ended, and the engine still sends their last packets.
 //!
 //! An application that detaches or dies may leave complete packets in its transmit queues. The engine sends those
-//! that are there when it learns of the end, with the same checks, shares and rates as before. Then it begins to
-//! close the session.
+//! that it finds there, with the same checks, shares and rates as before. Then it begins to close the session.
+//!
+//! The engine looks at few queue pairs per poll iteration, in turn for each draining session.
 
 use std::collections::VecDeque;
+
+use towpath_queue::Violation;
 
 use crate::engine::session::Session;
 
 /// The time for which a draining session's packets may wait for the device or for their rates, in nanoseconds. At
 /// 100 Mbit/s, 1 024 packets of 1 500 bytes take this time.
-const DRAIN_NS: u64 = 123_000_000;
-
-/// The limit of draining sessions, so that a poll iteration checks few. The engine closes further sessions at once.
-const MOST_DRAINING: usize = 64;
+pub(super) const DRAIN_NS: u64 = 123_000_000;
 
 /// A draining session.
 #[derive(Debug)]
 pub(super) struct Draining {
     pub(super) key: u32,
     pub(super) number: u32,
+    /// The next queue pair in which the engine looks for last packets.
+    next: u32,
     /// The queue pairs with packets left, each with the index behind its last packet.
     queue_pairs: Vec<(u32, u32)>,
     /// The latest time at which the engine begins to close the session, in nanoseconds.
     until: u64,
 }
 
+/// What the engine learned at a queue pair of a draining session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// The queue pair has packets. Those of an application that was killed may have no event.
+    Found(u32),
+    /// The queue pair has no packet left.
+    Empty,
+    /// The session waits until the engine has taken its packets, and the device has completed them.
+    Waits,
+    /// No packet is left, or the session's latest time is over.
+    Over,
+}
+
 impl Draining {
-    /// Returns a session with its last packets. `None` if the session has none, or its indexes are impossible.
-    pub(super) fn of(key: u32, session: &mut Session, now: u64) -> Option<Draining> {
-        let mut queue_pairs = Vec::new();
-        for (number, set) in session.queue_pairs.iter_mut().enumerate() {
-            if set.transmit.observe().ok()? > 0 {
-                queue_pairs.push((number as u32, set.transmit.seen()));
-            }
-        }
-        let has_some = !queue_pairs.is_empty() || session.in_flight > 0;
-        has_some.then(|| Draining {
-            key,
-            number: session.number,
-            queue_pairs,
-            until: now + DRAIN_NS,
-        })
+    pub(super) fn new(key: u32, number: u32, now: u64) -> Draining {
+        Draining { key, number, next: 0, queue_pairs: Vec::new(), until: now + DRAIN_NS }
     }
 
-    /// Returns the queue pairs with packets left.
-    pub(super) fn queue_pairs(&self) -> impl Iterator<Item = u32> {
-        self.queue_pairs.iter().map(|(number, _)| *number)
-    }
-
-    /// `true` once the engine has taken all packets, and the device has completed them. Also `true` if no packet of any
-    /// session waits for the device (`waits` is `false`), and after the session's latest time.
-    fn is_drained(&mut self, session: &Session, waits: bool, now: u64) -> bool {
-        while let Some((number, end)) = self.queue_pairs.last() {
-            let next = session.queue_pairs[*number as usize].transmit.next_index();
-            if (next.wrapping_sub(*end) as i32) < 0 {
-                return now >= self.until;
-            }
-            self.queue_pairs.pop();
+    /// Looks at the next queue pair. `waits`: `true` if packets of any session wait for the device. Without any, the
+    /// device has the session's packets in flight, and the engine need not wait for their completion.
+    ///
+    /// # Errors
+    /// The violation that the queue pair's indexes show.
+    pub(super) fn step(
+        &mut self,
+        session: &mut Session,
+        waits: bool,
+        now: u64,
+    ) -> Result<Step, Violation> {
+        if now >= self.until {
+            return Ok(Step::Over);
         }
-        session.in_flight == 0 || !waits || now >= self.until
+        if let Some(set) = session.queue_pairs.get_mut(self.next as usize) {
+            let number = self.next;
+            self.next += 1;
+            if set.transmit.observe()? == 0 {
+                return Ok(Step::Empty);
+            }
+            self.queue_pairs.push((number, set.transmit.seen()));
+            return Ok(Step::Found(number));
+        }
+        let Some((number, end)) = self.queue_pairs.last() else {
+            let is_over = session.in_flight == 0 || !waits;
+            return Ok(if is_over { Step::Over } else { Step::Waits });
+        };
+        let next = session.queue_pairs[*number as usize].transmit.next_index();
+        if (next.wrapping_sub(*end) as i32) < 0 {
+            return Ok(Step::Waits);
+        }
+        self.queue_pairs.pop();
+        Ok(Step::Empty)
     }
 }
 
@@ -67,16 +86,16 @@ impl Draining {
 #[derive(Debug, Default)]
 pub(super) struct DrainingSessions {
     all: VecDeque<Draining>,
+    /// The index of the session whose turn it is.
+    turn: usize,
+    /// The number of sessions from that one on, in turn, that the engine has to look at.
+    unchecked: usize,
 }
 
 impl DrainingSessions {
-    /// Returns `true` below the limit of draining sessions.
-    pub(super) fn has_room(&self) -> bool {
-        self.all.len() < MOST_DRAINING
-    }
-
     pub(super) fn push(&mut self, draining: Draining) {
         self.all.push_back(draining);
+        self.unchecked = self.all.len();
     }
 
     #[inline]
@@ -89,21 +108,46 @@ impl DrainingSessions {
         self.all.front().map(|one| one.until)
     }
 
-    /// Removes a session that has nothing left to send, and returns its key. `session`: returns a session by its key.
-    /// `waits`: `true` if packets wait for the device.
-    pub(super) fn take_drained<'a>(
-        &mut self,
-        session: impl Fn(u32) -> Option<&'a Session>,
-        waits: bool,
-        now: u64,
-    ) -> Option<u32> {
-        let at = self.all.iter_mut().position(|one| {
-            let session = session(one.key).filter(|session| session.number == one.number);
-            session.is_none_or(|session| session.closing || one.is_drained(session, waits, now))
-        })?;
-        let taken = self.all.remove(at)?;
-        let lives = session(taken.key).is_some_and(|session| session.number == taken.number);
-        // Otherwise the engine has closed the session for a violation.
-        lives.then_some(taken.key)
+    /// Begins a poll iteration. The engine has to look at all sessions if it did some work, or if a session's latest
+    /// time is over.
+    pub(super) fn begin(&mut self, has_worked: bool, now: u64) {
+        if has_worked || self.next_due().is_some_and(|until| until <= now) {
+            self.unchecked = self.all.len();
+        }
+    }
+
+    /// Returns `true` if the engine has to look at a session.
+    pub(super) fn has_left(&self) -> bool {
+        self.unchecked > 0
+    }
+
+    /// Returns the session whose turn it is, if the engine has to look at it.
+    pub(super) fn current(&mut self) -> Option<&mut Draining> {
+        if self.unchecked == 0 {
+            return None;
+        }
+        self.turn %= self.all.len().max(1);
+        self.all.get_mut(self.turn)
+    }
+
+    /// Passes the turn to the next session, because the current one waits.
+    pub(super) fn pass(&mut self) {
+        self.turn += 1;
+        self.unchecked -= 1;
+    }
+
+    /// Passes the turn to the next session, before the engine has looked at the whole current one.
+    pub(super) fn interrupt(&mut self) {
+        self.turn += 1;
+        self.unchecked = self.all.len();
+    }
+
+    /// Removes the current session.
+    pub(super) fn remove(&mut self) {
+        self.all.remove(self.turn);
+        self.unchecked -= 1;
     }
 }
+
+#[cfg(test)]
+mod tests;

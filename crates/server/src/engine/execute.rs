@@ -8,11 +8,11 @@ use towpath_protocol::settings::{Scope, Setting};
 
 use crate::clock::clock_ns;
 use crate::engine::Engine;
-use crate::engine::closing::Step;
+use crate::engine::closing::Closed;
 use crate::engine::commands::{Claim, Command, EngineReport, Listening};
 use crate::engine::delivery::{Delivery, Packet};
 use crate::engine::demux::{Destination, FlowCache};
-use crate::engine::draining::Draining;
+use crate::engine::draining::{Draining, Step};
 use crate::engine::forbidden::Forbidden;
 use crate::engine::neighbours::MAX_REQUESTS;
 use crate::engine::oob::Parts;
@@ -25,8 +25,9 @@ use crate::reach::Reach;
 /// endlessly does not delay other sessions. An engine with commands left does not sleep.
 const COMMANDS_PER_ITERATION: usize = 16;
 
-/// Endpoints of ending sessions, and sessions without endpoints, that the engine removes per poll
-/// iteration, so that one session's ten thousand do not delay other sessions.
+/// Endpoints and queue pairs of ending sessions, and sessions without any, that the engine removes per poll iteration,
+/// so that one session's ten thousand do not delay other sessions. Also the queue pairs of draining sessions at which
+/// the engine looks per poll iteration.
 const CLOSED_PER_ITERATION: usize = 64;
 
 impl Engine {
@@ -50,6 +51,7 @@ impl Engine {
     pub(super) fn has_commands_left(&self) -> bool {
         self.commands.has_left()
             || !self.closing.is_empty()
+            || self.draining.has_left()
             || self.tx.is_hurrying()
             || self.apertures.has_ending()
             || self.sessions.has_condemned()
@@ -60,7 +62,9 @@ impl Engine {
     fn execute(&mut self, command: Command) {
         match command {
             Command::AddSession(session) => self.add_session(session),
-            Command::RemoveSession { number, reason } => self.remove_session(number, reason),
+            Command::RemoveSession { number, reason, at_once } => {
+                self.remove_session(number, reason, at_once);
+            }
             Command::AddEndpoint { session, number, endpoint, listening, group } => {
                 if let Some(key) = self.sessions.key(session) {
                     self.add_endpoint(key, number, endpoint, listening, group);
@@ -324,47 +328,70 @@ impl Engine {
         self.notifier.touch(session, key, queue_pair);
     }
 
-    /// Ends a session: at once for a `reason`, otherwise after its last packets.
-    fn remove_session(&mut self, number: u32, reason: u32) {
+    /// Ends a session: after its last packets, or `at_once`, even if the engine drains it already.
+    fn remove_session(&mut self, number: u32, reason: u32, at_once: bool) {
         let Some(key) = self.sessions.key(number) else { return };
-        if reason != 0 || !self.begin_draining(key) {
+        if at_once || !self.begin_draining(key) {
             self.begin_closing(key, reason);
         }
     }
 
-    /// Begins to drain a session whose application has ended. Returns `false` if the session has no packets left, or
-    /// must close at once.
+    /// Begins to drain a session whose application has ended. Returns `false` if the session must close at once.
     fn begin_draining(&mut self, key: u32) -> bool {
-        let Some(session) = self.sessions.get_mut(key) else { return false };
+        let Some(session) = self.sessions.get(key) else { return false };
         let may = session.is_claimed() && session.violation.is_none() && !session.closing;
-        if !may || !self.tx.is_link_up() || !self.draining.has_room() {
+        if !may || !self.tx.is_link_up() {
             return false;
         }
-        let Some(draining) = Draining::of(key, session, clock_ns()) else { return false };
-        for queue_pair in draining.queue_pairs() {
-            // An application that was killed may have published packets without an event.
-            if let Err(violation) = self.tx.found_news(session, queue_pair) {
-                self.sessions.condemn(key, violation);
-                return true;
-            }
-        }
-        self.draining.push(draining);
+        self.draining.push(Draining::new(key, session.number, clock_ns()));
         true
     }
 
-    /// Begins to close the drained sessions. Returns their number.
-    pub(super) fn close_drained(&mut self) -> usize {
-        let (mut closed, now) = (0, clock_ns());
-        let waits = self.tx.waits_for_device();
-        while let Some(key) = self.draining.take_drained(|key| self.sessions.get(key), waits, now) {
-            self.begin_closing(key, 0);
-            closed += 1;
+    /// Looks for the last packets of draining sessions, and begins to close the sessions without any. `has_worked`:
+    /// `true` if the poll iteration did some work. Returns the amount of work done.
+    pub(super) fn go_on_draining(&mut self, has_worked: bool) -> usize {
+        let (now, waits) = (clock_ns(), self.tx.waits_for_device());
+        self.draining.begin(has_worked, now);
+        let (mut work, mut left) = (0, CLOSED_PER_ITERATION);
+        while left > 0
+            && let Some(draining) = self.draining.current()
+        {
+            left -= 1;
+            let (key, number) = (draining.key, draining.number);
+            let session = self.sessions.get_mut(key).filter(|one| one.number == number);
+            // The engine has closed, or is about to close, a session that broke the protocol.
+            let Some(session) = session.filter(|one| !one.closing && one.violation.is_none())
+            else {
+                self.draining.remove();
+                continue;
+            };
+            let step = draining.step(session, waits, now).and_then(|step| {
+                let Step::Found(queue_pair) = step else { return Ok(step) };
+                self.tx.found_news(session, queue_pair).map(|()| step)
+            });
+            match step {
+                Ok(Step::Waits) => {
+                    self.draining.pass();
+                    continue;
+                }
+                Ok(Step::Found(_) | Step::Empty) if left > 0 => {}
+                Ok(Step::Found(_) | Step::Empty) => self.draining.interrupt(),
+                Ok(Step::Over) => {
+                    self.draining.remove();
+                    self.begin_closing(key, 0);
+                }
+                Err(violation) => {
+                    self.draining.remove();
+                    self.sessions.condemn(key, violation);
+                }
+            }
+            work += 1;
         }
-        closed
+        work
     }
 
     /// Ends a session, which from now on receives and sends nothing. The engine waits for the
-    /// session's packets in flight, and removes its flow rules a few per poll iteration.
+    /// session's packets in flight, and removes its flow rules and queue pairs a few per poll iteration.
     /// Counts and reports a violation, whatever made the session end. `reason` is for the
     /// application, if there is no violation.
     fn begin_closing(&mut self, key: u32, reason: u32) {
@@ -377,9 +404,8 @@ impl Engine {
         self.counters.add(Count::Violations, u64::from(violation.is_some()));
         let doorbell = session.close(violation.map_or(reason, |violation| violation as u32));
         let endpoints = std::mem::take(&mut session.endpoints);
-        self.closing.push(key, endpoints, std::mem::take(&mut session.shapes));
-        let left = session.queue_pairs.iter_mut().map(|set| set.transmit.observe().unwrap_or(0));
-        self.counters.add(Count::TxEnded, left.map(u64::from).sum());
+        let queue_pairs = session.shape.queue_pairs;
+        self.closing.push(key, queue_pairs, endpoints, std::mem::take(&mut session.shapes));
         self.sessions.deactivate(key);
         // This completes packets, and touches their queue pairs once more.
         self.tx.forget(key, &mut self.sessions, &mut self.notifier, &mut self.counters);
@@ -413,7 +439,7 @@ impl Engine {
             && let Some(step) = self.closing.next()
         {
             match step {
-                Step::Endpoint { key, number, endpoint, shape } => {
+                Closed::Endpoint { key, number, endpoint, shape } => {
                     if let Some(shape) = shape {
                         self.tx.drop_shape(&shape);
                     }
@@ -423,7 +449,11 @@ impl Engine {
                     }
                     work += 1;
                 }
-                Step::Emptied(key) => {
+                Closed::QueuePair { key, number } => {
+                    self.remove_queue_pair(key, number);
+                    work += 1;
+                }
+                Closed::Emptied(key) => {
                     if let Some(session) = self.sessions.get_mut(key) {
                         session.emptied = true;
                     }
@@ -433,6 +463,15 @@ impl Engine {
             }
         }
         work
+    }
+
+    /// Removes a queue pair of an ending session from the scheduler, and counts the packets left there.
+    fn remove_queue_pair(&mut self, key: u32, number: u32) {
+        let Some(session) = self.sessions.get_mut(key) else { return };
+        let set = &mut session.queue_pairs[number as usize];
+        let left = set.transmit.observe().unwrap_or(0);
+        self.counters.add(Count::TxEnded, left.into());
+        self.tx.remove_unit(set.unit);
     }
 
     /// Stops delivery to an endpoint. `state`: what the peer of its out-of-band messages is told.

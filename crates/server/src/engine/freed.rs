@@ -16,7 +16,7 @@ use towpath_packet::headers::{Headers, PREFIX_BYTES};
 #[cfg(test)]
 use answer::ANSWER_BYTES;
 pub(crate) use answer::Answer;
-use answer::Reaction;
+use answer::Claim;
 use lease::BEGINNING_BYTES;
 pub(crate) use lease::FreedLease;
 
@@ -46,6 +46,8 @@ pub(crate) struct FreedTable {
     /// Oldest first.
     all: Vec<FreedLease>,
     pending: Vec<Pending>,
+    /// The MAC addresses of removed leases: other hosts have claimed their addresses.
+    claimed: Vec<[u8; 6]>,
     rate: AnswerRate,
     random: u64,
 }
@@ -56,6 +58,7 @@ impl FreedTable {
         FreedTable {
             all: Vec::new(),
             pending: Vec::with_capacity(MOST_PENDING),
+            claimed: Vec::with_capacity(MOST_FREED),
             rate: AnswerRate::new(ANSWERS_PER_SECOND, 0),
             random: seed | 1,
         }
@@ -67,9 +70,15 @@ impl FreedTable {
         self.all.is_empty()
     }
 
+    /// `true` if packets wait for answers, or claims for [`FreedTable::take_claimed`].
     #[inline]
     pub(crate) fn has_pending(&self) -> bool {
-        !self.pending.is_empty()
+        !self.pending.is_empty() || !self.claimed.is_empty()
+    }
+
+    /// Returns the MAC address of a lease that [`FreedTable::take`] has removed.
+    pub(crate) fn take_claimed(&mut self) -> Option<[u8; 6]> {
+        self.claimed.pop()
     }
 
     /// Adds a freed lease, in place of the oldest one at the limit.
@@ -88,17 +97,27 @@ impl FreedTable {
 
     /// Copies the beginning of a packet without a rule, or to a group, if the packet is for the address of a freed
     /// lease. `beginning`: the packet's first bytes; `len`: its length. Ignores packets beyond the limit. The caller
-    /// counts the packets without a rule, also those that get an answer.
+    /// counts the packets without a rule, also those that get an answer. Removes the lease whose address the packet's
+    /// sender claims, even beyond the limit.
     #[cold]
     #[inline(never)]
     pub(crate) fn take(&mut self, beginning: &[u8], len: usize) {
         let beginning = &beginning[..beginning.len().min(PREFIX_BYTES)];
         let Ok(headers) = Headers::parse(beginning, len) else { return };
-        let concerns = |one: &FreedLease| answer::reaction(one, &headers) != Reaction::None;
-        if !self.all.iter().any(concerns) {
-            return;
+        if let Some(claim) = Claim::of(&headers) {
+            let claimed = &mut self.claimed;
+            self.all.retain(|one| {
+                let is_claimed = claim.is_of(one, headers.source);
+                if is_claimed {
+                    claimed.push(one.mac);
+                }
+                !is_claimed
+            });
         }
         if self.pending.len() == MOST_PENDING {
+            return;
+        }
+        if !self.all.iter().any(|one| answer::is_answered(one, &headers)) {
             return;
         }
         let held = beginning.len().min(BEGINNING_BYTES);
@@ -108,13 +127,12 @@ impl FreedTable {
     }
 
     /// Returns the next answer, at the time `now` in nanoseconds; `None` if no packet is left. Drops packets over the
-    /// limited rate. Removes a lease with an address that another host claims.
+    /// limited rate, and packets for leases that [`FreedTable::take`] has removed since.
     pub(crate) fn next_answer(&mut self, now: u64) -> Option<Answer> {
         while let Some(pending) = self.pending.pop() {
             let beginning = &pending.bytes[..pending.held];
             let Ok(headers) = Headers::parse(beginning, pending.len) else { continue };
-            self.all.retain(|one| answer::reaction(one, &headers) != Reaction::Forget);
-            let answers = |one: &&FreedLease| answer::reaction(one, &headers) == Reaction::Answer;
+            let answers = |one: &&FreedLease| answer::is_answered(one, &headers);
             let Some(own) = self.all.iter().find(answers) else { continue };
             let Some(answer) = answer::answer(own, &headers, beginning) else { continue };
             // Marsaglia's xorshift.

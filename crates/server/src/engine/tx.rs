@@ -144,6 +144,11 @@ impl TxPath {
         }
     }
 
+    /// Removes a queue pair of an ending session from the scheduler.
+    pub(crate) fn remove_unit(&mut self, unit: u32) {
+        self.schedule.remove([unit]);
+    }
+
     /// Records ticks of the clock, or a poll iteration without a clock.
     pub(crate) fn count_ticks(&mut self, ticks: u64) {
         self.tick += ticks;

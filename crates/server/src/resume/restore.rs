@@ -19,7 +19,7 @@ use super::record::{MOST_CRASHES, Record, Recorded, RecordedAddresses, RecordedE
 use crate::addresses::{Holder, Lease};
 use crate::apertures::left::LeftApertures;
 use crate::apertures::tables::ApertureTables;
-use crate::connection::{Connection, Opened, Progress};
+use crate::connection::{Connection, Ending, Opened, Progress};
 use crate::control::{Control, UNCLAIMED};
 use crate::engine::commands::Command;
 use crate::engine::demux::Rule;
@@ -362,7 +362,7 @@ impl Control {
         connection.progress = Progress::Over;
         let (number, name) = (connection.number, connection.name.clone());
         info!(session = number, name, "an unclaimed session ends: {why}");
-        self.end_session(token, 0);
+        self.end_session(token, 0, Ending::AtOnce);
     }
 
     /// Ends the sessions that no application has claimed in time.

@@ -28,13 +28,51 @@ fn is_group(mac: [u8; 6]) -> bool {
     mac[0] & 1 != 0
 }
 
-/// The engine's reaction to a packet, for one freed lease.
+/// An address that the sender of a packet has, or is about to have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reaction {
-    None,
-    Answer,
-    /// Another host claims an address, and answers for it from now on. The engine removes the lease.
-    Forget,
+pub(super) enum Claim {
+    V4(u32),
+    V6(u128),
+}
+
+impl Claim {
+    /// Returns the address that a packet's sender claims. A host claims an address by an announcement, by a probe
+    /// before its first use (RFC 5227, 2.1.1; RFC 4862, 5.4), and by each packet from the address. Linux sends no
+    /// announcement after it has probed an IPv6 address.
+    pub(super) fn of(headers: &Headers) -> Option<Claim> {
+        if is_group(headers.source) || headers.is_tagged() || headers.malformed.is_some() {
+            return None;
+        }
+        match &headers.network {
+            Network::Arp(arp) if arp.sender_ip == 0 => Some(Claim::V4(arp.target_ip)),
+            Network::Arp(arp) => Some(Claim::V4(arp.sender_ip)),
+            Network::Ipv4(ip) => Some(Claim::V4(ip.source)),
+            Network::Ipv6(ip) => match ip.transport {
+                Transport::Neighbour { kind: NEIGHBOUR_ADVERTISEMENT, target }
+                    if ip.hops == NEIGHBOUR_HOPS =>
+                {
+                    Some(Claim::V6(target))
+                }
+                Transport::Neighbour { kind: NEIGHBOUR_SOLICITATION, target }
+                    if ip.hops == NEIGHBOUR_HOPS && ip.source == 0 =>
+                {
+                    Some(Claim::V6(target))
+                }
+                _ => Some(Claim::V6(ip.source)),
+            },
+            Network::Other => None,
+        }
+    }
+
+    /// `true` if another host than that of the lease claims an address of the lease. `source`: the MAC address of the
+    /// claim's sender.
+    pub(super) fn is_of(self, lease: &FreedLease, source: [u8; 6]) -> bool {
+        let has = match self {
+            Claim::V4(ip) => lease.ipv4.is_some_and(|(own, _)| own == ip),
+            Claim::V6(ip) => lease.ipv6.contains(&Some(ip)),
+        };
+        has && source != lease.mac
+    }
 }
 
 /// A frame that answers a packet.
@@ -134,51 +172,36 @@ impl Ends {
     }
 }
 
-/// Returns the reaction to a packet, by the packet's headers only.
-pub(super) fn reaction(own: &FreedLease, headers: &Headers) -> Reaction {
+/// Returns `true` if the engine answers a packet for a freed lease, by the packet's headers only.
+pub(super) fn is_answered(own: &FreedLease, headers: &Headers) -> bool {
     let is_from_no_host = headers.source == own.mac || is_group(headers.source);
     if is_from_no_host || headers.is_tagged() || headers.malformed.is_some() {
-        return Reaction::None;
+        return false;
     }
     let is_for_mac = headers.destination == own.mac;
     let ipv4 = own.ipv4.map(|(ip, _)| ip);
     let has_v6 = |ip: u128| own.ipv6.contains(&Some(ip));
     match &headers.network {
         Network::Arp(arp) => {
-            if ipv4 == Some(arp.sender_ip) {
-                return Reaction::Forget;
-            }
             let asks = arp.operation == 1 && ipv4 == Some(arp.target_ip);
-            // A host that probes whether the address is free may have it (RFC 5227, 2.1.1).
             let is_from_host = arp.sender_ip != 0 && !is_group(arp.sender_mac);
-            answers_if(asks && is_from_host && (is_for_mac || is_group(headers.destination)))
+            asks && is_from_host && (is_for_mac || is_group(headers.destination))
         }
         Network::Ipv4(ip) => {
             let is_for_lease = is_for_mac && ipv4 == Some(ip.destination);
-            answers_if(is_for_lease && is_host_v4(ip.source, own) && wants_answer(ip))
+            is_for_lease && is_host_v4(ip.source, own) && wants_answer(ip)
         }
         Network::Ipv6(ip) => match ip.transport {
-            Transport::Neighbour { kind, target }
-                if ip.hops == NEIGHBOUR_HOPS && has_v6(target) =>
-            {
-                match kind {
-                    // A host that asks from no address checks whether it may have this one (RFC 4862, 5.4).
-                    NEIGHBOUR_SOLICITATION => answers_if(is_host_v6(ip.source)),
-                    NEIGHBOUR_ADVERTISEMENT => Reaction::Forget,
-                    _ => Reaction::None,
-                }
+            Transport::Neighbour { kind: NEIGHBOUR_SOLICITATION, target } => {
+                ip.hops == NEIGHBOUR_HOPS && has_v6(target) && is_host_v6(ip.source)
             }
             _ => {
                 let is_for_lease = is_for_mac && has_v6(ip.destination);
-                answers_if(is_for_lease && is_host_v6(ip.source) && wants_answer(ip))
+                is_for_lease && is_host_v6(ip.source) && wants_answer(ip)
             }
         },
-        Network::Other => Reaction::None,
+        Network::Other => false,
     }
-}
-
-fn answers_if(answers: bool) -> Reaction {
-    if answers { Reaction::Answer } else { Reaction::None }
 }
 
 /// Returns `true` for an address that one host can have.

@@ -115,18 +115,62 @@ fn nothing_else_is_answered() {
 }
 
 #[test]
-fn the_engine_is_silent_once_another_host_or_session_has_the_address() {
-    for number in 0..2 {
-        let (mut table, flows) = table();
-        let flow = flows[number];
-        assert!(answer_to(&mut table, &flow.udp(b"x")).is_some());
-        let claim = flow.addresses(flow.destination, flow.source).i_have();
-        assert_eq!(answer_to(&mut table, &claim), None);
-        assert!(table.is_empty());
-    }
+fn the_engine_is_silent_once_another_session_has_the_address() {
     let (mut table, [flow, _]) = table();
     table.remove(MAC);
     assert_eq!(answer_to(&mut table, &flow.udp(b"x")), None);
+}
+
+/// Returns packets by which a host claims the destination of a flow, each with a name.
+fn claims(flow: &Flow) -> Vec<(&'static str, Vec<u8>)> {
+    let from_own = flow.addresses(flow.destination, flow.source);
+    let from_none = match flow.destination {
+        IpAddr::V4(_) => flow.addresses([0; 4], flow.destination),
+        IpAddr::V6(_) => flow.addresses(Ipv6Addr::UNSPECIFIED, flow.destination),
+    };
+    vec![
+        ("announcement", from_own.i_have()),
+        ("probe", from_none.who_has()),
+        ("request of the new host", from_own.who_has()),
+        ("datagram", from_own.udp(b"x")),
+        (
+            "segment to a group",
+            from_own.macs(flow.source_mac, [0xff; 6]).tcp(&Tcp::default(), b"x"),
+        ),
+    ]
+}
+
+#[test]
+fn an_address_is_another_hosts_once_that_host_claims_it() {
+    for number in 0..2 {
+        let flow = table().1[number];
+        for (name, claim) in claims(&flow) {
+            let (mut table, _) = table();
+            assert!(answer_to(&mut table, &flow.udp(b"x")).is_some());
+            assert_eq!(answer_to(&mut table, &claim), None, "{name}");
+            assert!(table.is_empty(), "{name}");
+        }
+        // The same packets with the lease's own MAC address, with a tag, or for another address.
+        let from_own_mac = claims(&flow.macs(MAC, PEER));
+        let tagged = claims(&flow.vlan(7));
+        let of_other = claims(&flow.addresses(flow.source, flow.source));
+        for (name, claim) in from_own_mac.into_iter().chain(tagged).chain(of_other) {
+            let (mut table, _) = table();
+            table.take(&claim, claim.len());
+            assert!(!table.is_empty(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_claim_behind_many_packets_counts_at_once() {
+    let (mut table, [flow, _]) = table();
+    let frame = flow.udp(b"x");
+    (0..MOST_PENDING).for_each(|_| table.take(&frame, frame.len()));
+    let claim = flow.addresses(flow.destination, flow.source).i_have();
+    table.take(&claim, claim.len());
+    assert!(table.is_empty());
+    assert!(table.next_answer(1).is_none(), "also the packets before the claim get no answer");
 }
 
 #[test]

@@ -137,8 +137,6 @@ impl TxPath {
         notifier: &mut Notifier,
         counters: &mut DeviceCounters,
     ) {
-        let Some(session) = sessions.get(key) else { return };
-        self.schedule.remove(session.queue_pairs.iter().map(|set| set.unit));
         self.hurrying.retain(|one| *one != key);
         let mut gone = Vec::new();
         let (bounce, in_flight) = (&self.bounce, &self.in_flight);

@@ -95,7 +95,7 @@ impl TxPath {
         // The engine is at this session until it serves another one: a driver may fail later with
         // its packets.
         let session = sessions.serve(batch.key)?;
-        if session.violation.is_some() {
+        if session.violation.is_some() || session.closing {
             return None;
         }
         let ended = batch.take(session, memory.mapping(), &self.rules(), allowance);
