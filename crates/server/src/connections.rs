@@ -42,6 +42,8 @@ pub(crate) struct Connections {
     groups: HashMap<u32, Usage>,
     /// The bytes of all sessions together.
     bytes: usize,
+    /// Those of granted users' sessions.
+    granted_bytes: usize,
     /// Memory of limited users' applications that workers seal and perhaps allocate, by the token.
     preparing: HashMap<u64, (Account, usize)>,
 }
@@ -135,17 +137,9 @@ impl Connections {
                  or the policy); end one"
             ));
         }
-        if let Some(text) = self.exceeds_total(limits, bytes) {
-            return Some(text);
-        }
-        let limit = limits.bytes_per_user;
-        if account.is_limited && held.bytes + bytes > limit {
+        if let Some(text) = self.exceeds(limits, account, bytes) {
             return Some(format!(
-                "with this session, the sessions of user {uid} would have {} bytes; at most \
-                 {limit} are allowed (bytes-per-user of the server or the policy); end another session, \
-                 or ask for less{}",
-                held.bytes + bytes,
-                held.unfreeable()
+                "with this session, {text}; end another session, or ask for less"
             ));
         }
         let group = account.group?;
@@ -172,11 +166,9 @@ impl Connections {
         let Some(connection) = self.all.get_mut(&token) else { return };
         (connection.number, connection.bytes) = (number, bytes);
         let account = connection.account;
-        self.bytes += bytes;
         self.numbers.insert(number, token);
-        self.charge(account, |held| {
-            (held.sessions, held.bytes) = (held.sessions + 1, held.bytes + bytes)
-        });
+        self.charge(account, |held| held.sessions += 1);
+        self.charge_memory(account, bytes);
     }
 
     /// Records that a connection has no session any more. Returns the session's former number; 0:
@@ -189,10 +181,10 @@ impl Connections {
             let unfreeable = std::mem::take(&mut connection.unfreeable_bytes);
             let unfreeable = unfreeable.min(connection.bytes);
             let bytes = connection.bytes - unfreeable;
-            self.bytes -= bytes;
             self.numbers.remove(&number);
+            self.discharge_memory(account, bytes);
             self.charge(account, |held| {
-                (held.sessions, held.bytes) = (held.sessions - 1, held.bytes - bytes);
+                held.sessions -= 1;
                 held.unfreeable_bytes += unfreeable;
             });
         }
