@@ -134,8 +134,27 @@ fn map_readable(file: OwnedFd) -> std::io::Result<Mapping> {
     Ok(mapping)
 }
 
+/// Maps new memory of this session, and allocates it: this process pays for its own memory. What a
+/// server has to allocate, it cannot free while an application keeps it.
 fn map_writable(file: OwnedFd) -> std::io::Result<Region> {
-    let region = SharedFile::adopt(file)?.map_writable()?;
+    let mut region = SharedFile::adopt(file)?.map_writable()?;
     region.mapping().keep_from_children()?;
+    region.allocate()?;
     Ok(region)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn an_application_allocates_its_own_memory() {
+        let file = SharedFile::create("test", 100_000).unwrap();
+        let _region = map_writable(file.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        let metadata = std::fs::File::from(OwnedFd::from(file)).metadata().unwrap();
+        let blocks = std::os::linux::fs::MetadataExt::st_blocks(&metadata);
+        assert_eq!((metadata.len(), blocks * 512), (102_400, 102_400));
+    }
 }

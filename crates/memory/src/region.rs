@@ -8,11 +8,13 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use rustix::io::Errno;
+use rustix::mm::Advice;
 use towpath_queue::copy::copy;
 
 #[cfg(target_arch = "x86_64")]
 use crate::mapping::prefetch_to_write;
-use crate::{FilePart, Mapping, SharedFile};
+use crate::{FilePart, Mapping, PAGE_BYTES, SharedFile};
 
 /// The right to write a range of a mapping. No two regions of one mapping overlap, a region cannot
 /// be cloned, and only `&mut self` writes it. So a range has one writer at a time in this process.
@@ -156,6 +158,35 @@ impl Region {
         self.len == 0
     }
 
+    /// Allocates every page of new memory, as this process's own. The bytes may be overwritten by
+    /// zeros.
+    ///
+    /// ```
+    /// let file = towpath_memory::SharedFile::create("example", 8192)?;
+    /// let mut region = file.map_writable()?;
+    /// region.allocate()?;
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
+    /// # Errors
+    /// `ENOMEM` and `EFAULT` when there is no memory.
+    pub fn allocate(&mut self) -> io::Result<()> {
+        // SAFETY: the range is the region's own; populating a mapping of a file changes no byte.
+        let populated = unsafe {
+            rustix::mm::madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxPopulateWrite)
+        };
+        match populated {
+            // Linux before 5.14.
+            Err(Errno::INVAL) => {
+                for offset in (0..self.len).step_by(PAGE_BYTES) {
+                    let _ = self.copy_in(offset, &[0]);
+                }
+                Ok(())
+            }
+            other => Ok(other?),
+        }
+    }
+
     /// Splits `len` bytes off the front.
     ///
     /// # Panics
@@ -275,7 +306,6 @@ impl Region {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::PAGE_BYTES;
 
     #[test]
     fn copies_stay_inside() {
@@ -318,6 +348,21 @@ mod tests {
             assert!(Mapping::joined(&[wrong]).is_err());
         }
         assert!(Mapping::joined(&[]).is_err());
+    }
+
+    #[test]
+    fn new_memory_is_allocated() {
+        let file = SharedFile::create("test", 5 * PAGE_BYTES).unwrap();
+        let blocks = || rustix::fs::fstat(&file).unwrap().st_blocks;
+        let mut region = file.map_writable().unwrap();
+        assert_eq!(blocks(), 0);
+        region.allocate().unwrap();
+        assert_eq!(blocks() as usize * 512, 5 * PAGE_BYTES);
+        let mut part = SharedFile::create("test", 1).unwrap().map_writable().unwrap();
+        assert!(part.copy_in(7, b"kept"));
+        part.allocate().unwrap();
+        let mut seen = [0; 4];
+        assert!(part.mapping().copy_out(7, &mut seen) && seen == *b"kept");
     }
 
     #[test]

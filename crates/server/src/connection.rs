@@ -86,6 +86,9 @@ pub(crate) struct Connection {
     pub(crate) account: Account,
     /// The size of the session, in bytes.
     pub(crate) bytes: usize,
+    /// The bytes among them that stay the user's after the session's end: the server has allocated
+    /// them, and cannot free them.
+    pub(crate) unfreeable_bytes: usize,
     /// The session's number; 0 without one.
     pub(crate) number: u32,
     /// The name that the application gave itself.
@@ -233,6 +236,7 @@ impl Connection {
             gone: false,
             account,
             bytes: 0,
+            unfreeable_bytes: 0,
             number: 0,
             name: String::new(),
             lease: None,

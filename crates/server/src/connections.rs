@@ -1,5 +1,7 @@
 //! All control connections, found by their various keys at a cost that does not grow with their
-//! number; and the resources of each user and each group.
+//! number; and the resources of each user and each group ([`memory`] counts their memory).
+
+mod memory;
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,7 +13,23 @@ use crate::policy::{Account, Limits, Policy};
 struct Usage {
     connections: usize,
     sessions: usize,
+    /// All of its bytes, those below included.
     bytes: usize,
+    /// Bytes of sessions that have ended, which the server cannot free.
+    unfreeable_bytes: usize,
+}
+
+impl Usage {
+    /// Returns the end of a refusal's text: the bytes that no end of a session frees.
+    fn unfreeable(&self) -> String {
+        match self.unfreeable_bytes {
+            0 => String::new(),
+            bytes => format!(
+                "; {bytes} of these bytes are of ended sessions, whose applications left it to the server \
+                 to allocate their memory: build them with this version of Towpath"
+            ),
+        }
+    }
 }
 
 /// The connections by their tokens.
@@ -24,6 +42,10 @@ pub(crate) struct Connections {
     groups: HashMap<u32, Usage>,
     /// The bytes of all sessions together.
     bytes: usize,
+    /// Those of granted users' sessions.
+    granted_bytes: usize,
+    /// Memory of limited users' applications that workers seal and perhaps allocate, by the token.
+    preparing: HashMap<u64, (Account, usize)>,
 }
 
 impl Connections {
@@ -46,7 +68,7 @@ impl Connections {
         let apply = |all: &mut HashMap<u32, Usage>, key| {
             let held = all.entry(key).or_default();
             change(held);
-            if held.connections == 0 && held.sessions == 0 {
+            if held.connections == 0 && held.sessions == 0 && held.bytes == 0 {
                 all.remove(&key);
             }
         };
@@ -115,16 +137,9 @@ impl Connections {
                  or the policy); end one"
             ));
         }
-        if let Some(text) = self.exceeds_total(limits, bytes) {
-            return Some(text);
-        }
-        let limit = limits.bytes_per_user;
-        if account.is_limited && held.bytes + bytes > limit {
+        if let Some(text) = self.exceeds(limits, account, bytes) {
             return Some(format!(
-                "with this session, the sessions of user {uid} would have {} bytes; at most \
-                 {limit} are allowed (bytes-per-user of the server or the policy); end another session, \
-                 or ask for less",
-                held.bytes + bytes
+                "with this session, {text}; end another session, or ask for less"
             ));
         }
         let group = account.group?;
@@ -141,18 +156,6 @@ impl Connections {
         })
     }
 
-    /// Returns the refusal of `bytes` more if all sessions together would exceed their limit.
-    fn exceeds_total(&self, limits: &Limits, bytes: usize) -> Option<String> {
-        let (total, most) = (self.bytes.saturating_add(bytes), limits.total_bytes);
-        (total > most).then(|| {
-            format!(
-                "with it, all sessions would have {total} bytes together; at most {most} are allowed (total-bytes \
-                 of the server, by default half of its memory); end another session, ask for less, or raise \
-                 total-bytes"
-            )
-        })
-    }
-
     /// Returns the token of a session's connection.
     pub(crate) fn token_of(&self, number: u32) -> Option<u64> {
         self.numbers.get(&number).copied()
@@ -163,11 +166,9 @@ impl Connections {
         let Some(connection) = self.all.get_mut(&token) else { return };
         (connection.number, connection.bytes) = (number, bytes);
         let account = connection.account;
-        self.bytes += bytes;
         self.numbers.insert(number, token);
-        self.charge(account, |held| {
-            (held.sessions, held.bytes) = (held.sessions + 1, held.bytes + bytes)
-        });
+        self.charge(account, |held| held.sessions += 1);
+        self.charge_memory(account, bytes);
     }
 
     /// Records that a connection has no session any more. Returns the session's former number; 0:
@@ -176,68 +177,18 @@ impl Connections {
         let Some(connection) = self.all.get_mut(&token) else { return 0 };
         let number = std::mem::take(&mut connection.number);
         if number != 0 {
-            let (account, bytes) = (connection.account, connection.bytes);
-            self.bytes -= bytes;
+            let account = connection.account;
+            let unfreeable = std::mem::take(&mut connection.unfreeable_bytes);
+            let unfreeable = unfreeable.min(connection.bytes);
+            let bytes = connection.bytes - unfreeable;
             self.numbers.remove(&number);
+            self.discharge_memory(account, bytes);
             self.charge(account, |held| {
-                (held.sessions, held.bytes) = (held.sessions - 1, held.bytes - bytes);
+                held.sessions -= 1;
+                held.unfreeable_bytes += unfreeable;
             });
         }
         number
-    }
-
-    /// Adds bytes to those of a session, if its limits allow. Returns the reason otherwise.
-    pub(crate) fn charge_bytes(
-        &mut self,
-        token: u64,
-        limits: &Limits,
-        bytes: usize,
-    ) -> Result<(), String> {
-        let Some(connection) = self.all.get(&token) else { return Ok(()) };
-        let (account, most) = (connection.account, limits.session_bytes);
-        let wanted = connection.bytes + bytes;
-        if wanted > most {
-            return Err(format!(
-                "with this memory the session would have {wanted} bytes; at most {most} are allowed \
-                 (session-bytes of the server or the policy); release another memory, or ask for less"
-            ));
-        }
-        if let Some(text) = self.exceeds_total(limits, bytes) {
-            return Err(text);
-        }
-        let uid = account.uid;
-        let held = self.users.get(&uid).map_or(0, |held| held.bytes) + bytes;
-        let most = limits.bytes_per_user;
-        if account.is_limited && held > most {
-            return Err(format!(
-                "with this memory, the sessions of user {uid} would have {held} bytes; at most {most} \
-                 are allowed (bytes-per-user of the server or the policy); release another memory"
-            ));
-        }
-        self.add_bytes(token, bytes);
-        Ok(())
-    }
-
-    /// Adds bytes to those of a session, whatever its limits are.
-    pub(crate) fn add_bytes(&mut self, token: u64, bytes: usize) {
-        let Some(connection) = self.all.get_mut(&token).filter(|one| one.number != 0) else {
-            return;
-        };
-        connection.bytes += bytes;
-        self.bytes += bytes;
-        let account = connection.account;
-        self.charge(account, |held| held.bytes += bytes);
-    }
-
-    /// Takes bytes off those of a session.
-    pub(crate) fn take_bytes(&mut self, token: u64, bytes: usize) {
-        let Some(connection) = self.all.get_mut(&token).filter(|one| one.number != 0) else {
-            return;
-        };
-        connection.bytes -= bytes;
-        self.bytes -= bytes;
-        let account = connection.account;
-        self.charge(account, |held| held.bytes -= bytes);
     }
 
     /// Returns the connection of a live session, by its number.

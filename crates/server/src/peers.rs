@@ -31,7 +31,10 @@ impl Control {
         match self.workers.receive(worker) {
             Some(Report::Heard { token, wrong, body }) => self.heard(token, wrong, &body),
             Some(Report::Ended { token }) => self.connection_ended(token),
-            Some(Report::MemoryReady { token, outcome }) => self.memory_ready(token, outcome),
+            Some(Report::MemoryReady { token, outcome, is_unfreeable }) => {
+                self.connections.prepared(token, is_unfreeable);
+                self.memory_ready(token, outcome);
+            }
             Some(Report::Allocated { token, outcome }) => self.memory_allocated(token, outcome),
             Some(Report::Exited) => {
                 if let Some(Owner::User(uid)) = self.workers.owner(worker)
@@ -64,7 +67,11 @@ impl Control {
 
     /// Ends connections whose packets the kernel refused to deliver.
     pub(crate) fn end_failed_connections(&mut self) {
-        for (_, token) in self.workers.take_failed() {
+        for (token, kind) in self.workers.take_failed() {
+            if kind == command::PREPARE_MEMORY {
+                // The worker has allocated nothing.
+                self.connections.prepared(token, false);
+            }
             self.tell_worker(token, Packet::new(command::CLOSE_CONNECTION, token, 0));
             self.connection_ended(token);
         }

@@ -27,13 +27,14 @@ pub struct Policy {
     pub sessions_per_user: usize,
     /// Concurrent sessions of all users admitted as members of one group, taken together.
     pub sessions_per_group: usize,
-    /// Bytes of memory that all sessions of one user may have together. Administrators have no such
-    /// limit.
+    /// Bytes of memory that all sessions of one user may have together, within half of `total_bytes`.
+    /// Administrators have no such limit.
     pub bytes_per_user: usize,
     /// Bytes of memory that all parts of one session may have together.
     pub session_bytes: usize,
-    /// Bytes of memory that all sessions of all users may have together, administrators' sessions included. The
-    /// default sets no limit.
+    /// Bytes of memory that all sessions of all users, administrators too, may have together. One granted user, and
+    /// all users admitted as members of one group, have at most half of them; all granted users together have at
+    /// most seven eighths. By default there is no such limit.
     pub total_bytes: usize,
     /// Endpoints that one session may have.
     pub endpoints_per_session: u32,

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fs::SealFlags;
-use towpath_memory::{FilePart, Mapping, SharedFile, own_words};
+use towpath_memory::{FilePart, Mapping, PAGE_BYTES, SharedFile, own_words};
 use towpath_protocol::layout::{CLOSED_WORD, SessionShape};
 use towpath_protocol::store::Store;
 
@@ -81,6 +81,14 @@ pub(crate) fn session_bytes(shape: &SessionShape, lanes: usize) -> usize {
         + oob_bytes(shape)
         + armed_bytes(shape)
         + (shape.apertures() + shape.tripwires().tripwires()) as usize * APERTURE_BYTES
+}
+
+/// Returns the bytes of the two files of a session that its application writes and its worker may
+/// allocate.
+pub(crate) fn application_bytes(shape: &SessionShape, lanes: usize) -> usize {
+    let words = shape.application_words() * 8 * lanes;
+    words.next_multiple_of(PAGE_BYTES)
+        + shape.transmit_pool.pool_bytes().next_multiple_of(PAGE_BYTES)
 }
 
 /// Returns the bytes of a session's armed words; 0 if it has no tripwires.

@@ -7,6 +7,7 @@ mod channel;
 mod confined;
 mod forked;
 mod forked_sockets;
+mod hoarder;
 mod hostile;
 mod inputs;
 mod logged;
@@ -34,6 +35,9 @@ fn main() {
         ["forked", socket] => forked::run(Path::new(socket)),
         ["forked-sockets", socket, driving] => forked_sockets::run(Path::new(socket), driving),
         ["violations", socket] => hostile::violations(Path::new(socket)),
+        ["hoarder", socket, how, leaves] => {
+            hoarder::run(Path::new(socket), how == "allocates", leaves == "hastily");
+        }
         ["random", socket, seed, rounds] => {
             random_writer::run(Path::new(socket), number(seed), number(rounds));
         }

@@ -81,6 +81,7 @@ pub(crate) fn run(socket: &Path, options: &[&str]) {
             }
             ("sessions_per_user", count) => policy.sessions_per_user = number(count) as usize,
             ("connections", count) => policy.connections = number(count) as usize,
+            ("bytes_per_user", count) => policy.bytes_per_user = number(count) as usize,
             ("session_bytes", count) => policy.session_bytes = number(count) as usize,
             ("endpoints_per_session", count) => {
                 policy.endpoints_per_session = number(count) as u32;

@@ -196,6 +196,53 @@ fn another_user_writes_only_what_is_its_own() {
     server.stop();
 }
 
+/// An application can leave its memory unallocated, end its session, and keep the memory. The server
+/// can free none of it, so it stays the user's.
+#[test]
+fn memory_that_the_server_allocates_and_cannot_free_stays_the_users() {
+    for leaves in ["politely", "hastily"] {
+        let test = "memory_that_the_server_allocates_and_cannot_free_stays_the_users";
+        let Some((sessions, bytes, refusal)) = hoard(test, "leaves", leaves) else { return };
+        // What the application keeps, and the next session, are more than the user may have.
+        assert!((4..8).contains(&sessions) && bytes <= HOARD_LIMIT, "{sessions}, {bytes}");
+        let expected = format!("{bytes} of these bytes are of ended sessions");
+        assert!(
+            refusal.as_ref().is_some_and(|text| text.contains(&expected)),
+            "{leaves}: {bytes}: {refusal:?}"
+        );
+    }
+}
+
+/// The application pays for pages that it has allocated by itself, whatever it keeps of them.
+#[test]
+fn memory_that_an_application_allocates_is_free_after_its_session() {
+    for leaves in ["politely", "hastily"] {
+        let test = "memory_that_an_application_allocates_is_free_after_its_session";
+        let Some((sessions, bytes, refusal)) = hoard(test, "allocates", leaves) else { return };
+        assert_eq!((sessions, refusal), (32, None), "{leaves}");
+        assert!(bytes > 2 * HOARD_LIMIT, "{bytes}");
+    }
+}
+
+const HOARD_LIMIT: u64 = 16 << 20;
+
+/// Lets an application of another user attach and leave until it is refused, but 32 times at most.
+/// Returns the number of sessions, the bytes that it keeps, and the refusal.
+fn hoard(test: &str, how: &str, leaves: &str) -> Option<(u64, u64, Option<String>)> {
+    let users = two_users(test)?;
+    let granted = users.applications[0];
+    let options = [format!("users={}", granted.uid), format!("bytes_per_user={HOARD_LIMIT}")];
+    let server = Served::start_as(&PEER, &[&options[0], &options[1]], Some(users.server));
+    let arguments = ["hoarder", server.path(), how, leaves];
+    let said = PEER.start_as(&arguments, |command| granted.confine(command)).finish();
+    server.stop();
+    let (last, before) = said.split_last().unwrap();
+    let (sessions, bytes) = last.strip_suffix(" bytes").unwrap().split_once(" sessions, ").unwrap();
+    let refusal = before.iter().find_map(|line| line.strip_prefix("refused "));
+    let number = |text: &str| text.parse().unwrap();
+    Some((number(sessions), number(bytes), refusal.map(str::to_owned)))
+}
+
 /// Attaches as another user. A caller that may become any user attaches from a thread of which only
 /// the user changes.
 fn attach_as(user: User, socket: &Path, options: &Options) -> Result<Session, AttachError> {

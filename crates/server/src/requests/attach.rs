@@ -15,7 +15,7 @@ use crate::connection::{Connection, Progress, Refused, read_attach};
 use crate::control::{Control, Parts};
 use crate::engine::wake_data;
 use crate::policy::Limits;
-use crate::prepare::{self, Prepared, remove_stored, session_bytes};
+use crate::prepare::{self, Prepared, application_bytes, remove_stored, session_bytes};
 use crate::resume::record::Record;
 use crate::worker::link::Packet;
 use crate::worker::wire::command;
@@ -194,11 +194,15 @@ impl Control {
             let (doorbell, armed) = (prepared.doorbell()?, prepared.armed()?);
             Ok((files, doorbell, armed))
         });
+        let lanes = self.parts.engines.lanes();
+        let shape = connection.shape.as_ref();
+        let bytes = shape.map_or(0, |shape| application_bytes(shape, lanes));
         connection.progress = Progress::Preparing(prepared);
         let (Ok((files, doorbell, armed)), Some(counter)) = (descriptors, counter) else {
             self.memory_ready(token, Err(Errno::MFILE.raw_os_error()));
             return Ok(());
         };
+        self.connections.begin_preparing(token, bytes);
         let doorbell =
             Packet::new(command::OPEN_DOORBELL, token, u64::from(counter)).with(vec![doorbell]);
         self.tell_worker(token, doorbell);

@@ -103,6 +103,8 @@ impl Control {
     /// Moves a session from the connection that stood for its application to the application's own
     /// connection. Returns `true` if the application is trusted.
     fn move_session(&mut self, token: u64, old: u64, counter: u32) -> bool {
+        let unfreeable = self.connections.get_mut(old);
+        let unfreeable = unfreeable.map(|one| std::mem::take(&mut one.unfreeable_bytes));
         let number = self.connections.take_number(old);
         let Some(unclaimed) = self.connections.remove(old) else { return false };
         self.workers.count(unclaimed.worker, false);
@@ -111,6 +113,7 @@ impl Control {
         }
         self.connections.give_number(token, number, unclaimed.bytes);
         let Some(connection) = self.connections.get_mut(token) else { return false };
+        connection.unfreeable_bytes = unfreeable.unwrap_or(0);
         connection.name = unclaimed.name;
         connection.lease = unclaimed.lease;
         connection.shape = unclaimed.shape;

@@ -64,8 +64,8 @@ pub(crate) enum Report {
     /// A connection has ended.
     Ended { token: u64 },
     /// A session's memory is ready, with the descriptors that keep it in place; or the number of
-    /// the error.
-    MemoryReady { token: u64, outcome: Result<Vec<OwnedFd>, i32> },
+    /// the error. `is_unfreeable`: the worker has allocated some of the application's memory.
+    MemoryReady { token: u64, outcome: Result<Vec<OwnedFd>, i32>, is_unfreeable: bool },
     /// A memory file is allocated, with the descriptors that keep it in place; or the number of the
     /// error.
     Allocated { token: u64, outcome: Result<Vec<OwnedFd>, i32> },
@@ -82,8 +82,8 @@ pub(crate) struct Link {
     queue: VecDeque<Packet>,
     /// The channel to the thread that closes sent descriptors.
     closer: Sender<Box<dyn Send>>,
-    /// Connections whose packets the kernel refused.
-    failed: Vec<u64>,
+    /// Connections whose packets the kernel refused, and the kinds of these commands.
+    failed: Vec<(u64, u32)>,
     sent: u64,
     handled: u64,
     /// The time at which the worker last executed a command, or got one after an idle time.
@@ -140,7 +140,7 @@ impl Link {
                     self.queue.push_front(packet);
                     return false;
                 }
-                Err(_) => self.failed.push(packet.head.token),
+                Err(_) => self.failed.push((packet.head.token, packet.head.kind)),
             }
             // Even a close that is not the last may be prolonged by an application, through record
             // locks. Without the closing thread, this thread closes them.
@@ -149,8 +149,8 @@ impl Link {
         true
     }
 
-    /// Returns the connections whose packets the kernel refused.
-    pub(crate) fn take_failed(&mut self) -> Vec<u64> {
+    /// Returns the connections whose packets the kernel refused, and the kinds of these commands.
+    pub(crate) fn take_failed(&mut self) -> Vec<(u64, u32)> {
         std::mem::take(&mut self.failed)
     }
 
@@ -191,13 +191,14 @@ impl Link {
             report::MESSAGE => Report::Heard { token, wrong: head.value, body: body.to_vec() },
             report::ENDED => Report::Ended { token },
             report::MEMORY_READY | report::ALLOCATED => {
-                let outcome = match head.value {
+                let outcome = match head.value & !report::UNFREEABLE {
                     0 => Ok(descriptors.into_iter().flatten().collect()),
                     number => Err(number as i32),
                 };
+                let is_unfreeable = head.value & report::UNFREEABLE != 0;
                 match head.kind {
                     report::ALLOCATED => Report::Allocated { token, outcome },
-                    _ => Report::MemoryReady { token, outcome },
+                    _ => Report::MemoryReady { token, outcome, is_unfreeable },
                 }
             }
             _ => Report::Handled,
@@ -211,9 +212,16 @@ impl PartialEq for Report {
     fn eq(&self, other: &Report) -> bool {
         match (self, other) {
             (
-                Report::MemoryReady { token, outcome },
-                Report::MemoryReady { token: their_token, outcome: theirs },
-            ) => token == their_token && outcome.as_ref().err() == theirs.as_ref().err(),
+                Report::MemoryReady { token, outcome, is_unfreeable },
+                Report::MemoryReady {
+                    token: their_token,
+                    outcome: theirs,
+                    is_unfreeable: is_theirs,
+                },
+            ) => {
+                let errors = (outcome.as_ref().err(), theirs.as_ref().err());
+                (token, is_unfreeable) == (their_token, is_theirs) && errors.0 == errors.1
+            }
             _ => format!("{self:?}") == format!("{other:?}"),
         }
     }

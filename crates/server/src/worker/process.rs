@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{Timespec, epoll};
-use rustix::fs::{FallocateFlags, SealFlags};
+use rustix::fs::{FallocateFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, ReturnFlags, SendFlags, recvmsg};
 use towpath_protocol::message::MAX_REQUEST_BYTES;
@@ -160,6 +160,21 @@ impl Worker {
         Ok(wire::send(channel, head, body, &handed[..count], SendFlags::empty())?)
     }
 
+    /// Reports that memory is ready, or the error.
+    fn tell_pins(
+        &mut self,
+        kind: u32,
+        token: u64,
+        flags: u64,
+        outcome: Result<Descriptors, Errno>,
+    ) -> Result<(), Over> {
+        let (pins, errno) = match outcome {
+            Ok(pins) => (pins, 0),
+            Err(errno) => (Descriptors::default(), errno.raw_os_error() as u64),
+        };
+        self.tell_with(kind, token, errno | flags, &[], &pins)
+    }
+
     /// Handles a connection that has a message, or whose process has ended.
     fn heard(&mut self, index: usize, is_process: bool) -> Result<(), Over> {
         let Some(entry) = self.tables.entries.at(index) else { return Ok(()) };
@@ -277,12 +292,11 @@ impl Worker {
                 Ok(())
             }
             command::PREPARE_MEMORY => {
-                let (pins, errno) = match self.prepare_memory(head.value, &descriptors) {
-                    Ok(pins) => (pins, 0),
-                    Err(errno) => (Descriptors::default(), errno.raw_os_error() as u64),
-                };
+                let mut is_unfreeable = false;
+                let outcome = self.prepare_memory(head.value, &descriptors, &mut is_unfreeable);
                 drop(descriptors);
-                self.tell_with(report::MEMORY_READY, head.token, errno, &[], &pins)
+                let flags = if is_unfreeable { report::UNFREEABLE } else { 0 };
+                self.tell_pins(report::MEMORY_READY, head.token, flags, outcome)
             }
             command::OPEN_DOORBELL => {
                 self.tables.doorbells.insert(head.value, descriptors[0].take());
@@ -294,21 +308,19 @@ impl Worker {
                 self.tables.doorbells.remove(head.value);
                 Ok(())
             }
-            command::SEAL => match seal(&descriptors) {
+            command::SEAL => match seal_allocated(&descriptors) {
                 Ok(()) => Ok(()),
-                // The command to prepare the memory follows, and finds the session over.
+                // The command to prepare the memory follows, and finds the session over. It may
+                // allocate memory all the same.
                 Err(errno) => {
-                    let errno = errno.raw_os_error() as u64;
-                    self.tell(report::MEMORY_READY, head.token, errno, &[])
+                    let value = errno.raw_os_error() as u64 | report::UNFREEABLE;
+                    self.tell(report::MEMORY_READY, head.token, value, &[])
                 }
             },
             command::ALLOCATE => {
-                let (pins, errno) = match allocate(&descriptors) {
-                    Ok(pins) => (pins, 0),
-                    Err(errno) => (Descriptors::default(), errno.raw_os_error() as u64),
-                };
+                let outcome = allocate_and_pin(&descriptors);
                 drop(descriptors);
-                self.tell_with(report::ALLOCATED, head.token, errno, &[], &pins)
+                self.tell_pins(report::ALLOCATED, head.token, 0, outcome)
             }
             command::DISPOSE => self.dispose(head, descriptors),
             command::REFUSE => {
@@ -391,7 +403,14 @@ impl Worker {
     /// Seals the memory that the application writes against every further writer, and allocates the
     /// memory that the server writes. Keeps the kernel from merging its pages, and makes the
     /// engines' epoll sets report the application's notifications.
-    fn prepare_memory(&self, data: u64, descriptors: &Descriptors) -> Result<Descriptors, Errno> {
+    ///
+    /// Sets `is_unfreeable` before it allocates what the application left unallocated.
+    fn prepare_memory(
+        &self,
+        data: u64,
+        descriptors: &Descriptors,
+        is_unfreeable: &mut bool,
+    ) -> Result<Descriptors, Errno> {
         let [
             Some(server),
             Some(receive),
@@ -404,11 +423,13 @@ impl Worker {
             return Err(Errno::INVAL);
         };
         for file in [application, transmit] {
-            rustix::fs::fcntl_add_seals(file, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
+            *is_unfreeable |= !seal(file)?;
         }
-        for file in [server, receive, ledger] {
-            let len = rustix::fs::fstat(file)?.st_size as u64;
-            rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len)?;
+        // A read of the engine would allocate a missing page of the application's, for which the
+        // server pays. The call also keeps the kernel from dropping pages that the application has
+        // only read.
+        for file in [server, receive, ledger, application, transmit] {
+            allocate(file)?;
         }
         let pins = pin(&[server, receive, ledger, application, transmit].map(AsFd::as_fd))?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
@@ -443,17 +464,31 @@ impl Worker {
     }
 }
 
-/// Seals a memory file that an application has mapped, so that it is the only writer.
-fn seal([file, ..]: &Descriptors) -> Result<(), Errno> {
-    let file = file.as_ref().ok_or(Errno::INVAL)?;
-    rustix::fs::fcntl_add_seals(file, SealFlags::FUTURE_WRITE | SealFlags::SEAL)
+/// Seals a memory file that an application has mapped, so that it is the only writer. Returns `true`
+/// if the application has allocated the whole file. No process can free a page of it from then on.
+fn seal(file: &OwnedFd) -> Result<bool, Errno> {
+    rustix::fs::fcntl_add_seals(file, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
+    // `st_blocks` would not do: it also counts the end of a huge page behind the end of the file.
+    let first_hole = rustix::fs::seek(file, SeekFrom::Hole(0))?;
+    Ok(first_hole >= rustix::fs::fstat(file)?.st_size as u64)
+}
+
+/// Seals a memory file as [`seal`] does.
+fn seal_allocated([file, ..]: &Descriptors) -> Result<(), Errno> {
+    let is_allocated = seal(file.as_ref().ok_or(Errno::INVAL)?)?;
+    if is_allocated { Ok(()) } else { Err(Errno::NODATA) }
+}
+
+/// Allocates a memory file.
+fn allocate(file: &OwnedFd) -> Result<(), Errno> {
+    let len = rustix::fs::fstat(file)?.st_size as u64;
+    rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len)
 }
 
 /// Allocates a memory file, and keeps the kernel from merging its pages.
-fn allocate([file, ..]: &Descriptors) -> Result<Descriptors, Errno> {
+fn allocate_and_pin([file, ..]: &Descriptors) -> Result<Descriptors, Errno> {
     let file = file.as_ref().ok_or(Errno::INVAL)?;
-    let len = rustix::fs::fstat(file)?.st_size as u64;
-    rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len)?;
+    allocate(file)?;
     pin(&[file.as_fd()])
 }
 

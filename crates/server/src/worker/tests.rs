@@ -8,6 +8,7 @@ use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
+use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use towpath_memory::{Region, SharedFile, own_words, peer_words};
@@ -280,6 +281,12 @@ fn copies(files: &[OwnedFd]) -> Vec<OwnedFd> {
     files.iter().map(|file| file.try_clone().unwrap()).collect()
 }
 
+/// Allocates a file, as an application does that has mapped it.
+fn allocate(file: &OwnedFd) {
+    let file = SharedFile::adopt(file.try_clone().unwrap()).unwrap();
+    file.map_writable().unwrap().allocate().unwrap();
+}
+
 fn blocks(file: &OwnedFd) -> i64 {
     rustix::fs::fstat(file).unwrap().st_blocks
 }
@@ -288,6 +295,9 @@ fn blocks(file: &OwnedFd) -> i64 {
 fn memory_is_sealed_allocated_and_watched_by_the_engine() {
     let mut world = World::new(LONG);
     let files = files();
+    for file in &files[3..] {
+        allocate(file);
+    }
     let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     let wake = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
     let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
@@ -295,12 +305,11 @@ fn memory_is_sealed_allocated_and_watched_by_the_engine() {
     let mut handed = copies(&files);
     handed.push(wake.try_clone().unwrap());
     world.tell(command::PREPARE_MEMORY, 1, 42, handed);
-    assert_eq!(world.hear(), Report::MemoryReady { token: 1, outcome: Ok(Vec::new()) });
+    assert_eq!(world.hear(), memory_ready(false));
     let page = [1; 4096];
     for (index, file) in files.iter().enumerate() {
         let is_the_servers = index < 3;
-        // Of each of the application's files, only the page that keeps it in place is allocated.
-        assert_eq!(blocks(file), if is_the_servers { 16 } else { 8 }, "file {index}");
+        assert_eq!(blocks(file), 16, "file {index}");
         assert_eq!(rustix::io::write(file, &page).is_ok(), is_the_servers, "file {index}");
     }
     // The engine's epoll set reports each notification of the application.
@@ -322,8 +331,50 @@ fn memory_is_sealed_allocated_and_watched_by_the_engine() {
     world.tell(command::PREPARE_MEMORY, 1, 42, handed);
     assert_eq!(
         world.hear(),
-        Report::MemoryReady { token: 1, outcome: Err(Errno::PERM.raw_os_error()) }
+        Report::MemoryReady {
+            token: 1,
+            outcome: Err(Errno::PERM.raw_os_error()),
+            is_unfreeable: false
+        }
     );
+}
+
+fn memory_ready(is_unfreeable: bool) -> Report {
+    Report::MemoryReady { token: 1, outcome: Ok(Vec::new()), is_unfreeable }
+}
+
+/// A page that is missing, in the file of the application or of the transmit buffers, or in both.
+#[test]
+fn a_worker_reports_that_it_allocated_an_applications_memory() {
+    for missing in [&[3][..], &[4], &[3, 4]] {
+        let mut world = World::new(LONG);
+        let files = files();
+        for file in &files[3..] {
+            allocate(file);
+        }
+        for index in missing {
+            let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(&files[*index], hole, 4096, 4096).unwrap();
+        }
+        world.tell(command::PREPARE_MEMORY, 1, 42, copies(&files));
+        assert_eq!(world.hear(), memory_ready(true), "{missing:?}");
+        assert!(files.iter().all(|file| blocks(file) == 16), "the engine allocates nothing");
+    }
+}
+
+/// The server seals the armed words before the rest, and may then have to allocate that.
+#[test]
+fn armed_words_that_are_not_allocated_are_refused() {
+    let mut world = World::new(LONG);
+    let armed: OwnedFd = SharedFile::create("worker-test", 8192).unwrap().into();
+    world.tell(command::SEAL, 1, 0, vec![armed.try_clone().unwrap()]);
+    let outcome = Err(Errno::NODATA.raw_os_error());
+    assert_eq!(world.hear(), Report::MemoryReady { token: 1, outcome, is_unfreeable: true });
+    assert_eq!(blocks(&armed), 0);
+    let armed: OwnedFd = SharedFile::create("worker-test", 8192).unwrap().into();
+    allocate(&armed);
+    world.tell(command::SEAL, 1, 0, vec![armed]);
+    world.settle();
 }
 
 #[test]

@@ -60,7 +60,7 @@ pub(crate) mod command {
     pub(crate) const REFUSE: u32 = 8;
 
     /// Seal a memory file against every further writer but those that have it mapped. With the
-    /// file.
+    /// file, which the application has allocated.
     pub(crate) const SEAL: u32 = 9;
     /// Allocate a memory file that only the server has. With the file.
     pub(crate) const ALLOCATE: u32 = 10;
@@ -82,7 +82,8 @@ pub(crate) mod report {
     pub(crate) const MESSAGE: u32 = 2;
     /// The connection has ended and is closed.
     pub(crate) const ENDED: u32 = 3;
-    /// A session's memory is sealed and allocated. Value: 0 or the number of the error.
+    /// A session's memory is sealed and allocated. Value: 0 or the number of the error, and
+    /// `UNFREEABLE`.
     pub(crate) const MEMORY_READY: u32 = 4;
     /// A memory file is allocated. Value: 0 or the number of the error.
     pub(crate) const ALLOCATED: u32 = 5;
@@ -93,6 +94,10 @@ pub(crate) mod report {
     pub(crate) const TOO_LONG: u64 = 1;
     /// Descriptors came with the message.
     pub(crate) const DESCRIPTORS: u64 = 2;
+
+    /// A flag: the worker has allocated memory that the application left unallocated. No process can
+    /// free this memory while an application keeps it.
+    pub(crate) const UNFREEABLE: u64 = 1 << 32;
 }
 
 /// The descriptors that came with a packet, in their order.

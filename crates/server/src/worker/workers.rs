@@ -176,13 +176,9 @@ impl Workers {
         self.rest(id);
     }
 
-    /// Returns the connections whose packets the kernel refused, with their workers.
-    pub(crate) fn take_failed(&mut self) -> Vec<(u64, u64)> {
-        let failed = |(id, one): (&u64, &mut One)| {
-            let id = *id;
-            one.link.take_failed().into_iter().map(move |token| (id, token))
-        };
-        self.all.iter_mut().flat_map(failed).collect()
+    /// Returns the connections whose packets the kernel refused, and the kinds of these commands.
+    pub(crate) fn take_failed(&mut self) -> Vec<(u64, u32)> {
+        self.all.values_mut().flat_map(|one| one.link.take_failed()).collect()
     }
 
     /// Sends packets that had no room before.

@@ -1,0 +1,287 @@
+//! The memory of each user, of each group, and of all sessions: what it may be, and what is freed.
+
+use crate::connections::Connections;
+use crate::policy::{Account, Limits};
+
+/// The share of all sessions' memory that is left to administrators: an eighth.
+const RESERVED_SHARE: usize = 8;
+
+impl Connections {
+    /// Returns the limit that so many bytes more of an account would exceed. The account's own limits
+    /// come first: a user that exceeds one of these can do more about it than about the others.
+    pub(super) fn exceeds(
+        &self,
+        limits: &Limits,
+        account: Account,
+        bytes: usize,
+    ) -> Option<String> {
+        let most = limits.total_bytes;
+        // A user, or a group with many users, leaves half of the memory to others; granted users
+        // leave a part to administrators.
+        let (half, granted) = (most / 2, most - most / RESERVED_SHARE);
+        let held = self.users.get(&account.uid).copied().unwrap_or_default();
+        let wanted = held.bytes.saturating_add(bytes);
+        let uid = account.uid;
+        let kept = held.unfreeable();
+        if account.is_limited && wanted > limits.bytes_per_user {
+            let most = limits.bytes_per_user;
+            return Some(format!(
+                "the sessions of user {uid} would have {wanted} bytes; at most {most} are allowed \
+                 (bytes-per-user of the server or the policy){kept}"
+            ));
+        }
+        if account.is_limited && wanted > half {
+            return Some(format!(
+                "the sessions of user {uid} would have {wanted} bytes; at most {half} are allowed (half of \
+                 total-bytes of the server){kept}"
+            ));
+        }
+        let held = account.group.and_then(|group| self.groups.get(&group)).copied();
+        let held = held.unwrap_or_default();
+        let wanted = held.bytes.saturating_add(bytes);
+        if let Some(group) = account.group
+            && wanted > half
+        {
+            let kept = held.unfreeable();
+            return Some(format!(
+                "the sessions of the users let in by group {group} would have {wanted} bytes; at most \
+                 {half} are allowed (half of total-bytes of the server){kept}"
+            ));
+        }
+        let wanted = self.granted_bytes.saturating_add(bytes);
+        if account.is_limited && wanted > granted {
+            return Some(format!(
+                "all sessions of granted users would have {wanted} bytes together; at most {granted} are \
+                 allowed (total-bytes of the server, but for an eighth that is administrators')"
+            ));
+        }
+        let wanted = self.bytes.saturating_add(bytes);
+        (wanted > most).then(|| {
+            format!(
+                "all sessions would have {wanted} bytes together; at most {most} are allowed (total-bytes \
+                 of the server, by default half of its memory)"
+            )
+        })
+    }
+
+    /// Records that a worker begins to seal the memory of a session's application, of `bytes` bytes,
+    /// and allocates what the application left unallocated. Until [`Connections::prepared`], the
+    /// server takes it for allocated, because the session may end before the worker reports.
+    pub(crate) fn begin_preparing(&mut self, token: u64, bytes: usize) {
+        let Some(connection) = self.all.get_mut(&token) else { return };
+        // An administrator's applications may take all memory anyway.
+        if connection.account.is_limited {
+            let bytes = bytes.min(connection.bytes);
+            connection.unfreeable_bytes = bytes;
+            self.preparing.insert(token, (connection.account, bytes));
+        }
+    }
+
+    /// Records that a worker has sealed the memory of an application. `is_unfreeable`: the worker has
+    /// allocated some of it, and no process can free that. It then counts as the user's until this
+    /// server ends: the kernel does not say when the application lets go of it.
+    pub(crate) fn prepared(&mut self, token: u64, is_unfreeable: bool) {
+        let Some((account, bytes)) = self.preparing.remove(&token).filter(|_| !is_unfreeable)
+        else {
+            return;
+        };
+        match self.all.get_mut(&token).filter(|one| one.number != 0) {
+            Some(connection) => connection.unfreeable_bytes = 0,
+            None => {
+                self.charge(account, |held| held.unfreeable_bytes -= bytes);
+                self.discharge_memory(account, bytes);
+            }
+        }
+    }
+
+    /// Adds bytes to those of a session, if its limits allow. Returns the reason otherwise.
+    pub(crate) fn charge_bytes(
+        &mut self,
+        token: u64,
+        limits: &Limits,
+        bytes: usize,
+    ) -> Result<(), String> {
+        let Some(connection) = self.all.get(&token) else { return Ok(()) };
+        let (account, most) = (connection.account, limits.session_bytes);
+        let wanted = connection.bytes + bytes;
+        if wanted > most {
+            return Err(format!(
+                "with this memory the session would have {wanted} bytes; at most {most} are allowed \
+                 (session-bytes of the server or the policy); release another memory, or ask for less"
+            ));
+        }
+        if let Some(text) = self.exceeds(limits, account, bytes) {
+            return Err(format!(
+                "with this memory, {text}; release another memory, or ask for less"
+            ));
+        }
+        self.add_bytes(token, bytes);
+        Ok(())
+    }
+
+    /// Adds bytes to those of a session, whatever its limits are.
+    pub(crate) fn add_bytes(&mut self, token: u64, bytes: usize) {
+        let Some(connection) = self.all.get_mut(&token).filter(|one| one.number != 0) else {
+            return;
+        };
+        connection.bytes += bytes;
+        let account = connection.account;
+        self.charge_memory(account, bytes);
+    }
+
+    /// Takes bytes off those of a session.
+    pub(crate) fn take_bytes(&mut self, token: u64, bytes: usize) {
+        let Some(connection) = self.all.get_mut(&token).filter(|one| one.number != 0) else {
+            return;
+        };
+        connection.bytes -= bytes;
+        let account = connection.account;
+        self.discharge_memory(account, bytes);
+    }
+
+    /// Adds memory to that of a user, its group, and all.
+    pub(super) fn charge_memory(&mut self, account: Account, bytes: usize) {
+        self.bytes += bytes;
+        self.granted_bytes += if account.is_limited { bytes } else { 0 };
+        self.charge(account, |held| held.bytes += bytes);
+    }
+
+    /// Takes memory off that of a user, its group, and all.
+    pub(super) fn discharge_memory(&mut self, account: Account, bytes: usize) {
+        self.bytes -= bytes;
+        self.granted_bytes -= if account.is_limited { bytes } else { 0 };
+        self.charge(account, |held| held.bytes -= bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use towpath_protocol::peer::Peer;
+
+    use super::*;
+    use crate::connection::Connection;
+    use crate::policy::{Policy, Standing, Terms};
+
+    const LIMITED: Account = Account { uid: 7, group: Some(70), is_limited: true };
+    const ADMINISTRATOR: Account = Account { uid: 0, group: None, is_limited: false };
+
+    impl Connections {
+        /// Makes a connection with a session of `bytes` bytes.
+        fn attach(&mut self, token: u64, account: Account, bytes: usize) {
+            let standing =
+                if account.is_limited { Standing::Granted } else { Standing::Administrator };
+            let peer = Peer { uid: account.uid, gid: 1, groups: Vec::new(), pid: 1, process: None };
+            let terms = Terms::default().into();
+            let connection = Connection::new(0, peer, standing, terms, account, false);
+            self.insert(token, connection);
+            self.give_number(token, token as u32, bytes);
+        }
+
+        /// Ends a session and its connection. Returns the user's bytes.
+        fn end(&mut self, token: u64) -> usize {
+            let uid = self.get(token).unwrap().account.uid;
+            self.remove(token);
+            self.users.get(&uid).map_or(0, |held| held.bytes)
+        }
+    }
+
+    #[test]
+    fn memory_that_cannot_be_freed_stays_charged() {
+        let mut all = Connections::default();
+        // The worker has allocated the application's memory.
+        all.attach(1, LIMITED, 100);
+        all.begin_preparing(1, 40);
+        all.prepared(1, true);
+        assert_eq!(all.end(1), 40);
+        // The application has allocated it, and ends before or after the worker says so.
+        all.attach(2, LIMITED, 100);
+        all.begin_preparing(2, 40);
+        all.prepared(2, false);
+        assert_eq!(all.end(2), 40);
+        all.attach(3, LIMITED, 100);
+        all.begin_preparing(3, 40);
+        assert_eq!(all.end(3), 80, "not known yet");
+        all.prepared(3, false);
+        assert_eq!((all.users[&7].bytes, all.users[&7].unfreeable_bytes), (40, 40));
+        // The worker reports the allocation after the end.
+        all.attach(4, LIMITED, 100);
+        all.begin_preparing(4, 40);
+        all.end(4);
+        all.prepared(4, true);
+        assert_eq!((all.users[&7].bytes, all.groups[&70].bytes, all.bytes), (80, 80, 80));
+        assert!(all.preparing.is_empty());
+        all.attach(5, ADMINISTRATOR, 100);
+        all.begin_preparing(5, 40);
+        all.prepared(5, true);
+        assert_eq!((all.end(5), all.bytes), (0, 80));
+    }
+
+    fn limits(total_bytes: usize, bytes_per_user: usize) -> Limits {
+        let session_bytes = total_bytes;
+        let policy = Policy { total_bytes, bytes_per_user, session_bytes, ..Policy::default() };
+        policy.limits(&Terms::default())
+    }
+
+    fn account(uid: u32, group: Option<u32>) -> Account {
+        Account { uid, group, is_limited: true }
+    }
+
+    #[test]
+    fn a_user_has_half_of_the_memory_at_most() {
+        let mut all = Connections::default();
+        let (user, limits) = (account(7, None), limits(800, 1000));
+        all.attach(1, user, 300);
+        assert_eq!(all.exceeds(&limits, user, 100), None);
+        let text = all.exceeds(&limits, user, 101).unwrap();
+        assert!(text.contains("user 7 would have 401 bytes; at most 400"), "{text}");
+        assert!(text.contains("half of total-bytes"), "{text}");
+        // A memory of the session counts as well.
+        assert!(all.charge_bytes(1, &limits, 101).is_err());
+        assert_eq!(all.charge_bytes(1, &limits, 100), Ok(()));
+        // Other users have room.
+        assert_eq!(all.exceeds(&limits, account(8, None), 300), None);
+        assert_eq!(all.exceeds(&limits, ADMINISTRATOR, 400), None);
+    }
+
+    #[test]
+    fn the_users_of_a_group_have_half_of_the_memory_at_most() {
+        let mut all = Connections::default();
+        let limits = limits(800, 1000);
+        all.attach(1, account(7, Some(70)), 200);
+        all.attach(2, account(8, Some(70)), 150);
+        let third = account(9, Some(70));
+        assert_eq!(all.exceeds(&limits, third, 50), None);
+        let text = all.exceeds(&limits, third, 51).unwrap();
+        assert!(text.contains("group 70 would have 401 bytes; at most 400"), "{text}");
+        assert_eq!(all.exceeds(&limits, account(9, Some(71)), 300), None);
+    }
+
+    #[test]
+    fn granted_users_leave_an_eighth_to_administrators() {
+        let mut all = Connections::default();
+        let limits = limits(800, 1000);
+        for uid in 7..9 {
+            all.attach(u64::from(uid), account(uid, None), 350);
+        }
+        let text = all.exceeds(&limits, account(9, None), 1).unwrap();
+        assert!(text.contains("701 bytes together; at most 700"), "{text}");
+        assert_eq!(all.exceeds(&limits, ADMINISTRATOR, 100), None);
+        let text = all.exceeds(&limits, ADMINISTRATOR, 101).unwrap();
+        assert!(text.contains("801 bytes together; at most 800"), "{text}");
+        // Administrators' own bytes take nothing of the granted users' share, up to the total.
+        all.end(7);
+        all.attach(1, ADMINISTRATOR, 400);
+        assert_eq!(all.exceeds(&limits, account(9, None), 50), None);
+        assert!(all.exceeds(&limits, account(9, None), 51).unwrap().contains("801 bytes"));
+    }
+
+    #[test]
+    fn a_refusal_names_the_users_own_limit_first() {
+        let mut all = Connections::default();
+        // So much that each limit is exceeded.
+        all.attach(1, account(8, None), 700);
+        all.attach(2, account(7, Some(70)), 300);
+        let text = all.exceeds(&limits(800, 200), account(7, Some(70)), 200).unwrap();
+        assert!(text.contains("at most 200") && text.contains("(bytes-per-user"), "{text}");
+    }
+}
