@@ -2,9 +2,13 @@
 
 use rustix::process::{Resource, getrlimit};
 
+use super::options::Notes;
+
 /// The memory of a thread beside its receive buffers, in bytes: for packets to send, and for a
 /// batch of received ones.
 const THREAD_BYTES: usize = 2560 << 10;
+/// The bytes of receive buffers of one hardware queue and one thread that the usual limit leaves.
+const USUAL_BYTES: usize = 4 << 20;
 /// The fewest receive buffers of a hardware queue.
 const MIN_RX_BUFFERS: usize = 64;
 
@@ -26,15 +30,22 @@ pub(super) fn receive_buffers(
     limit.map_or(most, |limit| within(limit, most, chunk_bytes, queues, lanes))
 }
 
-/// Returns what an operator should know if the device has fewer receive buffers than it would have
-/// without the limit.
-pub(super) fn warning(name: &str, buffers: usize, most: usize) -> Option<String> {
-    (buffers < most).then(|| {
-        format!(
+/// Tells an operator if the device has fewer receive buffers than it would have without the limit: as a warning if there
+/// are fewer than the usual limit, 8 MiB, leaves to one hardware queue.
+pub(super) fn tell(
+    notes: &mut Notes,
+    name: &str,
+    (buffers, chunk_bytes): (usize, usize),
+    most: usize,
+) {
+    if buffers < most {
+        let text = format!(
             "{name} has {buffers} receive buffers for each hardware queue, and not {most}, because of \
              the limit of locked memory; raise it (ulimit -l, LimitMEMLOCK=)"
-        )
-    })
+        );
+        let is_usual = buffers * chunk_bytes >= USUAL_BYTES;
+        if is_usual { &mut notes.notes } else { &mut notes.warnings }.push(text);
+    }
 }
 
 /// Returns `true` if so many bytes fit into the limit of locked memory.

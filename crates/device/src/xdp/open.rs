@@ -96,7 +96,7 @@ pub(super) fn open(options: &Options, earlier: &mut EarlierObjects) -> Result<Op
     let asked = Asked { index: link.index, copies, room: chunk_bytes.saturating_sub(frame_bytes) };
     let mut notes = notes(&link, options, attached, &own_queues, &ethtool);
     notes.warnings.extend(tx_checksum::check(name, options.tx_checksum, asked)?);
-    notes.warnings.extend(locked::warning(name, rx_buffers, RX_BUFFERS));
+    locked::tell(&mut notes, name, (rx_buffers, chunk_bytes), RX_BUFFERS);
     let host_traffic = host_traffic.finish(&mut notes.warnings);
     let binding = Binding { index: link.index, copying: copying(options, copies), spans };
     let properties = Properties {
