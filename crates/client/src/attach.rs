@@ -134,8 +134,8 @@ fn map_readable(file: OwnedFd) -> std::io::Result<Mapping> {
     Ok(mapping)
 }
 
-/// Maps new memory of this session, and allocates it: this process pays for its own memory. What a
-/// server has to allocate, it cannot free while an application keeps it.
+/// Maps new memory of this session, and allocates it, so that this process pays for its memory. A server
+/// could not free memory that it allocates here while an application keeps the file.
 fn map_writable(file: OwnedFd) -> std::io::Result<Region> {
     let mut region = SharedFile::adopt(file)?.map_writable()?;
     region.mapping().keep_from_children()?;

@@ -85,13 +85,13 @@ pub enum Event {
     Removed,
 }
 
-/// The hardware queues of an interface, of which each one needs a socket of the device.
+/// The hardware queues of an interface. Each of them needs a socket of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HardwareQueues {
     /// The number of queues that receive.
     pub present: u32,
-    /// The number of queues that the device serves, the first ones. It drops the packets that arrive on
-    /// others, and counts them.
+    /// The number of queues that the device serves: the first ones. The device drops and counts the packets
+    /// that arrive on other queues.
     pub served: u32,
     /// `true` if a device that is opened anew can serve all of them with the same lanes and the same
     /// limit of locked memory.
@@ -305,8 +305,8 @@ pub trait Device: Send {
         None
     }
 
-    /// Returns what the hardware has counted since the device was opened, by the names that `ethtool -S` has for it,
-    /// or what the driver's program in the kernel has; nothing by default. This may read a few dozen registers.
+    /// Returns the hardware's counts since the device was opened, by their names in `ethtool -S`, or the counts of
+    /// the driver's program in the kernel; nothing by default. This may read a few dozen registers.
     fn statistics(&mut self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }

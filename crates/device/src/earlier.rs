@@ -75,7 +75,7 @@ impl EarlierObjects {
         self.last(name).map(|one| one.try_clone_to_owned()).transpose()
     }
 
-    /// Returns `true` if no server left anything.
+    /// Returns `true` if no earlier server left an object.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.objects.is_empty()

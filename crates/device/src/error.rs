@@ -12,8 +12,8 @@ pub enum DeviceError {
         /// The kernel's error.
         cause: std::io::Error,
     },
-    /// The interface has changed so that only a device that is opened anew can serve all of it. The sessions can
-    /// go on in the next server.
+    /// The interface has changed, and only a device that is opened anew can serve all of it. The next server can
+    /// resume the sessions.
     #[error("device {name} has changed: {what}")]
     Changed {
         /// The interface.

@@ -58,7 +58,7 @@ pub struct TapDevice {
     /// The last name and the last state of the link that the driver reported.
     name: String,
     link_up: bool,
-    /// A change of the link that comes after one of the name.
+    /// A change of the link, to be reported after a change of the name.
     link_change: Option<bool>,
     /// The ledger of the packets in hand.
     ledger: OwnedFd,
@@ -165,7 +165,7 @@ impl TapDevice {
     }
 }
 
-/// Returns what the kernel has counted of an interface: the packets that were read. `None` if it does not
+/// Returns the kernel's count of the packets that were read from an interface. `None` if the kernel does not
 /// say.
 fn sent(name: &str) -> Option<Sent> {
     Netlink::open().and_then(|mut netlink| netlink.sent(name)).ok()
@@ -234,8 +234,8 @@ impl Device for TapDevice {
     fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
         let tap = [("device-tap", self.fd.as_fd())];
         let left = self.left_file.iter().map(|file| (hand::LEFT, file.as_fd()));
-        // The ledger after the packets that are left: the next server begins with the last server that has
-        // a ledger.
+        // The ledger comes after the file of the packets that are left: the next server begins with the last
+        // server that has a ledger.
         tap.into_iter().chain(left).chain([(hand::LEDGER, self.ledger.as_fd())]).collect()
     }
 }

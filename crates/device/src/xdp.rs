@@ -80,7 +80,7 @@ pub struct XdpDevice {
     /// `None` for a device that leaves the kernel no packet.
     groups: Option<Groups>,
     link_events: LinkEvents,
-    /// `None` if the kernel does not tell of the hardware queues.
+    /// `None` if the kernel does not report changes of the hardware queues.
     queue_events: Option<QueueEvents>,
     /// Copies of the descriptors that must outlive this process, with their names.
     objects: Vec<(&'static str, OwnedFd)>,
@@ -148,8 +148,8 @@ impl XdpDevice {
         })
     }
 
-    /// Returns `true` if a device that is opened anew can serve so many hardware queues: each lane has one,
-    /// and the memory fits into the limit of locked memory.
+    /// Returns `true` if a device that is opened anew can serve this number of hardware queues: each lane has
+    /// one, and the memory fits into the limit of locked memory.
     fn can_serve(&self, queues: u32) -> bool {
         let properties = self.shared.properties();
         let Limits { rx_ring, rx_buffer_bytes, .. } = self.info.limits;
@@ -292,7 +292,7 @@ impl Device for XdpDevice {
         Some(Box::new(take_over))
     }
 
-    /// Returns what the program has counted since it was attached.
+    /// Returns the program's counts since it was attached.
     fn statistics(&mut self) -> Vec<(&'static str, u64)> {
         vec![("rx_no_socket", self.shared.attached_program().unserved())]
     }

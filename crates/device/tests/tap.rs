@@ -141,8 +141,8 @@ fn open_errors() {
     let fresh: OwnedFd =
         std::fs::File::options().read(true).write(true).open("/dev/net/tun").unwrap().into();
     assert!(matches!(TapDevice::from_fd(fresh, true), Err(TapError::BadDescriptor { .. })));
-    // The driver takes an existing persistent interface, which stays afterwards. Of its length, the driver
-    // raises only the kernel's.
+    // The driver takes an existing persistent interface, which stays afterwards. The driver raises the length
+    // of the interface's queue only if it is the kernel's default.
     add_persistent_tun("keep0", TunMode::Tap, None).unwrap();
     assert_eq!(net().link("keep0").unwrap().queue_packets, 1000);
     assert_eq!(open_held("keep0").info().rx_queue_packets, 4096);
@@ -315,7 +315,8 @@ fn receives_what_a_killed_server_was_reading() {
         }
         assert_eq!(received[0].len, len as u32);
     }
-    // As after a kill between the kernel's write and the note of the length, the lower half of the entry.
+    // The file is as after a kill between the kernel's write and the note of the length, the lower half of the
+    // entry.
     let entry = u64::from(received[0].buffer) << 32;
     let ledger = std::fs::File::from(ledger);
     ledger.write_all_at(&entry.to_ne_bytes(), 8).unwrap();

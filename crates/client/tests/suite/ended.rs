@@ -25,7 +25,7 @@ struct World {
 /// A device that has no filter for the flow of one port.
 struct Refusing {
     inner: LoopbackDevice,
-    /// Whether the device could receive everything instead.
+    /// `true` if the device could receive everything instead.
     is_full: bool,
 }
 
@@ -76,7 +76,7 @@ impl World {
         World { server: Server::start(&config, wrap(near), store).unwrap(), cable, far }
     }
 
-    /// Attaches a session. One of another name gets other addresses.
+    /// Attaches a session. A session of another name gets other addresses.
     fn attach(&self, name: &str) -> Session {
         let options = Options { name: name.into(), ..Options::default() };
         Session::attach_over(self.server.connect().unwrap(), &options).unwrap()

@@ -473,7 +473,7 @@ fn a_violation_on_one_lane_ends_its_session_alone() {
 }
 
 /// The packets of an application that detaches leave on every lane, also those without an event. After a violation on
-/// one lane, the other lane sends none.
+/// one lane, the other lane sends no packet.
 #[test]
 fn last_packets_leave_on_every_lane_unless_one_lane_has_a_violation() {
     for (lane, violates) in [(0, true), (1, true), (0, false), (1, false)] {

@@ -62,7 +62,7 @@ impl LinkEvents {
             mac: link.mac.unwrap_or(self.reported.mac),
             name: link.name,
         };
-        // The name first: reports of the others have it.
+        // The name comes first: the log lines of the other changes show it.
         if now.name != self.reported.name {
             self.events.push_back(Event::Name(now.name.clone()));
         }
@@ -82,7 +82,7 @@ impl LinkEvents {
 /// The changes of an interface's hardware queues, beside those of the interface itself.
 pub(crate) struct QueueEvents {
     watch: ChannelWatch,
-    /// Readable while one of both watches is.
+    /// Readable while either watch is.
     either: OwnedFd,
     /// The number of queues that receive, as the driver reported it.
     reported: u32,
@@ -93,7 +93,7 @@ impl QueueEvents {
     /// serves.
     ///
     /// # Errors
-    /// If the kernel does not tell (`CONFIG_ETHTOOL_NETLINK`), or descriptors are not available.
+    /// If the kernel does not report them (`CONFIG_ETHTOOL_NETLINK`), or descriptors are not available.
     pub(crate) fn new(index: u32, served: u32, link: &LinkEvents) -> io::Result<QueueEvents> {
         let watch = ChannelWatch::new(index).map_err(io::Error::other)?;
         let either = epoll::create(epoll::CreateFlags::CLOEXEC)?;

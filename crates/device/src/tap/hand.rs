@@ -1,13 +1,13 @@
 //! The packets that a server has in hand: those that its driver has read from a TAP and that the engine
 //! has not handled yet. A ledger of them outlives the server, and so does the memory that they are in. The
-//! next server's driver receives them again. It first copies them into a file that outlives it, too
-//! ([`LeftFile`]): a server may be killed before it has received them.
+//! next server's driver receives them again. It first copies them into a file that outlives this server
+//! ([`LeftFile`]), which may be killed before it has received them.
 //!
 //! A server can be killed between the kernel's write of a packet and the driver's next store. So the
-//! driver enters the buffer before it reads, with what the kernel has counted of this interface by then. The
-//! next server compares that with the kernel's count of now: it tells whether the read took a packet, and how
-//! long the packet is. The length that the packet itself claims could reach older packets' bytes. If the counts
-//! do not agree, the packet is dropped and counted.
+//! driver enters the buffer before it reads, with the kernel's counts of this interface at that time. The
+//! next server compares these with the kernel's present counts. The difference tells whether the read took a
+//! packet, and how long the packet is. The length in the packet's headers could reach older packets' bytes. If
+//! the counts do not agree, the driver drops and counts the packet.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -36,8 +36,8 @@ pub(super) const MOST: usize = 500;
 /// The number of entries, and the first entry.
 const COUNT: usize = 0;
 const FIRST: usize = 1;
-/// Behind the entries, what the kernel has counted before the read of the last entry: one more than the
-/// packets, and their bytes. 0: not known.
+/// Behind the entries, the kernel's counts before the read of the last entry: the number of packets plus one,
+/// and their bytes. 0: not known.
 const SENT_PACKETS: usize = FIRST + MOST;
 const SENT_BYTES: usize = SENT_PACKETS + 1;
 const BYTES: usize = (SENT_BYTES + 1) * 8;
@@ -51,8 +51,8 @@ const SKIPPED: u64 = (POOL_HEADROOM_BYTES - HEADER_BYTES) as u64;
 pub(super) struct Hand {
     words: OwnWords,
     count: usize,
-    /// What the kernel has counted: the packets that this driver and those before it have read. `None` if
-    /// that is not known.
+    /// The kernel's counts: the packets that this driver and those of earlier servers have read. `None` if
+    /// they are not known.
     sent: Option<Sent>,
 }
 
@@ -62,8 +62,8 @@ impl Hand {
         Ok(Region::in_kept_file("towpath-hand", BYTES)?.1)
     }
 
-    /// Begins with an empty ledger in this file, which no other ledger uses. `sent`: what the kernel has
-    /// counted of this interface, which no other process reads.
+    /// Begins with an empty ledger in this file, which no other ledger uses. `sent`: the kernel's
+    /// counts of this interface, which no other process reads.
     pub(super) fn new(file: OwnedFd, sent: Option<Sent>) -> io::Result<Hand> {
         let (region, _) = Region::of_earlier_file(file, BYTES)?;
         let mut words = own_words(region);
@@ -96,8 +96,8 @@ impl Hand {
         self.words.publish(COUNT, self.count as u64 + 1);
     }
 
-    /// Notes that the driver has read a packet, of so many bytes with its header. `None`: it is not known how
-    /// many the kernel counted.
+    /// Notes that the driver has read a packet of `len` bytes with its header. `None`: it is not known how
+    /// many bytes the kernel counted.
     #[inline]
     pub(super) fn count_read(&mut self, len: Option<usize>) {
         self.sent = self.sent.zip(len).map(|(sent, len)| Sent {
@@ -124,12 +124,12 @@ impl Hand {
 /// cannot be read, or that the server was reading.
 pub(super) type Left = Vec<Option<Vec<u8>>>;
 
-/// Reads what an earlier server had in hand, and behind that what the server before it had left and this
-/// one did not receive.
+/// Reads the packets that an earlier server had in hand, and behind them those that its predecessor had left
+/// and it did not receive.
 ///
-/// `sent`: what the kernel has counted of the interface by now.
+/// `sent`: the kernel's present counts of the interface.
 pub(super) fn left(earlier: &EarlierObjects, sent: Option<Sent>) -> io::Result<Left> {
-    // A server stores its ledger after the file of what was left, and polls after both. So a later server
+    // A server stores its ledger after the file of the packets that were left, and polls after both. So a later server
     // without a ledger received nothing.
     let servers = earlier.with_prefix(LEDGER).filter(|(rest, ..)| rest.is_empty());
     let Some(server) = servers.map(|(_, server, _)| server).max() else { return Ok(Left::new()) };
@@ -157,8 +157,8 @@ pub(super) fn left(earlier: &EarlierObjects, sent: Option<Sent>) -> io::Result<L
     Ok(left)
 }
 
-/// Returns the length of the packet that a server was reading when it was killed, 0 if its read took none, by
-/// what the kernel has counted by now. `None` if that is not known.
+/// Returns the length of the packet that a server was reading when it was killed, by the kernel's present
+/// counts; 0 if the read took no packet. `None` if the length is not known.
 fn being_read(ledger: &File, sent: Option<Sent>) -> io::Result<Option<usize>> {
     let (packets, bytes) = (word(ledger, SENT_PACKETS)?, word(ledger, SENT_BYTES)?);
     let Some(sent) = sent.filter(|_| packets > 0) else { return Ok(None) };
@@ -181,18 +181,18 @@ fn packet(memory: &File, from: u64, len: usize) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The words of the file of packets that are left: how many its server has received, how many there are,
-/// and the length of each. The packets follow.
+/// The words of the file of the packets that are left: the number of packets that its server has received,
+/// the number of all packets, and the length of each. The packets follow.
 const TAKEN: usize = 0;
 const PACKETS: usize = 1;
 const LENGTHS: usize = 2;
 
-/// The most packets in such a file: those that a server had in hand, and those that it had not received
-/// of the file before. A server that polls receives the file's packets before any other.
+/// The most packets in such a file: the packets that a server had in hand, and those of the file before that
+/// it had not received. A server receives the file's packets before all other packets.
 const MOST_LEFT: usize = 2 * MOST;
 
-/// The file of the packets that an earlier server had in hand, which the driver notes as received once
-/// they are in its own ledger.
+/// The file of the packets that an earlier server had in hand. The driver notes there which packets it has
+/// received, once they are in its own ledger.
 #[derive(Debug)]
 pub(super) struct LeftFile {
     words: OwnWords,
@@ -218,7 +218,7 @@ impl LeftFile {
         Ok(file)
     }
 
-    /// Begins to note the packets of a file as received, of which `packets` are all.
+    /// Begins to note which packets of a file are received. `packets`: all packets of the file.
     pub(super) fn new(file: OwnedFd, packets: &VecDeque<Vec<u8>>) -> io::Result<LeftFile> {
         let (region, _) = Region::of_earlier_file(file, LeftFile::bytes(packets))?;
         Ok(LeftFile { words: own_words(region), taken: 0 })
@@ -310,7 +310,7 @@ mod tests {
         assert!(left(&earlier, None).unwrap().is_empty());
     }
 
-    /// The kernel's count tells whether the last read took a packet, and how long that is.
+    /// The kernel's counts tell whether the last read took a packet, and how long the packet is.
     #[test]
     fn a_packet_that_was_being_read_is_found() {
         let file = Hand::file().unwrap();
@@ -329,7 +329,7 @@ mod tests {
         let nothing: Vec<Option<Vec<u8>>> = Vec::new();
         assert_eq!(after(0, 0), nothing);
         assert_eq!(after(1, first.len()), [Some(first.clone())]);
-        assert_eq!(after(2, 90), [None], "another process has read, too");
+        assert_eq!(after(2, 90), [None], "another process has also read");
         assert_eq!(after(1, 1 << 20), [None]);
         hand.count_read(Some(HEADER_BYTES + first.len()));
         hand.end(0, HEADER_BYTES + first.len());

@@ -91,9 +91,9 @@ pub(super) struct Interface {
 
 /// The number of packets that the kernel queues for the reader: twice as many as an application's receive queue
 /// holds by default, so that a burst for two applications fits. The kernel drops the packets beyond it.
-/// The queue itself takes 8 bytes for each. A waiting packet also takes its buffer, of under 1 KiB for a segment
-/// without data, and of up to about 70 KiB for a large packet. So they take at most 290 MB, and that only while the
-/// server does not run.
+/// The queue itself takes 8 bytes per packet. A waiting packet also takes its buffer: under 1 KiB for a segment
+/// without data, and up to about 70 KiB for a large packet. So waiting packets take at most 290 MB, and only while
+/// the server does not run.
 const QUEUE_PACKETS: u32 = 4096;
 /// The number that the kernel gives a TAP when an operator makes it (`DEFAULT_TX_QUEUE_LEN`).
 const KERNELS_QUEUE_PACKETS: u32 = 1000;
@@ -229,8 +229,8 @@ fn queue_packets(fd: &OwnedFd, name: &str) -> Option<usize> {
     let mut netlink = Netlink::open().ok()?;
     let now = netlink.link(name).ok()?.queue_packets;
     let raises = if persists { now == KERNELS_QUEUE_PACKETS } else { now != QUEUE_PACKETS };
-    // Without permission, the kernel keeps its own number. Unlike SIOCSIFTXQLEN, netlink also takes that of a user
-    // namespace's administrator.
+    // Without permission, the kernel keeps its own number. Unlike SIOCSIFTXQLEN, netlink also takes a number from the
+    // administrator of a user namespace.
     let is_raised = raises && netlink.set_queue_packets(name, QUEUE_PACKETS).is_ok();
     Some(if is_raised { QUEUE_PACKETS } else { now } as usize)
 }

@@ -111,7 +111,7 @@ impl TapQueue {
             self.hand.undo();
             return Err(error);
         };
-        // A read that fills the buffer was cut, and the kernel counts all.
+        // If a read fills the buffer, the packet may have been cut, and the kernel counts all of its bytes.
         self.hand.count_read((got < room).then_some(got));
         let packet = self.packet_in(spaces, space, buffer, got);
         match packet {
@@ -168,7 +168,7 @@ impl TapQueue {
             } else {
                 self.counters.rx_dropped += 1;
             }
-            // A server that is killed before this leaves the packet twice.
+            // A server that is killed before this note leaves the packet twice.
             if let Some(file) = &mut self.left_file {
                 file.take();
             }
@@ -472,8 +472,8 @@ mod tests {
         assert_eq!(next.counters().rx_packets, 2);
     }
 
-    /// A server that is killed before it has received all that an earlier one had in hand leaves the rest, and
-    /// one that is killed before it has a ledger leaves all.
+    /// A server that is killed before it has received all packets of an earlier one leaves the rest. A server
+    /// that is killed before it has a ledger leaves all of them.
     #[test]
     fn packets_in_hand_outlive_a_second_kill() {
         let packet = |number: u8| [&[0; HEADER_BYTES][..], &[number; 60]].concat();
@@ -508,7 +508,7 @@ mod tests {
         let file = LeftFile::file(&copy).unwrap();
         earlier.add(hand::LEFT, 5, file);
         assert_eq!(hand::left(&earlier, None).unwrap().len(), 2);
-        // A fourth one with a ledger has not received anything, nor stored its memory.
+        // A fourth server with a ledger has received no packet, and has not stored its memory.
         let file = LeftFile::file(&copy).unwrap();
         earlier.add(hand::LEFT, 6, file);
         earlier.add(hand::LEDGER, 6, Hand::file().unwrap());

@@ -166,7 +166,7 @@ fn map(memory: OwnedFd) -> io::Result<Mapping> {
 fn ring(socket: BorrowedFd<'_>) -> io::Result<Consumer<Descriptor>> {
     let offsets = sockopt::xdp_mmap_offsets(socket)?;
     let map = |entries| Consumer::map(socket, XDP_PGOFF_RX_RING, offsets.rx, entries);
-    // The kernel maps no more than a ring has.
+    // The kernel refuses to map more entries than the ring has.
     map(RX_ENTRIES).or_else(|_| map(EARLIER_RX_ENTRIES))
 }
 

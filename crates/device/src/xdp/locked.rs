@@ -30,8 +30,8 @@ pub(super) fn receive_buffers(
     limit.map_or(most, |limit| within(limit, most, chunk_bytes, queues, lanes))
 }
 
-/// Tells an operator if the device has fewer receive buffers than it would have without the limit: as a warning if there
-/// are fewer than the usual limit, 8 MiB, leaves to one hardware queue.
+/// Tells an operator if the device has fewer receive buffers than it would have without the limit. This is a warning if
+/// the usual limit, 8 MiB, would leave more buffers to one hardware queue.
 pub(super) fn tell(
     notes: &mut Notes,
     name: &str,
@@ -48,7 +48,7 @@ pub(super) fn tell(
     }
 }
 
-/// Returns `true` if so many bytes fit into the limit of locked memory.
+/// Returns `true` if this number of bytes fits into the limit of locked memory.
 pub(super) fn fits(bytes: usize) -> bool {
     limit().is_none_or(|limit| bytes <= limit)
 }

@@ -41,7 +41,7 @@ const LARGE_CHUNK_BYTES: usize = 4096;
 /// a packet at most 17.
 pub(super) const PACKET_PARTS: usize = 8;
 /// Receive buffers for each hardware queue: the packets of a burst that the queue holds, since each packet takes at
-/// least one. They take 8 MiB of the small size, and 16 MiB of the large one. A process with the usual limit of
+/// least one. They take 8 MiB in the small size, and 16 MiB in the large size. A process with the usual limit of
 /// locked memory, 8 MiB, has half or a quarter of them (`locked`).
 const RX_BUFFERS: usize = RX_ENTRIES as usize;
 /// The most receive buffers of a queue to open. More hardware queues share them.
@@ -322,13 +322,13 @@ fn info(
     }
 }
 
-/// Returns the number of receive buffers of a queue to open, with so many for each hardware queue.
+/// Returns the number of receive buffers of a queue to open, with `rx_buffers` for each hardware queue.
 fn rx_ring(queues: u32, lanes: u32, rx_buffers: usize) -> usize {
     let theirs = queues.div_ceil(lanes) as usize;
     (theirs * rx_buffers).min(MAX_RX_BUFFERS) + PACKET_SOCKET_BUFFERS
 }
 
-/// Returns the number of receive buffers of a queue to open, if the interface had so many hardware queues.
+/// Returns the number of receive buffers of a queue to open, if the interface had `queues` hardware queues.
 pub(super) fn rx_ring_of(queues: u32, properties: &Properties) -> usize {
     let Properties { lanes, gives_queues, chunk_bytes, .. } = properties;
     let chunk_bytes = *chunk_bytes as usize;

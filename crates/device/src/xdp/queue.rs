@@ -143,7 +143,7 @@ impl XdpQueue {
             shared: lane.shared.clone(),
             lane,
         };
-        // What the kernel dropped for an earlier server, which was killed before it looked.
+        // Count the kernel's drops for an earlier server that was killed before it read the count.
         queue.count_kernel_drops();
         Ok(queue)
     }

@@ -24,11 +24,11 @@ use crate::kernel_interface::socket_option::{enlarge_send_buffer, set};
 
 /// The number of descriptors in the rings of packets to send, and of sent ones.
 pub(super) const TX_ENTRIES: u32 = 2048;
-/// The number of descriptors in the rings of received packets, and of empty buffers. A ring is as large as the most
-/// buffers that a socket can have: a burst then ends at the buffers, and the kernel finds no ring full. The two
-/// rings take 24 bytes for each.
+/// The number of descriptors in the rings of received packets, and of empty buffers. A ring has an entry for each
+/// buffer that a socket can have, so the buffers limit a burst, and the kernel finds no ring full. An entry takes
+/// 24 bytes in the two rings together.
 pub(super) const RX_ENTRIES: u32 = 4096;
-/// The number in the ring of received packets of earlier servers.
+/// The number of descriptors in the ring of received packets of a server of an earlier version.
 pub(super) const EARLIER_RX_ENTRIES: u32 = 2048;
 
 /// `XDP_MAX_TX_SKB_BUDGET` (Linux 6.17): packets that one system call sends in copy mode; 32
@@ -184,14 +184,14 @@ impl Mapped {
 
 /// Creates a socket that is not bound yet, with the options that need a capability: CAP_NET_RAW for
 /// the socket, and CAP_NET_ADMIN for busy polling and for a large send buffer. It can be bound only to
-/// the interface with this number, on kernels that heed that (Linux 6.6).
+/// the interface with this number, where the kernel enforces that (Linux 6.6).
 ///
 /// # Errors
 /// Fails with the error of a system call.
 pub fn unbound_socket(index: u32, busy_poll: bool) -> io::Result<OwnedFd> {
     let fd =
         rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
-    // By the number: the name may change.
+    // The number stays when the interface gets another name.
     set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX, &(index as libc::c_int))?;
     // Without CAP_NET_ADMIN the kernel grants what net.core.wmem_max allows, and more system calls
     // are needed.

@@ -597,7 +597,7 @@ fn the_kernel_drops_what_is_not_the_owners() {
     assert_eq!(counts(&filter), [4, 4]);
 }
 
-/// A program that takes every packet drops and counts those without a socket, too.
+/// The program that takes every packet also drops and counts packets without a socket.
 #[test]
 fn the_kernel_counts_packets_without_a_socket() {
     if in_the_kernel().is_none() {
