@@ -38,8 +38,8 @@ impl Control {
         self.command(Command::AnswerFor(freed), Reply::Nothing);
     }
 
-    /// Ends the answers for the freed lease with a MAC address, in all lanes: because another session gets the lease, or
-    /// another host claims an address.
+    /// Ends the answers for the freed lease with a MAC address, in all lanes. Another session gets the lease, or another
+    /// host claims an address of it.
     pub(crate) fn stop_answering_for(&mut self, mac: [u8; 6]) {
         if !self.freed.remove(mac) {
             return;
@@ -56,7 +56,7 @@ impl Control {
     }
 
     /// Claims filters within the device's room, if need be in place of the filters of freed leases. Returns `false` if
-    /// the device does not take the filters even then; no freed lease gives way in vain.
+    /// the device does not take the filters even then. The freed leases then keep their filters.
     pub(crate) fn claim_before_freed(&mut self, wanted: &[Filter]) -> bool {
         let mut yielding = Vec::new();
         let has_claimed = loop {

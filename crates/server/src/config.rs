@@ -61,8 +61,8 @@ pub struct Config {
     /// the device ([`KeeperAccess::server_number`](crate::KeeperAccess::server_number)); 0 by default.
     /// The device's objects have it at the end of their names in the store.
     pub server_number: u32,
-    /// `true` if another server follows one that leaves, and resumes its sessions; `false` by default. The server
-    /// then leaves if the interface gets more hardware queues.
+    /// `true` if a successor resumes the sessions of a server that leaves; `false` by default. If `true`, the server
+    /// leaves when the interface gets more hardware queues.
     pub leaves_after_changes: bool,
     /// `true` if the server must be able to resume every session that an earlier one left. If it is
     /// not, its start fails before it changes anything.

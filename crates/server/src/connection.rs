@@ -57,7 +57,7 @@ pub(crate) enum Progress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Ending {
     None,
-    /// The engines send the session's last packets before.
+    /// The engines first send the session's last packets.
     AfterPackets,
     /// The engines send nothing more.
     AtOnce,
@@ -86,8 +86,8 @@ pub(crate) struct Connection {
     pub(crate) account: Account,
     /// The size of the session, in bytes.
     pub(crate) bytes: usize,
-    /// The bytes among them that stay the user's after the session's end: the server has allocated
-    /// them, and cannot free them.
+    /// The part of `bytes` that stays the user's after the session's end: the server has allocated
+    /// this memory, and cannot free it.
     pub(crate) unfreeable_bytes: usize,
     /// The session's number; 0 without one.
     pub(crate) number: u32,

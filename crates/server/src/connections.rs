@@ -13,7 +13,7 @@ use crate::policy::{Account, Limits, Policy};
 struct Usage {
     connections: usize,
     sessions: usize,
-    /// All of its bytes, those below included.
+    /// All of its bytes, including `unfreeable_bytes`.
     bytes: usize,
     /// Bytes of sessions that have ended, which the server cannot free.
     unfreeable_bytes: usize,
@@ -25,8 +25,8 @@ impl Usage {
         match self.unfreeable_bytes {
             0 => String::new(),
             bytes => format!(
-                "; {bytes} of these bytes are of ended sessions, whose applications left it to the server \
-                 to allocate their memory: build them with this version of Towpath"
+                "; {bytes} of these bytes are of ended sessions, whose applications had the server allocate \
+                 their memory: build them with this version of Towpath, or restart the server"
             ),
         }
     }
@@ -42,9 +42,9 @@ pub(crate) struct Connections {
     groups: HashMap<u32, Usage>,
     /// The bytes of all sessions together.
     bytes: usize,
-    /// Those of granted users' sessions.
+    /// The bytes of granted users' sessions.
     granted_bytes: usize,
-    /// Memory of limited users' applications that workers seal and perhaps allocate, by the token.
+    /// The memory of granted users' applications that workers seal and perhaps allocate, by the token.
     preparing: HashMap<u64, (Account, usize)>,
 }
 

@@ -110,7 +110,7 @@ pub(crate) struct Parts {
     pub(crate) changed_settings: ChangedSettings,
     /// Packets per poll iteration that the engine has memory for.
     pub(crate) batch: usize,
-    /// `true` if another server follows one that leaves.
+    /// `true` if a successor resumes the sessions of a server that leaves.
     pub(crate) leaves_after_changes: bool,
     /// How long a session of an earlier server waits for its application.
     pub(crate) claim_timeout: Duration,
@@ -173,7 +173,7 @@ pub(crate) struct Control {
     pub(crate) unclaimed: VecDeque<(Instant, u64)>,
     pub(crate) ended: Option<Result<(), DeviceError>>,
     pub(crate) stopping: bool,
-    /// Hardware queues that receive and that the device does not serve.
+    /// The number of hardware queues that receive packets and that the device does not serve.
     pub(crate) unserved_queues: u32,
     /// `true` if the server leaves its sessions to the next one: for an upgrade, or after a
     /// failure.
@@ -534,7 +534,7 @@ impl Control {
                 EngineReport::Recovered { resets } => {
                     info!(device = self.parts.info.name, resets, "the device works again");
                 }
-                // Only this lane's engine knows it: announcements arrive on one lane.
+                // Only this lane's engine knows of the claim: announcements arrive on one lane.
                 EngineReport::FreedClaimed { mac } => self.stop_answering_for(mac),
                 EngineReport::Aperture(report) => self.aperture_report(&report),
                 EngineReport::Ceded { hardware, queue } => self.ceded(hardware, queue),

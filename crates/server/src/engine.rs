@@ -380,8 +380,8 @@ impl Engine {
         if work > 0 {
             self.counters.beat(self.iteration);
         }
-        // An engine that never sleeps publishes the driver's own counters periodically. After its start it does
-        // so more often: a killed server's last counts are lost, and a start counts what the kill lost.
+        // An engine that never sleeps publishes the driver's own counters periodically, and more often after its
+        // start: the new server then counts the packets that a kill lost, and another kill would lose these counts.
         if self.iteration.is_multiple_of(4096) || self.iteration.is_power_of_two() {
             self.publish_counts();
         }

@@ -114,8 +114,8 @@ impl Control {
         }
     }
 
-    /// Leaves to the next server if the interface has more hardware queues than the device serves, or says what to
-    /// do.
+    /// Leaves if the interface has more hardware queues than the device serves, so that the next server serves all. If
+    /// that is not possible, logs the remedy.
     fn queues_changed(&mut self, device: String, queues: HardwareQueues) {
         let HardwareQueues { present, served, can_serve_all } = queues;
         let before = std::mem::replace(&mut self.unserved_queues, present.saturating_sub(served));
@@ -126,7 +126,7 @@ impl Control {
             }
             return;
         }
-        // The session with a queue of its own would end.
+        // A session with an own queue would end.
         if self.parts.leaves_after_changes && can_serve_all && !self.own_queues.are_taken() {
             let what = format!(
                 "it has {present} hardware queues, and had {served}; the next server makes sockets for all of them"
@@ -138,7 +138,7 @@ impl Control {
         warn!(
             device,
             "{device} has {present} hardware queues, and the server has sockets on {served}: packets for applications \
-             that arrive on the others are dropped and counted (rx_dropped_driver); set {served} queues \
+             that arrive on other queues are dropped and counted (rx_dropped_driver); set {served} queues \
              (ethtool -L {device}), or have another server start with room for all (towpath upgrade)"
         );
     }

@@ -51,7 +51,7 @@ impl Filters {
         })
     }
 
-    /// Claims filters, all or none, without receiving everything instead.
+    /// Claims filters, all or none. The device does not receive everything instead.
     ///
     /// # Errors
     /// Fails if the device does not take one of them, with [`FilterError::Full`] if it has no room.
@@ -223,7 +223,7 @@ mod tests {
         filters.claim_within_room(&mut device, &[ONE]).unwrap();
         filters.claim_all(&mut device, &[TWO]).unwrap();
         assert!(filters.are_everything(&[ONE, TWO]) && !filters.are_everything(&[ONE]));
-        // A claim that the device receives already takes no room.
+        // A claim of a filter that the device has already takes no room.
         filters.claim_within_room(&mut device, &[TWO]).unwrap();
         filters.release_all(&mut device, &[TWO]);
         assert_eq!(cable.filters(), [ONE, Filter::Everything]);

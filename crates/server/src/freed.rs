@@ -34,7 +34,7 @@ impl FreedLeases {
         Some(until.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
     }
 
-    /// `true` without a lease.
+    /// Returns `true` without a lease.
     pub(crate) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
@@ -95,7 +95,7 @@ mod tests {
             assert_eq!(yielded, expected);
         }
         assert_eq!((count(&leases, 1), count(&leases, 2)), (10, MOST_FREED - 10));
-        // A further user has room, too.
+        // Another user also has room.
         assert_eq!(leases.push(mac(3, 0), 3).unwrap().mac, mac(2, 10));
     }
 

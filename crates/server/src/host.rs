@@ -143,7 +143,7 @@ impl Host {
         Ok(())
     }
 
-    /// Takes note that the interface has another name.
+    /// Notes the interface's new name.
     pub(crate) fn rename(&mut self, interface: &str) {
         interface.clone_into(&mut self.interface);
     }

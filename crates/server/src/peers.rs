@@ -177,8 +177,8 @@ impl Control {
         self.drop_connection(token);
     }
 
-    /// Has all engines end a session, unless they have been told. A second command ends a session at once that sends its
-    /// last packets. The application reads the reason, 0 for none.
+    /// Has all engines end a session, unless they already have the command. A second command can end a draining session
+    /// at once. The application reads the reason, 0 for none.
     pub(crate) fn end_session(&mut self, token: u64, reason: u32, ending: Ending) {
         let Some(connection) = self.connections.get_mut(token) else { return };
         if connection.ending >= ending {

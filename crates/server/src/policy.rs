@@ -32,9 +32,9 @@ pub struct Policy {
     pub bytes_per_user: usize,
     /// Bytes of memory that all parts of one session may have together.
     pub session_bytes: usize,
-    /// Bytes of memory that all sessions of all users, administrators too, may have together. One granted user, and
-    /// all users admitted as members of one group, have at most half of them; all granted users together have at
-    /// most seven eighths. By default there is no such limit.
+    /// Bytes of memory that all sessions of all users, including administrators, may have together. One granted
+    /// user has at most half of them, and so do all users admitted as members of one group together. All granted
+    /// users together have at most seven eighths. By default there is no such limit.
     pub total_bytes: usize,
     /// Endpoints that one session may have.
     pub endpoints_per_session: u32,

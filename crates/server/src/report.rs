@@ -65,7 +65,7 @@ pub(crate) struct Device {
     pub addresses_in_use: usize,
     /// The device's counters, those of all lanes together.
     pub counters: BTreeMap<&'static str, u64>,
-    /// Hardware queues of which the server has no socket: what arrives there is dropped.
+    /// The number of hardware queues without a socket of the server. Packets that arrive there are dropped.
     #[serde(skip_serializing_if = "is_zero")]
     pub unserved_queues: u32,
     /// The hardware's own counters, for a device whose driver reads them.

@@ -44,7 +44,8 @@ const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A running server. Dropping it stops the server and waits.
 ///
-/// A server belongs to the process that started it. In a child made by `fork`, calls fail at once, and a drop is silent.
+/// A server belongs to the process that started it. In a child made by `fork`, calls fail at once, and a drop has no
+/// effect.
 #[derive(Debug)]
 pub struct Server {
     guard: ForkGuard,
@@ -199,8 +200,8 @@ impl Server {
         }
     }
 
-    /// Leaves threads, channel and socket to the parent of this process. A thread of the parent may have held the channel's
-    /// lock when the process forked, so that this process must not close the channel.
+    /// Leaves threads, channel and socket to the parent of this process. This process must not close the channel: a
+    /// thread of the parent may have held the channel's lock at the fork.
     fn forget(&mut self) {
         let threads = (self.control.take(), std::mem::take(&mut self.engines));
         std::mem::forget((threads, self.requests.clone()));

@@ -1,4 +1,4 @@
-//! The memory of each user, of each group, and of all sessions: what it may be, and what is freed.
+//! The memory of each user, of each group, and of all sessions: its limits, and the part that is freed.
 
 use crate::connections::Connections;
 use crate::policy::{Account, Limits};
@@ -7,8 +7,8 @@ use crate::policy::{Account, Limits};
 const RESERVED_SHARE: usize = 8;
 
 impl Connections {
-    /// Returns the limit that so many bytes more of an account would exceed. The account's own limits
-    /// come first: a user that exceeds one of these can do more about it than about the others.
+    /// Returns the limit that `bytes` more bytes of an account would exceed. The account's own limits come
+    /// first: a user can do more about these than about the limits of all users.
     pub(super) fn exceeds(
         &self,
         limits: &Limits,
@@ -52,7 +52,7 @@ impl Connections {
         if account.is_limited && wanted > granted {
             return Some(format!(
                 "all sessions of granted users would have {wanted} bytes together; at most {granted} are \
-                 allowed (total-bytes of the server, but for an eighth that is administrators')"
+                 allowed (seven eighths of total-bytes of the server)"
             ));
         }
         let wanted = self.bytes.saturating_add(bytes);
@@ -66,7 +66,7 @@ impl Connections {
 
     /// Records that a worker begins to seal the memory of a session's application, of `bytes` bytes,
     /// and allocates what the application left unallocated. Until [`Connections::prepared`], the
-    /// server takes it for allocated, because the session may end before the worker reports.
+    /// server counts the memory as allocated, because the session may end before the worker reports.
     pub(crate) fn begin_preparing(&mut self, token: u64, bytes: usize) {
         let Some(connection) = self.all.get_mut(&token) else { return };
         // An administrator's applications may take all memory anyway.
@@ -78,8 +78,8 @@ impl Connections {
     }
 
     /// Records that a worker has sealed the memory of an application. `is_unfreeable`: the worker has
-    /// allocated some of it, and no process can free that. It then counts as the user's until this
-    /// server ends: the kernel does not say when the application lets go of it.
+    /// allocated a part of it, which no process can free. The memory then counts as the user's until
+    /// this server ends: the kernel does not say when the application closes it.
     pub(crate) fn prepared(&mut self, token: u64, is_unfreeable: bool) {
         let Some((account, bytes)) = self.preparing.remove(&token).filter(|_| !is_unfreeable)
         else {
@@ -139,14 +139,14 @@ impl Connections {
         self.discharge_memory(account, bytes);
     }
 
-    /// Adds memory to that of a user, its group, and all.
+    /// Adds memory to that of a user, its group, and all sessions.
     pub(super) fn charge_memory(&mut self, account: Account, bytes: usize) {
         self.bytes += bytes;
         self.granted_bytes += if account.is_limited { bytes } else { 0 };
         self.charge(account, |held| held.bytes += bytes);
     }
 
-    /// Takes memory off that of a user, its group, and all.
+    /// Takes memory off that of a user, its group, and all sessions.
     pub(super) fn discharge_memory(&mut self, account: Account, bytes: usize) {
         self.bytes -= bytes;
         self.granted_bytes -= if account.is_limited { bytes } else { 0 };
@@ -193,7 +193,7 @@ mod tests {
         all.begin_preparing(1, 40);
         all.prepared(1, true);
         assert_eq!(all.end(1), 40);
-        // The application has allocated it, and ends before or after the worker says so.
+        // The application has allocated its memory, and ends before or after the worker's report.
         all.attach(2, LIMITED, 100);
         all.begin_preparing(2, 40);
         all.prepared(2, false);
@@ -268,7 +268,7 @@ mod tests {
         assert_eq!(all.exceeds(&limits, ADMINISTRATOR, 100), None);
         let text = all.exceeds(&limits, ADMINISTRATOR, 101).unwrap();
         assert!(text.contains("801 bytes together; at most 800"), "{text}");
-        // Administrators' own bytes take nothing of the granted users' share, up to the total.
+        // Administrators' bytes do not count against the granted users' share, only against the total.
         all.end(7);
         all.attach(1, ADMINISTRATOR, 400);
         assert_eq!(all.exceeds(&limits, account(9, None), 50), None);
@@ -278,7 +278,7 @@ mod tests {
     #[test]
     fn a_refusal_names_the_users_own_limit_first() {
         let mut all = Connections::default();
-        // So much that each limit is exceeded.
+        // These bytes exceed each limit.
         all.attach(1, account(8, None), 700);
         all.attach(2, account(7, Some(70)), 300);
         let text = all.exceeds(&limits(800, 200), account(7, Some(70)), 200).unwrap();

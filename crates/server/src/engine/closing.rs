@@ -1,5 +1,5 @@
 //! Sessions under removal that still have flow rules or queue pairs. The engine removes these a few per poll
-//! iteration, so that one session's ten thousand do not delay other sessions.
+//! iteration, so that ten thousand of one session do not delay other sessions.
 
 use std::collections::VecDeque;
 
@@ -73,7 +73,7 @@ impl ClosingSessions {
     }
 
     /// Returns the next step. The sessions take turns, one endpoint or queue pair each, so that a session does not wait
-    /// for another one's ten thousand.
+    /// for ten thousand endpoints of another session.
     pub(super) fn next(&mut self) -> Option<Closed> {
         let mut closing = self.queue.pop_front()?;
         let (key, number) = (closing.key, closing.number);

@@ -21,8 +21,8 @@ use crate::reach::Reach;
 #[derive(Debug)]
 pub enum Command {
     AddSession(Box<Session>),
-    /// Ends a session; the application reads the reason, 0 for none. Unless `at_once`, the engine sends the last packets
-    /// before.
+    /// Ends a session; the application reads the reason, 0 for none. Unless `at_once`, the engine first sends the
+    /// session's last packets.
     RemoveSession {
         number: u32,
         reason: u32,

@@ -37,7 +37,7 @@ pub(super) enum Step {
     Empty,
     /// The session waits until the engine has taken its packets, and the device has completed them.
     Waits,
-    /// No packet is left, or the session's latest time is over.
+    /// No packet is left, or the session's time limit is over.
     Over,
 }
 
@@ -46,8 +46,8 @@ impl Draining {
         Draining { key, number, next: 0, queue_pairs: Vec::new(), until: now + DRAIN_NS }
     }
 
-    /// Looks at the next queue pair. `waits`: `true` if packets of any session wait for the device. Without any, the
-    /// device has the session's packets in flight, and the engine need not wait for their completion.
+    /// Looks at the next queue pair. `waits`: `true` if packets of any session wait for the device. If none waits, the
+    /// device has all of the session's packets, and the engine need not wait for their completion.
     ///
     /// # Errors
     /// The violation that the queue pair's indexes show.
@@ -60,13 +60,13 @@ impl Draining {
         if now >= self.until {
             return Ok(Step::Over);
         }
-        if let Some(set) = session.queue_pairs.get_mut(self.next as usize) {
+        if let Some(queue_pair) = session.queue_pairs.get_mut(self.next as usize) {
             let number = self.next;
             self.next += 1;
-            if set.transmit.observe()? == 0 {
+            if queue_pair.transmit.observe()? == 0 {
                 return Ok(Step::Empty);
             }
-            self.queue_pairs.push((number, set.transmit.seen()));
+            self.queue_pairs.push((number, queue_pair.transmit.seen()));
             return Ok(Step::Found(number));
         }
         let Some((number, end)) = self.queue_pairs.last() else {
@@ -88,7 +88,7 @@ pub(super) struct DrainingSessions {
     all: VecDeque<Draining>,
     /// The index of the session whose turn it is.
     turn: usize,
-    /// The number of sessions from that one on, in turn, that the engine has to look at.
+    /// The number of sessions, beginning with that one, that the engine has to look at.
     unchecked: usize,
 }
 
@@ -108,15 +108,15 @@ impl DrainingSessions {
         self.all.front().map(|one| one.until)
     }
 
-    /// Begins a poll iteration. The engine has to look at all sessions if it did some work, or if a session's latest
-    /// time is over.
+    /// Begins a poll iteration. The engine has to look at all sessions if it did some work, or if a session's time
+    /// limit is over.
     pub(super) fn begin(&mut self, has_worked: bool, now: u64) {
         if has_worked || self.next_due().is_some_and(|until| until <= now) {
             self.unchecked = self.all.len();
         }
     }
 
-    /// Returns `true` if the engine has to look at a session.
+    /// Returns `true` if the engine has to look at a further session.
     pub(super) fn has_left(&self) -> bool {
         self.unchecked > 0
     }

@@ -26,8 +26,8 @@ use crate::reach::Reach;
 const COMMANDS_PER_ITERATION: usize = 16;
 
 /// Endpoints and queue pairs of ending sessions, and sessions without any, that the engine removes per poll iteration,
-/// so that one session's ten thousand do not delay other sessions. Also the queue pairs of draining sessions at which
-/// the engine looks per poll iteration.
+/// so that ten thousand of one session do not delay other sessions. Also the number of queue pairs of draining sessions
+/// at which the engine looks per poll iteration.
 const CLOSED_PER_ITERATION: usize = 64;
 
 impl Engine {

@@ -46,7 +46,7 @@ pub(crate) struct FreedTable {
     /// Oldest first.
     all: Vec<FreedLease>,
     pending: Vec<Pending>,
-    /// The MAC addresses of removed leases: other hosts have claimed their addresses.
+    /// The MAC addresses of removed leases, of which other hosts have claimed an address.
     claimed: Vec<[u8; 6]>,
     rate: AnswerRate,
     random: u64,
@@ -70,7 +70,7 @@ impl FreedTable {
         self.all.is_empty()
     }
 
-    /// `true` if packets wait for answers, or claims for [`FreedTable::take_claimed`].
+    /// Returns `true` if packets wait for answers, or claims for [`FreedTable::take_claimed`].
     #[inline]
     pub(crate) fn has_pending(&self) -> bool {
         !self.pending.is_empty() || !self.claimed.is_empty()

@@ -1,7 +1,7 @@
 //! The interface of a device. An administrator may give it another name; its number stays. So a keeper
-//! knows both, follows the name by its number, and tells its servers the present one.
+//! knows both, follows the name by the number, and tells its servers the present name.
 //!
-//! The name of the command line stays the device's: of its socket, in policies, and in the log.
+//! The name of the command line stays the device's name: for its socket, in policies, and in the log.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -15,7 +15,7 @@ use towpath_netlink::{Link, LinkWatch, Netlink, Watched};
 /// The name of the interface's file among the keeper's own objects.
 pub(super) const INTERFACE: &str = "keeper-interface";
 
-/// The longest file, in bytes: a name has at most 15.
+/// The longest file, in bytes. A name has at most 15 bytes.
 const MOST_BYTES: usize = 256;
 
 /// An interface by its number and its name, as a keeper tells its servers.
@@ -64,7 +64,7 @@ pub fn followed_interface(left: &[(String, OwnedFd)]) -> Option<String> {
 pub(super) struct Interface {
     /// The name of the command line.
     configured: String,
-    /// `false` for a device whose servers find it otherwise, such as a TAP by its descriptor.
+    /// `false` for a device whose servers find the interface otherwise, such as a TAP by its descriptor.
     follows: bool,
     /// `None` until the interface was found.
     known: Option<Known>,
@@ -77,7 +77,7 @@ impl Interface {
         Interface { configured: configured.to_owned(), follows, known: None, watch: None }
     }
 
-    /// Goes on with the file of an earlier keeper.
+    /// Takes the interface from the file of an earlier keeper.
     pub(super) fn adopt(&mut self, file: BorrowedFd<'_>) {
         if let Ok(known) = Known::read(file) {
             self.watch = LinkWatch::new(known.index).ok();
@@ -85,7 +85,7 @@ impl Interface {
         }
     }
 
-    /// Returns the present name, if it differs from that of the command line.
+    /// Returns the present name, if it differs from the name on the command line.
     pub(super) fn other_name(&self) -> Option<&str> {
         let name = self.known.as_ref().map(|known| known.name.as_str())?;
         (name != self.configured).then_some(name)
@@ -103,8 +103,8 @@ impl Interface {
     }
 
     /// Finds the interface for a server that is to start: by its number, or else by its names. Returns
-    /// the file for the server, if the interface has changed. An interface that is not there is an error
-    /// of the server.
+    /// the file for the server, if the interface has changed. A missing interface is no error here: the
+    /// server reports it.
     pub(super) fn find(&mut self) -> io::Result<Option<OwnedFd>> {
         if !self.follows {
             return Ok(None);
@@ -162,7 +162,7 @@ impl Interface {
         Ok(Some(file))
     }
 
-    /// Returns what is readable when there is news.
+    /// Returns the descriptor that is readable when there is news.
     pub(super) fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         self.watch.as_ref().map(AsFd::as_fd)
     }
@@ -179,7 +179,7 @@ mod tests {
         followed_interface(&[(INTERFACE.to_owned(), file)])
     }
 
-    /// The number decides, then the last name, then that of the command line.
+    /// The number decides, then the last name, then the name of the command line.
     #[test]
     fn an_interface_is_found_by_number_and_then_by_name() {
         isolated!(|| {
@@ -193,7 +193,7 @@ mod tests {
             assert!(rustix::io::write(&file, b"x").is_err(), "no server can change it");
 
             netlink.rename("eth0", "lan0").unwrap();
-            // The file is older than the name.
+            // The file has the earlier name.
             assert_eq!(interface_of(file.try_clone().unwrap()).as_deref(), Some("lan0"));
             assert!(interface.hear().unwrap().is_some());
             assert!(interface.hear().unwrap().is_none());

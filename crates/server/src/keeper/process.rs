@@ -185,8 +185,8 @@ impl Keeper {
         self.keep_interface(heard);
     }
 
-    /// Holds the file of the interface, if it has changed. An error has the next server look for the
-    /// interface by itself.
+    /// Holds the file of the interface, if it has changed. After an error, the next server looks for the
+    /// interface itself.
     fn keep_interface(&mut self, changed: io::Result<Option<OwnedFd>>) {
         match changed {
             Ok(Some(file)) => {
@@ -195,7 +195,9 @@ impl Keeper {
                 self.held.put(INTERFACE.to_owned(), file);
             }
             Ok(None) => {}
-            Err(error) => tracing::error!("the keeper cannot look for the interface: {error}"),
+            Err(error) => tracing::error!(
+                "the keeper cannot look for the interface: {error}; the next server looks for it by its last name"
+            ),
         }
     }
 

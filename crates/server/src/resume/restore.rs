@@ -235,7 +235,7 @@ impl Control {
         connection.name.clone_from(&recorded.name);
         connection.lease = Some(lease);
         connection.progress = Progress::Unclaimed;
-        // An application of an earlier version leaves it to its server to allocate its memory.
+        // An application of an earlier version has its server allocate its memory.
         if is_limited && recorded.shape.version() < ALLOCATES_SINCE {
             connection.unfreeable_bytes = application_bytes(&recorded.shape, recorded.lanes);
         }

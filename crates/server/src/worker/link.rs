@@ -64,7 +64,7 @@ pub(crate) enum Report {
     /// A connection has ended.
     Ended { token: u64 },
     /// A session's memory is ready, with the descriptors that keep it in place; or the number of
-    /// the error. `is_unfreeable`: the worker has allocated some of the application's memory.
+    /// the error. `is_unfreeable`: the worker has allocated a part of the application's memory.
     MemoryReady { token: u64, outcome: Result<Vec<OwnedFd>, i32>, is_unfreeable: bool },
     /// A memory file is allocated, with the descriptors that keep it in place; or the number of the
     /// error.

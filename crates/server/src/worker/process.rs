@@ -310,7 +310,7 @@ impl Worker {
             }
             command::SEAL => match seal_allocated(&descriptors) {
                 Ok(()) => Ok(()),
-                // The command to prepare the memory follows, and finds the session over. It may
+                // The command to prepare the memory follows after the session's end. The worker may
                 // allocate memory all the same.
                 Err(errno) => {
                     let value = errno.raw_os_error() as u64 | report::UNFREEABLE;
@@ -425,9 +425,9 @@ impl Worker {
         for file in [application, transmit] {
             *is_unfreeable |= !seal(file)?;
         }
-        // A read of the engine would allocate a missing page of the application's, for which the
-        // server pays. The call also keeps the kernel from dropping pages that the application has
-        // only read.
+        // Otherwise, a read of the engine would allocate a missing page of the application at the
+        // server's cost. The call also keeps the kernel from dropping pages that the application
+        // has only read.
         for file in [server, receive, ledger, application, transmit] {
             allocate(file)?;
         }
@@ -464,8 +464,9 @@ impl Worker {
     }
 }
 
-/// Seals a memory file that an application has mapped, so that it is the only writer. Returns `true`
-/// if the application has allocated the whole file. No process can free a page of it from then on.
+/// Seals a memory file that an application has mapped, so that the application is the only writer.
+/// Returns `true` if the application has allocated the whole file. After the seal, no process can free
+/// a page of the file.
 fn seal(file: &OwnedFd) -> Result<bool, Errno> {
     rustix::fs::fcntl_add_seals(file, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
     // `st_blocks` would not do: it also counts the end of a huge page behind the end of the file.

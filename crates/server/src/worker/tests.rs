@@ -362,7 +362,7 @@ fn a_worker_reports_that_it_allocated_an_applications_memory() {
     }
 }
 
-/// The server seals the armed words before the rest, and may then have to allocate that.
+/// The server seals the armed words before the other words, and may then have to allocate these.
 #[test]
 fn armed_words_that_are_not_allocated_are_refused() {
     let mut world = World::new(LONG);

@@ -1,6 +1,6 @@
 //! Children made by `fork` from a program with a server: each call fails at once, and the parent's server continues.
 //!
-//! Unsafe lives here for the fork and for values of the parent that a child uses up.
+//! Unsafe lives here for the fork and for values of the parent that a child consumes.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use towpath_device::loopback::{self, LoopbackDevice};
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Policy, PolicyError, Server};
 
-/// The time limit of a child. It only ends a child that hangs.
+/// The time limit of a child, in seconds. It only ends a child that hangs.
 const LIMIT_S: u32 = 20;
 
 fn start(socket: &Path) -> (Server, LoopbackDevice) {
@@ -19,10 +19,10 @@ fn start(socket: &Path) -> (Server, LoopbackDevice) {
     (Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap(), far)
 }
 
-/// A call that uses a server up. Returns its error.
+/// A call that consumes a server and returns the call's error.
 type Call = fn(Server) -> Option<String>;
 
-/// Runs `calls` in a child, which uses up a copy of the parent's server. Returns the child's exit status; `None` if a
+/// Runs `calls` in a child, which consumes a copy of the parent's server. Returns the child's exit status; `None` if a
 /// signal ended it.
 fn in_child(server: &Server, calls: impl FnOnce(Server) -> bool) -> Option<i32> {
     // SAFETY: the child makes calls that take no lock of another thread, then ends without the parent's exit handlers.

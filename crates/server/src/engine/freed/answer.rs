@@ -64,7 +64,7 @@ impl Claim {
         }
     }
 
-    /// `true` if another host than that of the lease claims an address of the lease. `source`: the MAC address of the
+    /// Returns `true` if another host than that of the lease claims an address of the lease. `source`: the MAC address of the
     /// claim's sender.
     pub(super) fn is_of(self, lease: &FreedLease, source: [u8; 6]) -> bool {
         let has = match self {

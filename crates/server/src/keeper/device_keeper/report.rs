@@ -13,7 +13,7 @@ pub(super) struct Report {
     file: Option<StatusFile>,
     restarts: u64,
     last_end: Option<ServerEnd>,
-    /// The state, the number of restarts and the other name that the file has.
+    /// The state, the number of restarts and the interface's other name in the file.
     published: Option<(DeviceState, u64, Option<String>)>,
 }
 

@@ -68,8 +68,8 @@ impl Blocked {
     }
 }
 
-/// Repeats a test that has to be over before its sessions are drained by time: the machine may be busy. `test`: returns
-/// the time at which the first session ended, and what the test learned.
+/// Repeats a test that has to end before the time limit of its draining sessions: the machine may be busy. `test`:
+/// returns the time at which the first session ended, and the test's result.
 fn in_time<T>(test: impl Fn() -> (u64, T)) -> T {
     for _ in 0..50 {
         let (began, learned) = test();
