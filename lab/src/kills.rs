@@ -164,7 +164,7 @@ fn add_rows(outcome: &mut Outcome, device: &str, run: &Run, kills: usize) {
         outcome.context.push(row(&name, "packets", &[*count as f64]));
     }
     if device == Device::SharedXdp.name() {
-        let name = "servers that made sockets of their own";
+        let name = "servers that made new sockets";
         outcome.context.push(row(name, "servers", &[run.new_sockets]));
     }
     for (phase, count) in &run.places {
@@ -251,7 +251,7 @@ struct Run {
     quiet: Vec<f64>,
     /// The connections with unread bytes at each kill.
     unread: Vec<f64>,
-    /// How many servers did not go on with the AF_XDP sockets of the one before.
+    /// The number of servers that made AF_XDP sockets and did not use those of their predecessor.
     new_sockets: f64,
     /// How many kills met the engine in each phase of a poll iteration.
     places: BTreeMap<String, f64>,
@@ -312,7 +312,7 @@ fn run(towpath: &Path, device: Device, kills: usize) -> anyhow::Result<Run> {
     quiet.sort_by(f64::total_cmp);
     let log = serve.log()?;
     let (resumptions, places) = (resumptions(&network, &serve)?, places(&log));
-    // The first server says so, too.
+    // The first server also logs this line.
     let new_sockets = log.matches("KiB for packets, in ").count().saturating_sub(1) as f64;
     Ok(Run { lost, resumptions, bytes, killed, quiet, unread, new_sockets, places, asked })
 }

@@ -158,8 +158,8 @@ impl Region {
         self.len == 0
     }
 
-    /// Allocates every page of new memory, as this process's own. The bytes may be overwritten by
-    /// zeros.
+    /// Allocates every page of new memory, at the cost of this process's control group. May overwrite
+    /// the bytes by zeros.
     ///
     /// ```
     /// let file = towpath_memory::SharedFile::create("example", 8192)?;
@@ -169,7 +169,7 @@ impl Region {
     /// ```
     ///
     /// # Errors
-    /// `ENOMEM` and `EFAULT` when there is no memory.
+    /// Fails with `ENOMEM` or `EFAULT` if there is no memory.
     pub fn allocate(&mut self) -> io::Result<()> {
         // SAFETY: the range is the region's own; populating a mapping of a file changes no byte.
         let populated = unsafe {

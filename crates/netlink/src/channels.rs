@@ -27,7 +27,7 @@ const ETHTOOL_A_CHANNELS_HEADER: u16 = 1;
 const ETHTOOL_A_CHANNELS_RX_COUNT: u16 = 6;
 const ETHTOOL_A_CHANNELS_TX_COUNT: u16 = 7;
 const ETHTOOL_A_CHANNELS_COMBINED_COUNT: u16 = 9;
-/// Inside of the header.
+/// Attributes inside of the header.
 const ETHTOOL_A_HEADER_DEV_INDEX: u16 = 1;
 
 /// The size of the receive buffer; a message of one interface takes some hundred bytes.
@@ -59,8 +59,8 @@ impl Netlink {
     /// ```
     ///
     /// # Errors
-    /// Any [`Error`]; `EOPNOTSUPP` for an interface that does not say, `ENOENT` from a kernel without
-    /// this family (`CONFIG_ETHTOOL_NETLINK`).
+    /// Any [`Error`]; `EOPNOTSUPP` if the interface does not report its queues, `ENOENT` from a kernel
+    /// without this family (`CONFIG_ETHTOOL_NETLINK`).
     pub fn channels(index: u32) -> Result<Channels, Error> {
         let mut kernel = Netlink::generic()?;
         let family = kernel.family(FAMILY)?.number;
@@ -81,11 +81,11 @@ impl Netlink {
     }
 
     /// Sets the number of hardware queues (`ethtool -L`) of an interface of this thread's network
-    /// namespace. A kind of queues of which there are none stays as it is.
+    /// namespace. Leaves a kind of queues as it is if the interface has none of it.
     ///
     /// # Errors
-    /// Any [`Error`]; `EINVAL` if the interface has not as many, or if a queue to remove has an AF_XDP
-    /// socket.
+    /// Any [`Error`]; `EINVAL` if the interface cannot have this number, or if a queue to remove has an
+    /// AF_XDP socket.
     pub fn set_channels(index: u32, channels: Channels) -> Result<(), Error> {
         let mut kernel = Netlink::generic()?;
         let family = kernel.family(FAMILY)?.number;
@@ -155,7 +155,7 @@ impl ChannelWatch {
             match receive(self.socket.as_fd(), &mut self.received) {
                 Ok(Some(len)) => latest = self.read(len).or(latest),
                 Ok(None) => {}
-                // The kernel dropped messages, and drops all further ones until those before are read.
+                // The kernel dropped messages, and drops all further ones until the earlier ones are read.
                 Err(Errno::NOBUFS) => self.overrun = true,
                 Err(_) if std::mem::take(&mut self.overrun) => {
                     let _ = self.ask();

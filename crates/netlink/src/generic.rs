@@ -8,13 +8,13 @@ use crate::socket::Netlink;
 /// `struct genlmsghdr`: command, version, and two unused bytes.
 pub(crate) const HEADER_BYTES: usize = 4;
 
-/// The family that knows the others' numbers (`GENL_ID_CTRL`, `CTRL_CMD_GETFAMILY`).
+/// The family that knows the numbers of the other families (`GENL_ID_CTRL`, `CTRL_CMD_GETFAMILY`).
 const CONTROL: u16 = 16;
 const GET_FAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_ID: u16 = 1;
 const CTRL_ATTR_FAMILY_NAME: u16 = 2;
 const CTRL_ATTR_MCAST_GROUPS: u16 = 7;
-/// Inside of each multicast group.
+/// Attributes inside of each multicast group.
 const CTRL_ATTR_MCAST_GRP_NAME: u16 = 1;
 const CTRL_ATTR_MCAST_GRP_ID: u16 = 2;
 

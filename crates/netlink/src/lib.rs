@@ -1,6 +1,6 @@
 //! The few rtnetlink messages that Towpath needs: links, addresses, routes and neighbours of one
-//! network namespace (Linux `rtnetlink(7)`, `linux/rtnetlink.h`, `linux/if_link.h`); and a few of
-//! generic netlink, about hardware queues and AF_XDP.
+//! network namespace (Linux `rtnetlink(7)`, `linux/rtnetlink.h`, `linux/if_link.h`), and a few requests
+//! of generic netlink, about hardware queues and AF_XDP.
 //!
 //! ```no_run
 //! use towpath_netlink::{Netlink, Veth};

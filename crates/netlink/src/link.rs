@@ -167,7 +167,7 @@ impl Netlink {
         self.ask_for_link(name.to_owned(), request)
     }
 
-    /// Returns the interface of a number, which stays the same when the interface gets another name.
+    /// Returns the interface with a number, which stays the same when the interface gets another name.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), towpath_netlink::Error> {

@@ -225,7 +225,7 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Optio
 }
 
 fn set_flag(socket: BorrowedFd<'_>, option: libc::c_int) {
-    // Without these options, errors say less.
+    // Without these options, the kernel's errors have no text.
     let _ = set(socket, option, 1);
 }
 

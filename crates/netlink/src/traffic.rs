@@ -1,4 +1,4 @@
-//! What an interface has sent, by the kernel's count (`struct rtnl_link_stats64`, `linux/if_link.h`).
+//! The packets that an interface has sent, by the kernel's count (`struct rtnl_link_stats64`, `linux/if_link.h`).
 #![forbid(unsafe_code)]
 
 use crate::error::Error;
@@ -7,7 +7,7 @@ use crate::message::{Attributes, Malformed, NLM_F_ACK, Request};
 use crate::socket::Netlink;
 
 const IFLA_STATS64: u16 = 23;
-/// The places of `tx_packets` and `tx_bytes`, as words.
+/// The indexes of `tx_packets` and `tx_bytes`, in words of 8 bytes.
 const TX_PACKETS: usize = 1;
 const TX_BYTES: usize = 3;
 
@@ -21,7 +21,7 @@ pub struct Sent {
 }
 
 impl Netlink {
-    /// Returns what an interface has sent since it was created.
+    /// Returns the count of the packets that an interface has sent since it was created.
     ///
     /// # Errors
     /// [`Error::NoSuchLink`], [`Error::BadName`], or any other [`Error`].

@@ -217,7 +217,7 @@ fn first_block(blocks: &[u8]) -> Option<(u32, usize)> {
     (12..=blocks.len()).contains(&len).then(|| (u32::from_le_bytes(*kind), len))
 }
 
-/// Returns how many packets of whole blocks, as [`Writer`] writes them, do not lie within the first `bytes`.
+/// Returns the number of packets in whole blocks of a [`Writer`] that do not lie within the first `bytes` bytes.
 ///
 /// ```
 /// use towpath_packet::pcapng::{Direction, Writer, packets_beyond};
@@ -244,7 +244,8 @@ pub fn packets_beyond(mut blocks: &[u8], mut bytes: usize) -> u64 {
     packets
 }
 
-/// Returns the length of as many whole blocks, as [`Writer`] writes them, as have at most `most` bytes; at least of one.
+/// Returns the length of the first whole blocks of a [`Writer`] that have together at most `most` bytes, or the length
+/// of the first block if it is longer.
 #[must_use]
 pub fn whole_blocks(blocks: &[u8], most: usize) -> usize {
     let mut end = 0;

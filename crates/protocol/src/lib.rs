@@ -37,7 +37,7 @@ pub mod store;
 /// | 8 | 0.1.0 | |
 /// | 9 | the version after 0.1.0 | the server pages have a line of accounts; [`message::OPEN_WITHIN_VLAN`] |
 /// | 10 | the version after 0.1.0 | [`oob`]: queues of messages, [`message::OPEN_OUT_OF_BAND`] |
-/// | 11 | the version after 0.1.0 | [`apertures`] and [`requests`]: [`message::Attach`] has two more fields; applications allocate their memory ([`layout::ALLOCATES_SINCE`]) |
+/// | 11 | the version after 0.1.0 | [`apertures`] and [`requests`]: [`message::Attach`] has two more fields; [`layout::ALLOCATES_SINCE`] |
 pub const VERSION: u16 = 11;
 /// The oldest version that a server speaks.
 pub const OLDEST_VERSION: u16 = 8;

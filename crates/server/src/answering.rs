@@ -38,8 +38,8 @@ impl Control {
         self.command(Command::AnswerFor(freed), Reply::Nothing);
     }
 
-    /// Ends the answers for the freed lease with a MAC address, in all lanes. Another session gets the lease, or another
-    /// host claims an address of it.
+    /// Ends the answers for the freed lease with a MAC address, in all lanes, because another session gets the lease or
+    /// another host claims an address.
     pub(crate) fn stop_answering_for(&mut self, mac: [u8; 6]) {
         if !self.freed.remove(mac) {
             return;

@@ -98,7 +98,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut unwritten = capture.writer.get_mut().unwritten();
     let packets = capture.packets - unwritten;
     if matches!(&outcome, Err(End::Write(_))) {
-        // What the server has captured, and what this program has not looked at.
+        // The packets that the server has captured, and that this program has not taken.
         let _ = session.receive(0, SLOTS as usize, |_| unwritten += 1);
     }
     let unwritten =

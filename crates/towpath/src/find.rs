@@ -147,7 +147,7 @@ fn of_device(device: &str, directories: &[PathBuf]) -> Result<PathBuf, Failure> 
     })
 }
 
-/// Returns the socket of the device whose interface has got this name.
+/// Returns the socket of the device whose interface now has this name.
 fn of_interface(name: &str, directories: &[PathBuf]) -> Option<PathBuf> {
     let has_name = |path: &PathBuf| {
         device_status(path).is_some_and(|status| status.interface.as_deref() == Some(name))

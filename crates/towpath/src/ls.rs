@@ -14,7 +14,7 @@ use crate::table::Table;
 /// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
 Root and the server's user see all sessions, other users only their own. DEVICE is the interface's name,
-and the device's own in parentheses if it is another one. STATE is what the device's
+and in parentheses the device's own name if the two differ. STATE is what the device's
 keeper does: starting, serving, restarting (it holds all sessions for the next server), failed (the
 sessions have ended, and it tries again) or ending. LAST END is the reason of the last restart.
 PEER is the other end of an endpoint's connection for out-of-band messages and requests: an endpoint

@@ -1,8 +1,8 @@
 //! The system calls that a server and its keeper cannot do without, and that old kernels lack or containers' filters
 //! refuse. `towpath serve` and `towpath up` try them before they make any object, and `towpath doctor` reports them.
 //!
-//! Unsafe lives here because no library wraps attempts of `clone3`, `close_range`, `signalfd4` and `vmsplice`, or reports
-//! that a limit cannot be read.
+//! Unsafe lives here because no library wraps attempts of `clone3`, `close_range`, `signalfd4` and `vmsplice`, or
+//! reports that a limit cannot be read.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -96,7 +96,7 @@ pub(crate) fn processes() -> Result<(), RefusedCall> {
     let own = try_call("pidfd_open", "5.3", own)?;
     // By default, this signal does nothing.
     try_call("pidfd_send_signal", "5.1", pidfd_send_signal(&own, Signal::CONT))?;
-    // No process is its own child.
+    // An allowed call fails because no process is its own child.
     let waited = rustix::process::waitpid(Some(rustix::process::getpid()), WaitOptions::NOHANG);
     try_call("wait4", "2.6", allowed(waited, Errno::CHILD))?;
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -105,13 +105,13 @@ pub(crate) fn processes() -> Result<(), RefusedCall> {
     try_call("prlimit64", "2.6.36", outcome_of(read.into()))
 }
 
-/// Exchanges a message over a connection, asks for its peer and ends it, as a server does with an application. Every call is
-/// as old as the kernel's sockets, so only a filter refuses one.
+/// Exchanges a message over a connection and ends the connection, as a server does with an application. Every Linux that
+/// can run a server has these calls, so only a filter refuses one.
 pub(crate) fn connections() -> Result<(), RefusedCall> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
     let pair = rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None);
     let (near, far) = try_call("socketpair", "2.6.27", pair)?;
-    // The call fails because no process can connect to this socket.
+    // An allowed call fails because no process can connect to this socket.
     let accepted = rustix::net::accept_with(&near, SocketFlags::CLOEXEC);
     try_call("accept4", "2.6.28", allowed(accepted, Errno::INVAL))?;
     try_call("getsockopt", "2.6", sockopt::socket_type(&near).map(drop))?;
@@ -149,8 +149,8 @@ pub(crate) fn threads() -> Result<(), RefusedCall> {
     }
 }
 
-/// Makes the descriptors by which threads and processes wake each other, holds a page as the worker of a user
-/// does, and closes descriptors as a process for workers does.
+/// Makes the descriptors by which threads and processes wake each other, holds a page as a worker does, and closes
+/// descriptors as the spawner does.
 pub(crate) fn descriptors() -> Result<(), RefusedCall> {
     let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC);
     try_call("eventfd2", "2.6.27", event.map(drop))?;

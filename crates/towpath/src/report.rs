@@ -38,7 +38,7 @@ pub(crate) struct Device {
     pub(crate) addresses_in_use: u64,
     pub(crate) counters: BTreeMap<String, u64>,
     pub(crate) hardware: BTreeMap<String, u64>,
-    /// Hardware queues that no server serves.
+    /// The number of hardware queues that the server does not serve.
     pub(crate) unserved_queues: u64,
 }
 
@@ -155,8 +155,7 @@ fn no_server(status: &DeviceStatus) -> String {
     }
 }
 
-/// Returns the name of a device: that of its interface now, with the one by which commands find it if that is
-/// another one.
+/// Returns the present name of a device's interface, and in parentheses the device's name if the two differ.
 pub(crate) fn name(report: &Report) -> String {
     let Some(keeper) = &report.keeper else { return report.device.name.clone() };
     let now = match report.device.name.as_str() {

@@ -12,7 +12,7 @@ use crate::network::{Running, Served, possible};
 /// Ends a test that hangs. On a loaded machine, a thread may wait seconds for a processor.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// The kernel resets a connection of a program that SIGKILL ended. So does the engine.
+/// The engine resets a connection of a program that SIGKILL ended, as the kernel does.
 #[test]
 fn a_connection_of_a_killed_program_is_reset() {
     if !possible("killed::a_connection_of_a_killed_program_is_reset", &[]) {

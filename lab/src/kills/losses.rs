@@ -6,7 +6,7 @@ use towpath_net::{Network, UdpSocket};
 use super::KernelEnd;
 use crate::programs::Serve;
 
-/// The counters of each place, in the order of the way.
+/// The counters of each place, in the order in which packets pass them.
 #[derive(Debug)]
 pub(super) struct Losses(Vec<(&'static str, u64)>);
 
@@ -46,14 +46,14 @@ impl Losses {
         ]))
     }
 
-    /// Returns the packets that were lost since an earlier look.
+    /// Returns the numbers of packets that were lost since an earlier reading.
     pub(super) fn since(&self, earlier: &Losses) -> Vec<(&'static str, u64)> {
         let pairs = self.0.iter().zip(&earlier.0);
         pairs.map(|((name, now), (_, before))| (*name, now.saturating_sub(*before))).collect()
     }
 }
 
-/// Sums the counters whose names begin so, of all endpoints.
+/// Sums the counters of all endpoints whose names begin with a prefix.
 fn endpoints(report: &serde_json::Value, prefix: &str) -> u64 {
     let all = |value: &serde_json::Value| value.as_array().cloned().unwrap_or_default();
     let endpoints = all(&report["sessions"]).into_iter().flat_map(|one| all(&one["endpoints"]));
@@ -93,7 +93,7 @@ impl KernelCounts {
     }
 }
 
-/// Reads an interface's dropped packets, of those to send.
+/// Reads the number of packets that an interface dropped on transmit.
 fn interface_drops(table: &str, interface: &str) -> Option<u64> {
     let lines = table.lines().filter_map(|line| line.trim().split_once(':'));
     let (_, counts) = lines.into_iter().find(|(name, _)| *name == interface)?;
@@ -101,7 +101,7 @@ fn interface_drops(table: &str, interface: &str) -> Option<u64> {
     counts.split_whitespace().nth(11)?.parse().ok()
 }
 
-/// Reads a counter of a protocol, whose first line has the names, and the second one the counts.
+/// Reads a counter of a protocol. The protocol's first line has the names, and its second line the counts.
 fn counter(table: &str, protocol: &str, name: &str) -> Option<u64> {
     let mut lines = table.lines().filter_map(|line| line.strip_prefix(protocol));
     let (names, counts) = (lines.next()?, lines.next()?);

@@ -1,9 +1,9 @@
 //! UDP requests to the application while its servers are killed, and the places at which requests and
 //! answers are lost.
 //!
-//! The application notes which requests reach its socket, so a lost request and a lost answer are told
-//! apart. The counters of kernel, server and application between the first and the last request say in
-//! which queue packets were lost. Those of the interface and the session also count the packets of TCP.
+//! The application notes which requests reach its socket. So the experiment tells lost requests from lost
+//! answers. The counters of kernel, server and application say in which queue packets were lost between the
+//! first and the last request. The counters of the interface and the session also count the packets of TCP.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -29,7 +29,7 @@ const LATE: Duration = Duration::from_millis(300);
 /// The receive buffer of the kernel's socket, if the kernel grants it: answers of some 10 s.
 const BUFFER_BYTES: usize = 8 << 20;
 
-/// What became of the requests.
+/// The outcome of the requests.
 #[derive(Debug, Default)]
 pub(super) struct Asked {
     pub(super) requests: u64,
@@ -83,7 +83,7 @@ impl<'a> Requests<'a> {
         Ok(Requests { kernel, to, application, arrived, network, end, serve })
     }
 
-    /// Sends a numbered request in each period until it is over. Returns what became of them.
+    /// Sends a numbered request in each period until the experiment is over. Returns the outcome.
     pub(super) fn ask(&self, over: &AtomicBool) -> anyhow::Result<Asked> {
         let before = self.losses()?;
         let (sent, done) = (AtomicU64::new(0), AtomicBool::new(false));

@@ -54,7 +54,7 @@ pub(crate) fn run(socket: &Path, allocates: bool, hasty: bool) {
         let raw = Raw::connect(socket).expect("connects");
         let files = match raw.ask(&Message::Attach(attach)).expect("speaks") {
             Reply::Message(Message::Attached(_), descriptors) => descriptors,
-            // The server may still hold the last session, of which no report tells any more.
+            // The server may still hold the last session, although its report no longer shows the session.
             Reply::Refused(..) if refusals < 10 => {
                 refusals += 1;
                 std::thread::sleep(Duration::from_millis(50));

@@ -156,8 +156,8 @@ fn a_smaller_mtu_holds_at_once() {
     assert_eq!(later.session.info().mtu, 500);
 }
 
-/// Another name is shown from then on. Without a next server, hardware queues that nothing serves are shown until
-/// they are gone.
+/// The report shows the interface's new name. If no server follows, the report shows the number of hardware queues
+/// that the server does not serve, until these are gone.
 #[test]
 fn a_name_and_unserved_queues_are_shown() {
     let (near, _far) = loopback::pair(&loopback::Config::default()).unwrap();

@@ -203,7 +203,7 @@ fn memory_that_the_server_allocates_and_cannot_free_stays_the_users() {
     for leaves in ["politely", "hastily"] {
         let test = "memory_that_the_server_allocates_and_cannot_free_stays_the_users";
         let Some((sessions, bytes, refusal)) = hoard(test, "leaves", leaves) else { return };
-        // What the application keeps, and the next session, are more than the user may have.
+        // The memory that the application keeps and the next session exceed the user's limit.
         assert!((4..8).contains(&sessions) && bytes <= HOARD_LIMIT, "{sessions}, {bytes}");
         let expected = format!("{bytes} of these bytes are of ended sessions");
         assert!(
@@ -213,7 +213,7 @@ fn memory_that_the_server_allocates_and_cannot_free_stays_the_users() {
     }
 }
 
-/// The application pays for pages that it has allocated by itself, whatever it keeps of them.
+/// The application's control group pays for pages that the application has allocated, also if it keeps them.
 #[test]
 fn memory_that_an_application_allocates_is_free_after_its_session() {
     for leaves in ["politely", "hastily"] {

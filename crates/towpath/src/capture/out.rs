@@ -16,7 +16,7 @@ use crate::signals::Signals;
 /// The number of bytes that a writable pipe always takes without blocking (`pipe(7)`: it has room
 /// for a whole page).
 const PIPE_ROOM: usize = 4096;
-/// Bytes gathered before a write; the capture writes the rest before each sleep.
+/// The bytes that the capture gathers before a write. It writes the rest before each sleep.
 const GATHERED_BYTES: usize = 256 << 10;
 
 /// The output of a capture. A request to end cuts short the wait for a stalled reader.
@@ -31,7 +31,7 @@ pub(super) struct Out {
 pub(super) struct Blocks {
     out: Out,
     waiting: Vec<u8>,
-    /// Packets that a failed write lost.
+    /// The number of packets that a failed write lost.
     lost: u64,
 }
 
@@ -58,7 +58,7 @@ impl Write for Blocks {
         Ok(bytes.len())
     }
 
-    /// Writes all blocks. After an error, the packets of those that are not written are lost.
+    /// Writes all blocks. An error loses the packets of the blocks that are not written.
     fn flush(&mut self) -> io::Result<()> {
         let mut written = 0;
         let outcome = loop {

@@ -41,7 +41,7 @@ pub(super) struct Opened {
 }
 
 /// Opens the device, whose interface may have another name than on the command line. `own_queues`: the
-/// hardware queues that sessions may have to themselves. `earlier`: what an earlier server left.
+/// hardware queues that sessions may have to themselves. `earlier`: the objects that an earlier server left.
 pub(super) fn open(
     (served, name): (&DeviceSpec, &str),
     settings: &Settings,

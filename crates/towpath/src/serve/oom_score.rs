@@ -21,7 +21,7 @@ const DIFFERENCE: i32 = 50;
 /// The highest value.
 const MOST: i32 = 1000;
 
-/// The means to change the value of a keeper.
+/// The file with the keeper's value.
 #[derive(Debug)]
 pub(super) struct OomScore {
     file: File,
@@ -49,7 +49,7 @@ impl OomScore {
         score.value().map(|_| score)
     }
 
-    /// Returns the value of this process now: an administrator may have changed it.
+    /// Returns the present value of this process, which an administrator may have changed.
     fn value(&self) -> Option<i32> {
         let mut text = [0; 16];
         let len = self.file.read_at(&mut text, 0).ok()?;

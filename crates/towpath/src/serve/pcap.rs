@@ -27,7 +27,8 @@ use crate::failure::{Failure, says};
 const MOST_BYTES: usize = 4 << 20;
 /// The bytes of packets that wake the thread before the engine sleeps.
 const WAKING_BYTES: usize = 8 << 10;
-/// The bytes that go into a FIFO in one piece or not at all (`PIPE_BUF`), also if the server is killed.
+/// The most bytes that the kernel writes into a FIFO in one piece or not at all (`PIPE_BUF`), also if the server is
+/// killed.
 const PIPE_BYTES: usize = 4096;
 /// The longest time that the end of a server waits for the file.
 const END_WAIT: Duration = Duration::from_secs(1);
@@ -54,7 +55,7 @@ struct Queue {
 struct State {
     /// Whole blocks of the capture.
     waiting: Vec<u8>,
-    /// Packets that the thread has taken, and that are not in the file, as of its last wait for the file.
+    /// The number of packets that the thread has taken and not written, as of its last wait for the file.
     taken: u64,
     /// `true` while the thread waits for packets.
     sleeps: bool,
@@ -226,7 +227,7 @@ impl<'a> Pcap<'a> {
                 says(&failure),
                 self.status.frames().saturating_sub(self.queue.lock().unwritten())
             );
-            // What is missing from now on is no news.
+            // The packets that are missing from now on need no further warning.
             self.warned = true;
             return false;
         }

@@ -192,8 +192,8 @@ pub(crate) struct Settings {
     pub(crate) session_bytes: Option<Number<65_536, 4_294_967_295>>,
     /// Bytes of memory that all sessions of all users may have together, 0 to 1099511627776; 0 by default: half
     /// of the memory of the machine, or of the server's control group (cgroup) if that is less. Root and the
-    /// server's user may have all of it. Each other user and each group has half of it at most, all of these users
-    /// together seven eighths
+    /// server's user may have all of it. Each other user and each group has at most half of it, and all of these users
+    /// together have at most seven eighths
     #[arg(long, value_name = "BYTES", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) total_bytes: Option<Number<0, 1_099_511_627_776>>,

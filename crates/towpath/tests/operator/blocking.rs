@@ -169,7 +169,7 @@ fn read_what_is_there(reader: &mut File) -> Vec<u8> {
     read
 }
 
-/// Returns the lengths of the whole blocks of a capture, each of which has its length twice.
+/// Returns the lengths of the whole blocks of a capture. Each block has its length at both ends.
 fn lengths_of_blocks(mut capture: &[u8]) -> Vec<usize> {
     let word = |at: &[u8]| u32::from_le_bytes(at[..4].try_into().unwrap()) as usize;
     let mut lengths = Vec::new();
@@ -218,7 +218,7 @@ fn a_capture_without_a_reader_stops_nothing() {
             until("the next server serves", || server.state() == "serving");
             round_trip(&server, 7);
         }
-        // The kills have cut no block.
+        // No kill has cut a block.
         let read = read_what_is_there(&mut reader);
         assert_eq!(read[..4], [0x0a, 0x0d, 0x0d, 0x0a], "the beginning of a capture");
         let blocks = lengths_of_blocks(&read);

@@ -1,5 +1,5 @@
 //! Bursts of resets: a peer ends thousands of connections at once. A TCP sends a reset once, so each reset that is
-//! lost leaves a connection at the application. A burst that fits into the queues loses none, however late
+//! lost leaves a connection at the application. A burst that fits into the queues loses no reset, however late
 //! server and application run.
 
 use std::io::{ErrorKind, Read};
@@ -95,7 +95,7 @@ fn no_reset_of_a_burst_is_lost_natively() {
     });
 }
 
-/// The interface was there before, with the kernel's own length of its queue.
+/// The interface exists before the server, and its queue has the kernel's default length.
 #[test]
 fn no_reset_of_a_burst_is_lost_over_a_tap() {
     towpath_testkit::isolated!(|| {
@@ -110,7 +110,7 @@ fn no_reset_of_a_burst_is_lost_over_a_tap() {
     });
 }
 
-/// Nothing else tells the application of the end while it only reads.
+/// Without a keep-alive, an application that only reads does not learn of the end.
 #[test]
 fn a_keep_alive_finds_a_connection_whose_reset_was_lost() {
     towpath_testkit::isolated!(|| {

@@ -46,8 +46,8 @@ fn shown(server: &Running) -> String {
     name
 }
 
-/// A server of an interface with another name goes on, and so do the servers after it, which find the
-/// interface by its number: also if another interface has the old name by then.
+/// A server survives another name of its interface. Later servers find the interface by its number, also if
+/// another interface then has the old name.
 #[test]
 fn a_renamed_interface_is_followed() {
     towpath_testkit::isolated!(|| {
@@ -71,10 +71,10 @@ fn a_renamed_interface_is_followed() {
             until_served(&shared.server, 2);
             answers(&shared);
             assert_eq!(shown(&shared.server), "lan0");
-            // The keeper makes a port for it, too, on the address of the renamed interface.
+            // The keeper holds the socket's port on the address of the renamed interface.
             let more = UdpSocket::bind(&shared.network, ("192.0.2.1", ECHO + 1)).unwrap();
             drop(more);
-            // While no server runs, and the keeper starts none.
+            // The name changes while no server runs and the keeper starts none.
             kill_process(Pid::from_child(&shared.server.child), Signal::STOP).unwrap();
             shared.server.kill_server();
             rename("lan0", "lan1");
@@ -92,7 +92,7 @@ fn a_renamed_interface_is_followed() {
     });
 }
 
-/// Commands find the server by the name of its command line, and by the present one.
+/// Commands find the server by the name of its command line, and by the interface's present name.
 #[test]
 fn both_names_find_the_server() {
     towpath_testkit::isolated!(|| {
@@ -156,7 +156,7 @@ fn an_interface_that_is_down_ends_no_session() {
             until("the server says so", || server.log().contains("the link is down"));
             server.kill_server();
             until_served(&server, 2);
-            until("the next server says so, too", || {
+            until("the next server also says so", || {
                 server.log().matches("the link is down").count() == 2
             });
             let log = server.log();
@@ -172,8 +172,8 @@ fn an_interface_that_is_down_ends_no_session() {
     });
 }
 
-/// An interface that is deleted ends its server, clearly. If it was deleted and made anew while no server
-/// ran, the next server finds it by its name.
+/// The deletion of an interface ends its server with a clear error. If the interface was deleted and made
+/// anew while no server ran, the next server finds it by its name.
 #[test]
 fn an_interface_that_is_made_anew_is_found_by_its_name() {
     towpath_testkit::isolated!(|| {
@@ -193,7 +193,7 @@ fn an_interface_that_is_made_anew_is_found_by_its_name() {
         remove_wire();
         drop(far);
         let far = wire(&FAR, &NEAR);
-        // As when a driver is loaded again.
+        // The interface has the same MAC address, as when its driver is loaded again.
         net().set_mac("uplink", before.mac.unwrap()).unwrap();
         assert_ne!(net().index("uplink").unwrap(), before.index);
         kill_process(Pid::from_child(&server.child), Signal::CONT).unwrap();
@@ -281,8 +281,8 @@ fn serve_echo(far: &Namespace, device: &str, more: &[&str]) -> (Directory, Runni
     (directory, server, network)
 }
 
-/// A server of an interface that gets more hardware queues leaves to another one, which has sockets on
-/// all of them. The sessions go on. The kernel removes no queue with a socket.
+/// A server whose interface gets more hardware queues leaves, and the next server has sockets on all of
+/// them and resumes the sessions. The kernel removes no queue with a socket.
 #[test]
 fn added_queues_get_sockets() {
     towpath_testkit::isolated!(|| {
@@ -314,8 +314,8 @@ fn added_queues_get_sockets() {
     });
 }
 
-/// Without a next server, there is a warning with the remedy, and the packets of queues without a socket
-/// are counted.
+/// If no server follows, the server warns with the remedy, and counts the packets of queues without a
+/// socket.
 #[test]
 fn added_queues_without_a_next_server_are_reported() {
     towpath_testkit::isolated!(|| {

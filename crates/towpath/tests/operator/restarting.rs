@@ -161,8 +161,8 @@ fn a_restart_of_the_service_loses_and_duplicates_nothing() {
     });
 }
 
-/// The next keeper finds an interface by its number, which has another name than the service's command
-/// line, and so does a keeper's next program.
+/// An interface has another name than on the service's command line. The next keeper finds it by its
+/// number, and so does a keeper's next program.
 #[test]
 fn a_renamed_interface_is_found_after_a_restart_of_the_service() {
     towpath_testkit::isolated!(|| {

@@ -251,7 +251,7 @@ fn hardware_queues_are_counted_changed_and_watched() {
             }
         };
         assert_eq!(latest(), queues(4, 4));
-        // Not of this interface.
+        // This change is not of the watched interface.
         Netlink::set_channels(right, queues(3, 3)).unwrap();
         for (receive, transmit) in [(2, 2), (4, 1)] {
             Netlink::set_channels(left, queues(receive, transmit)).unwrap();

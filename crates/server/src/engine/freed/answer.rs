@@ -64,8 +64,8 @@ impl Claim {
         }
     }
 
-    /// Returns `true` if another host than that of the lease claims an address of the lease. `source`: the MAC address of the
-    /// claim's sender.
+    /// Returns `true` if another host than that of the lease claims an address of the lease. `source`: the MAC address
+    /// of the claim's sender.
     pub(super) fn is_of(self, lease: &FreedLease, source: [u8; 6]) -> bool {
         let has = match self {
             Claim::V4(ip) => lease.ipv4.is_some_and(|(own, _)| own == ip),

@@ -84,7 +84,7 @@ fn check(name: &str, resumes: bool, settings: &Settings) -> Result<Option<Subnet
     let link = netlink.link(name).map_err(no_interface)?;
     check_interface(&link)?;
     match check_state(&link, &mut netlink) {
-        // The earlier server would have gone on, too.
+        // A running server continues in such a state, and so does its successor.
         Err(failure) if resumes => warn!("{}", failure.text()),
         checked => checked?,
     }
@@ -178,7 +178,7 @@ fn tell(notes: &[String], warnings: &[String]) {
     warnings.iter().for_each(|warning| warn!("{warning}"));
 }
 
-/// Checks that an interface can be served: an Ethernet interface.
+/// Checks that an interface is an Ethernet interface, which a server can serve.
 fn check_interface(link: &Link) -> Result<(), Failure> {
     let name = &link.name;
     if link.mac.is_none_or(|mac| mac == [0; 6]) {
@@ -189,7 +189,7 @@ fn check_interface(link: &Link) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Checks that an interface is up, and no port of another one.
+/// Checks that an interface is up, and no port of a bridge or bond.
 fn check_state(link: &Link, netlink: &mut Netlink) -> Result<(), Failure> {
     let name = &link.name;
     if !link.up {
