@@ -105,8 +105,8 @@ pub(crate) fn processes() -> Result<(), RefusedCall> {
     try_call("prlimit64", "2.6.36", outcome_of(read.into()))
 }
 
-/// Exchanges a message over a connection and ends the connection, as a server does with an application. Every Linux that
-/// can run a server has these calls, so only a filter refuses one.
+/// Exchanges a message over a connection and ends the connection, as a server does with an application. Every Linux
+/// that can run a server has these calls, so only a filter refuses one.
 pub(crate) fn connections() -> Result<(), RefusedCall> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
     let pair = rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None);
