@@ -293,10 +293,12 @@ fn full_disks_and_stalled_readers() {
 
         // A reader that takes nothing, with the pipe full: a request to end still ends the capture.
         let mut child = capture(&server, &["-w", "-"], Stdio::piped());
+        let received = || server.report()["device"]["counters"]["rx_packets"].as_u64().unwrap();
+        let before = received();
         for _ in 0..2000 {
             kernel.send_to(&[7; 1400], to).unwrap();
         }
-        std::thread::sleep(Duration::from_millis(200));
+        until("the server has them", || received() >= before + 2000);
         signal(&child, Signal::TERM);
         let status = wait(&mut child);
         let said_stalled = said(&mut child);
