@@ -133,6 +133,12 @@ pub trait Link: Send {
         Ok(0)
     }
 
+    /// Returns `true` if frames are sent in the order in which the link accepted them. By default `true`; a session with
+    /// several lanes has a queue for each.
+    fn sends_in_order(&self) -> bool {
+        true
+    }
+
     /// Requests a wake-up, then checks once more for frames. `blocked`: `true` if a frame waits for
     /// room.
     ///

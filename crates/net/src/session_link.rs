@@ -366,6 +366,10 @@ impl Link for SessionLink {
         self.session.unsent(QUEUE_PAIR).map(|count| count as usize).map_err(gone)
     }
 
+    fn sends_in_order(&self) -> bool {
+        self.session.info().lanes == 1
+    }
+
     fn arm(&mut self, blocked: bool) -> Result<Armed, LinkError> {
         if blocked {
             self.session.want_room(0).map_err(gone)?;

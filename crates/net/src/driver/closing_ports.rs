@@ -82,7 +82,8 @@ impl ClosingPorts {
         }
         // A dead link has nothing to send.
         let in_link = link.unsent().unwrap_or(0) as u64;
-        let taken = tx_frames.saturating_sub(in_link);
+        // Of which frames those in the link are, only the order tells.
+        let taken = if link.sends_in_order() { tx_frames.saturating_sub(in_link) } else { 0 };
         let is_over = |port: &ClosingPort| {
             now >= port.until || port.tx_frames.is_some_and(|own| in_link == 0 || taken >= own)
         };
@@ -123,6 +124,8 @@ mod tests {
         /// The accepted frames that the server has taken.
         taken: usize,
         closed: Vec<u16>,
+        /// `true` if the server takes frames in no order.
+        is_unordered: bool,
         /// A received frame, for a network that is awake.
         received: Option<Vec<u8>>,
     }
@@ -170,6 +173,10 @@ mod tests {
         fn unsent(&mut self) -> Result<usize, LinkError> {
             let server = lock(&self.0);
             Ok(server.accepted - server.taken)
+        }
+
+        fn sends_in_order(&self) -> bool {
+            !lock(&self.0).is_unordered
         }
 
         fn arm(&mut self, _: bool) -> Result<Armed, LinkError> {
@@ -240,6 +247,25 @@ mod tests {
         assert_eq!(lock(&server).closed, [1, 2], "a datagram of 3 waits");
         lock(&server).taken += 1;
         eventually("port 3 closes", || lock(&server).closed == [1, 2, 3]);
+    }
+
+    /// Without an order, any frame in the link may be the port's.
+    #[test]
+    fn a_port_waits_for_all_lanes() {
+        let server = Arc::new(Mutex::new(Server { is_unordered: true, ..Server::default() }));
+        let network = network(&server);
+        let take = |count| lock(&server).taken += count;
+        send(&network, 1, 3, "10.0.0.255:9");
+        send(&network, 2, 1, "10.0.0.255:9");
+        eventually("the link accepts them", || {
+            let server = lock(&server);
+            server.accepted == server.taken + 4
+        });
+        take(3);
+        std::thread::sleep(super::LINK_CHECK_INTERVAL * 5);
+        assert!(lock(&server).closed.is_empty(), "the last one may be of port 1");
+        take(1);
+        eventually("the ports close", || lock(&server).closed.len() == 2);
     }
 
     /// A datagram that waits for a neighbour is overtaken by others. Its port waits for it, and no other port does.

@@ -19,9 +19,9 @@ use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Gid, Resource, Rlimit, Signal, Uid};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
-    configure_capability_in_ambient_set, remove_capability_from_bounding_set, set_capabilities,
-    set_keep_capabilities, set_no_new_privs, set_thread_groups, set_thread_res_gid,
-    set_thread_res_uid,
+    configure_capability_in_ambient_set, no_new_privs, remove_capability_from_bounding_set,
+    set_capabilities, set_keep_capabilities, set_no_new_privs, set_thread_groups,
+    set_thread_res_gid, set_thread_res_uid,
 };
 
 use tracing::{info, warn};
@@ -120,12 +120,14 @@ fn restrict(
     Ok(())
 }
 
-/// Returns `true` if the cause is a system call that a filter refuses, as of a container.
+/// Returns `true` if the cause is a system call that a filter refuses, as of a container. Landlock itself refuses with
+/// `EPERM` only a process that may gain rights.
 fn is_refused_call(error: &(dyn Error + 'static)) -> bool {
+    let may_gain_rights = !no_new_privs().unwrap_or(false);
     let mut causes = std::iter::successors(Some(error), |&error| error.source());
-    causes.any(|cause| {
-        let errno = cause.downcast_ref().and_then(io::Error::raw_os_error);
-        matches!(errno, Some(libc::EPERM | libc::ENOSYS))
+    causes.any(|cause| match cause.downcast_ref().and_then(io::Error::raw_os_error) {
+        Some(libc::EPERM) => !may_gain_rights,
+        errno => errno == Some(libc::ENOSYS),
     })
 }
 
