@@ -53,7 +53,7 @@ fn no_system_call_from_application_to_application() {
     let counts = watched(test, &threads, || std::thread::sleep(Duration::from_millis(800)));
     if let Some(counts) = counts {
         let packets = count(&mut pair) - before;
-        assert!(packets > 1000, "{packets} packets");
+        assert!(packets > 100, "{packets} packets");
         assert_eq!(counts[0].total(), 0, "engine, {packets} packets: {}", counts[0]);
         assert_eq!(counts[1].total(), 0, "application, {packets} packets: {}", counts[1]);
     }
@@ -72,7 +72,7 @@ fn no_system_call_of_a_channel_or_of_polled_tripwires() {
     let counts = watched(test, &threads, || std::thread::sleep(Duration::from_millis(800)));
     if let Some(counts) = counts {
         let messages = count(&mut channel) - before;
-        assert!(messages > 1000, "{messages} messages");
+        assert!(messages > 100, "{messages} messages");
         assert_eq!(counts[0].total(), 0, "engine, {messages} messages: {}", counts[0]);
         assert_eq!(counts[1].total(), 0, "application, {messages} messages: {}", counts[1]);
     }

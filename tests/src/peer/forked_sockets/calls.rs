@@ -253,6 +253,7 @@ fn link(caller: &mut Caller, mut link: SessionLink) {
     caller.silent("SessionLink::config", || link.config().mac == link.info().mac);
     caller.silent("SessionLink::info", || link.info().mtu > 0);
     caller.silent("SessionLink::opens_ports", || !link.opens_ports());
+    caller.silent("SessionLink::sends_in_order", || link.sends_in_order());
     caller.silent("SessionLink::next_revoked_port", || link.next_revoked_port().is_none());
     caller.denied("SessionLink::sleep_fd", || link.sleep_fd());
     caller.denied("SessionLink::open_port", || link.open_port(PortProtocol::Udp, any));
