@@ -7,6 +7,7 @@ use crate::control::Control;
 use crate::engine::commands::Command;
 use crate::engine::freed::FreedLease;
 use crate::engines::Reply;
+use crate::policy::Account;
 
 /// Returns the filters of a freed lease: packets to its MAC address, and requests for its addresses.
 fn filters(mac: [u8; 6]) -> [Filter; 3] {
@@ -15,10 +16,10 @@ fn filters(mac: [u8; 6]) -> [Filter; 3] {
 }
 
 impl Control {
-    /// Has the engines answer for the addresses of a user's freed lease. Does nothing for the host's own addresses,
+    /// Has the engines answer for the addresses of an account's freed lease. Does nothing for the host's own addresses,
     /// for which the kernel answers. Does nothing if the device has no room for the filters, or gives all packets to
     /// one session.
-    pub(crate) fn answer_for(&mut self, lease: &Lease, uid: u32) {
+    pub(crate) fn answer_for(&mut self, lease: &Lease, account: Account) {
         if lease.shared
             || lease.ipv4.is_none() && lease.ipv6.is_none()
             || self.own_queues.takes_all()
@@ -29,7 +30,7 @@ impl Control {
         if !self.claim_filters_of(lease.mac) {
             return;
         }
-        if let Some(yielded) = self.freed.push(lease.mac, uid) {
+        if let Some(yielded) = self.freed.push(lease.mac, account) {
             self.command(Command::StopAnsweringFor { mac: yielded.mac }, Reply::Nothing);
             self.release(&filters(yielded.mac));
         }
