@@ -9,6 +9,10 @@ use crate::engine::freed::FreedLease;
 use crate::engines::Reply;
 use crate::policy::Account;
 
+/// Freed leases that give way to the filters of one request, at most. Each lease frees room for a filter of each kind,
+/// and an endpoint has fewer filters. The limit keeps requests in vain from occupying the control thread.
+const MOST_YIELDING: usize = 16;
+
 /// Returns the filters of a freed lease: packets to its MAC address, and requests for its addresses.
 fn filters(mac: [u8; 6]) -> [Filter; 3] {
     let flow = FlowRule { mac: Some(mac), vlan: FlowVlan::Untagged, ..FlowRule::default() };
@@ -56,17 +60,21 @@ impl Control {
         }
     }
 
-    /// Claims filters within the device's room, if need be in place of the filters of freed leases. Returns `false` if
-    /// the device does not take the filters even then. The freed leases then keep their filters.
+    /// Claims filters within the device's room, if need be in place of the filters of a few freed leases. Returns `false`
+    /// if the device does not take the filters even then. The freed leases then keep their filters.
     pub(crate) fn claim_before_freed(&mut self, wanted: &[Filter]) -> bool {
-        let mut yielding = Vec::new();
+        let (mut yielding, mut counts) = (Vec::new(), None);
         let has_claimed = loop {
             match self.filters.claim_within_room(&mut *self.parts.device, wanted) {
                 Ok(()) => break true,
                 Err(FilterError::Full) => {}
                 Err(_) => break false,
             }
-            let Some(lease) = self.freed.take_yielding() else { break false };
+            if yielding.len() == MOST_YIELDING {
+                break false;
+            }
+            let counts = counts.get_or_insert_with(|| self.freed.counts());
+            let Some(lease) = self.freed.take_yielding(counts) else { break false };
             self.release(&filters(lease.mac));
             yielding.push(lease);
         };

@@ -24,9 +24,9 @@ pub(crate) struct Freed {
     until: Instant,
 }
 
-/// The numbers of leases per party and per user.
+/// The numbers of leases per party and per user, for [`FreedLeases::take_yielding`].
 #[derive(Debug, Default)]
-struct Counts {
+pub(crate) struct Counts {
     parties: HashMap<Party, usize>,
     users: HashMap<(Party, u32), usize>,
 }
@@ -53,7 +53,10 @@ impl FreedLeases {
     /// both.
     pub(crate) fn push(&mut self, mac: [u8; 6], account: Account) -> Option<Freed> {
         self.all.push_back(Freed { mac, account, until: Instant::now() + ANSWERED });
-        if self.all.len() > MOST_FREED { self.take_yielding() } else { None }
+        if self.all.len() <= MOST_FREED {
+            return None;
+        }
+        self.take_yielding(&mut self.counts())
     }
 
     /// Removes a lease. Returns `false` if it is not in the list.
@@ -62,11 +65,22 @@ impl FreedLeases {
         at.is_some_and(|at| self.all.remove(at).is_some())
     }
 
-    /// Removes the lease that gives way first.
-    pub(crate) fn take_yielding(&mut self) -> Option<Freed> {
-        let counts = Counts::of(&self.all);
-        let at = counts.yielding(&self.all)?;
-        self.all.remove(at)
+    /// Counts the leases.
+    pub(crate) fn counts(&self) -> Counts {
+        let mut counts = Counts::default();
+        for Freed { account, .. } in &self.all {
+            *counts.parties.entry(account.party()).or_default() += 1;
+            *counts.users.entry((account.party(), account.uid)).or_default() += 1;
+        }
+        counts
+    }
+
+    /// Removes the lease that gives way first. `counts`: the counts of all leases, which this function keeps up to
+    /// date.
+    pub(crate) fn take_yielding(&mut self, counts: &mut Counts) -> Option<Freed> {
+        let lease = self.all.remove(counts.yielding(&self.all)?)?;
+        counts.subtract(lease.account);
+        Some(lease)
     }
 
     /// Adds a lease again that [`FreedLeases::take_yielding`] has removed.
@@ -82,13 +96,10 @@ impl FreedLeases {
 }
 
 impl Counts {
-    fn of(all: &VecDeque<Freed>) -> Counts {
-        let mut counts = Counts::default();
-        for Freed { account, .. } in all {
-            *counts.parties.entry(account.party()).or_default() += 1;
-            *counts.users.entry((account.party(), account.uid)).or_default() += 1;
-        }
-        counts
+    fn subtract(&mut self, account: Account) {
+        let (party, user) = (account.party(), (account.party(), account.uid));
+        self.parties.entry(party).and_modify(|count| *count -= 1);
+        self.users.entry(user).and_modify(|count| *count -= 1);
     }
 
     /// Returns the index of the lease that gives way first.
@@ -165,7 +176,8 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
         let before: Vec<_> = leases.all.iter().map(|one| one.mac).collect();
-        let taken: Vec<_> = std::iter::from_fn(|| leases.take_yielding()).collect();
+        let mut counts = leases.counts();
+        let taken: Vec<_> = std::iter::from_fn(|| leases.take_yielding(&mut counts)).collect();
         let order: Vec<_> = taken.iter().map(|one| one.mac).collect();
         assert_eq!(order, [mac(2, 1), mac(1, 0), mac(2, 2), mac(1, 3), mac(2, 4)]);
         taken.into_iter().for_each(|lease| leases.put_back(lease));
