@@ -7,6 +7,11 @@ use crate::control::Control;
 use crate::engine::commands::Command;
 use crate::engine::freed::FreedLease;
 use crate::engines::Reply;
+use crate::policy::Account;
+
+/// Freed leases that give way to the filters of one request, at most. Each lease frees room for a filter of each kind,
+/// and an endpoint has fewer filters. The limit keeps requests in vain from occupying the control thread.
+const MOST_YIELDING: usize = 16;
 
 /// Returns the filters of a freed lease: packets to its MAC address, and requests for its addresses.
 fn filters(mac: [u8; 6]) -> [Filter; 3] {
@@ -15,10 +20,10 @@ fn filters(mac: [u8; 6]) -> [Filter; 3] {
 }
 
 impl Control {
-    /// Has the engines answer for the addresses of a user's freed lease. Does nothing for the host's own addresses,
+    /// Has the engines answer for the addresses of an account's freed lease. Does nothing for the host's own addresses,
     /// for which the kernel answers. Does nothing if the device has no room for the filters, or gives all packets to
     /// one session.
-    pub(crate) fn answer_for(&mut self, lease: &Lease, uid: u32) {
+    pub(crate) fn answer_for(&mut self, lease: &Lease, account: Account) {
         if lease.shared
             || lease.ipv4.is_none() && lease.ipv6.is_none()
             || self.own_queues.takes_all()
@@ -29,7 +34,7 @@ impl Control {
         if !self.claim_filters_of(lease.mac) {
             return;
         }
-        if let Some(yielded) = self.freed.push(lease.mac, uid) {
+        if let Some(yielded) = self.freed.push(lease.mac, account) {
             self.command(Command::StopAnsweringFor { mac: yielded.mac }, Reply::Nothing);
             self.release(&filters(yielded.mac));
         }
@@ -55,17 +60,21 @@ impl Control {
         }
     }
 
-    /// Claims filters within the device's room, if need be in place of the filters of freed leases. Returns `false` if
-    /// the device does not take the filters even then. The freed leases then keep their filters.
+    /// Claims filters within the device's room, if need be in place of the filters of a few freed leases. Returns `false`
+    /// if the device does not take the filters even then. The freed leases then keep their filters.
     pub(crate) fn claim_before_freed(&mut self, wanted: &[Filter]) -> bool {
-        let mut yielding = Vec::new();
+        let (mut yielding, mut counts) = (Vec::new(), None);
         let has_claimed = loop {
             match self.filters.claim_within_room(&mut *self.parts.device, wanted) {
                 Ok(()) => break true,
                 Err(FilterError::Full) => {}
                 Err(_) => break false,
             }
-            let Some(lease) = self.freed.take_yielding() else { break false };
+            if yielding.len() == MOST_YIELDING {
+                break false;
+            }
+            let counts = counts.get_or_insert_with(|| self.freed.counts());
+            let Some(lease) = self.freed.take_yielding(counts) else { break false };
             self.release(&filters(lease.mac));
             yielding.push(lease);
         };

@@ -1,12 +1,15 @@
 //! The control thread's list of freed leases, with the time for which the engines answer for each.
 //!
-//! A lease that gives way is the oldest one of the user with the most leases. So a user whose applications attach and
-//! detach often takes no room from the leases of other users.
+//! A lease that gives way is of the party with the most leases: a user, or all users that one group lets in. Among the
+//! users of a group, the one with the most leases gives way. A user's oldest lease gives way first. So a user whose
+//! applications attach and detach often takes no room from the leases of others, not even with many user numbers
+//! (`subuid(5)`).
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::engine::freed::MOST_FREED;
+use crate::policy::{Account, Party};
 
 /// The time for which the engines answer for a freed lease. Linux gives a connection up after 924.6 s without an
 /// acknowledgement (`tcp_retries2`), so each peer that sends data gets a reset in this time.
@@ -16,9 +19,16 @@ const ANSWERED: Duration = Duration::from_secs(930);
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Freed {
     pub(crate) mac: [u8; 6],
-    /// The user of the ended session.
-    uid: u32,
+    /// The account of the ended session.
+    account: Account,
     until: Instant,
+}
+
+/// The numbers of leases per party and per user, for [`FreedLeases::take_yielding`].
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    parties: HashMap<Party, usize>,
+    users: HashMap<(Party, u32), usize>,
 }
 
 /// The freed leases for which the engines answer, oldest first.
@@ -39,11 +49,14 @@ impl FreedLeases {
         self.all.is_empty()
     }
 
-    /// Adds the lease of a user by its MAC address. Returns the lease that gives way, if the engines have no room for
+    /// Adds the lease of an account by its MAC address. Returns the lease that gives way, if the engines have no room for
     /// both.
-    pub(crate) fn push(&mut self, mac: [u8; 6], uid: u32) -> Option<Freed> {
-        self.all.push_back(Freed { mac, uid, until: Instant::now() + ANSWERED });
-        if self.all.len() > MOST_FREED { self.take_yielding() } else { None }
+    pub(crate) fn push(&mut self, mac: [u8; 6], account: Account) -> Option<Freed> {
+        self.all.push_back(Freed { mac, account, until: Instant::now() + ANSWERED });
+        if self.all.len() <= MOST_FREED {
+            return None;
+        }
+        self.take_yielding(&mut self.counts())
     }
 
     /// Removes a lease. Returns `false` if it is not in the list.
@@ -52,13 +65,22 @@ impl FreedLeases {
         at.is_some_and(|at| self.all.remove(at).is_some())
     }
 
-    /// Removes the lease that gives way first.
-    pub(crate) fn take_yielding(&mut self) -> Option<Freed> {
-        let mut counts = HashMap::<u32, usize>::new();
-        self.all.iter().for_each(|one| *counts.entry(one.uid).or_default() += 1);
-        let most = counts.values().max()?;
-        let at = self.all.iter().position(|one| counts[&one.uid] == *most)?;
-        self.all.remove(at)
+    /// Counts the leases.
+    pub(crate) fn counts(&self) -> Counts {
+        let mut counts = Counts::default();
+        for Freed { account, .. } in &self.all {
+            *counts.parties.entry(account.party()).or_default() += 1;
+            *counts.users.entry((account.party(), account.uid)).or_default() += 1;
+        }
+        counts
+    }
+
+    /// Removes the lease that gives way first. `counts`: the counts of all leases, which this function keeps up to
+    /// date.
+    pub(crate) fn take_yielding(&mut self, counts: &mut Counts) -> Option<Freed> {
+        let lease = self.all.remove(counts.yielding(&self.all)?)?;
+        counts.subtract(lease.account);
+        Some(lease)
     }
 
     /// Adds a lease again that [`FreedLeases::take_yielding`] has removed.
@@ -73,6 +95,26 @@ impl FreedLeases {
     }
 }
 
+impl Counts {
+    fn subtract(&mut self, account: Account) {
+        let (party, user) = (account.party(), (account.party(), account.uid));
+        self.parties.entry(party).and_modify(|count| *count -= 1);
+        self.users.entry(user).and_modify(|count| *count -= 1);
+    }
+
+    /// Returns the index of the lease that gives way first.
+    fn yielding(&self, all: &VecDeque<Freed>) -> Option<usize> {
+        let most = self.parties.values().max()?;
+        let first = all.iter().find(|one| self.parties[&one.account.party()] == *most)?;
+        let party = first.account.party();
+        let users = self.users.iter().filter(|((of, _), _)| *of == party);
+        let most = users.map(|(_, count)| count).max()?;
+        all.iter().position(|one| {
+            one.account.party() == party && self.users[&(party, one.account.uid)] == *most
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -81,33 +123,61 @@ mod tests {
         [2, 0, 0, uid as u8, (number >> 8) as u8, number as u8]
     }
 
-    fn count(leases: &FreedLeases, uid: u32) -> usize {
-        leases.all.iter().filter(|one| one.uid == uid).count()
+    fn user(uid: u32) -> Account {
+        Account { uid, group: None, is_limited: true }
+    }
+
+    fn member(uid: u32) -> Account {
+        Account { group: Some(1), ..user(uid) }
+    }
+
+    fn count(leases: &FreedLeases, account: Account) -> usize {
+        leases.all.iter().filter(|one| one.account == account).count()
     }
 
     #[test]
     fn the_user_with_the_most_leases_gives_way() {
         let mut leases = FreedLeases::default();
-        (0..10).for_each(|number| assert_eq!(leases.push(mac(1, number), 1), None));
+        (0..10).for_each(|number| assert_eq!(leases.push(mac(1, number), user(1)), None));
         for number in 0..MOST_FREED {
-            let yielded = leases.push(mac(2, number), 2).map(|lease| lease.mac);
+            let yielded = leases.push(mac(2, number), user(2)).map(|lease| lease.mac);
             let expected = number.checked_sub(MOST_FREED - 10).map(|first| mac(2, first));
             assert_eq!(yielded, expected);
         }
-        assert_eq!((count(&leases, 1), count(&leases, 2)), (10, MOST_FREED - 10));
+        assert_eq!((count(&leases, user(1)), count(&leases, user(2))), (10, MOST_FREED - 10));
         // Another user also has room.
-        assert_eq!(leases.push(mac(3, 0), 3).unwrap().mac, mac(2, 10));
+        assert_eq!(leases.push(mac(3, 0), user(3)).unwrap().mac, mac(2, 10));
+    }
+
+    /// The group has the number of the user, who is no member.
+    #[test]
+    fn the_users_of_a_group_give_way_together() {
+        let mut leases = FreedLeases::default();
+        (0..10).for_each(|number| assert_eq!(leases.push(mac(1, number), user(1)), None));
+        for number in 0..MOST_FREED {
+            // One member has two leases, the others have one each.
+            let uid = if number == 5 { 104 } else { 100 + number as u32 };
+            let yielded = leases.push(mac(2, number), member(uid)).map(|lease| lease.mac);
+            let expected = number.checked_sub(MOST_FREED - 10).map(|nth| match nth {
+                0 => mac(2, 4),
+                nth if nth <= 4 => mac(2, nth - 1),
+                nth => mac(2, nth),
+            });
+            assert_eq!(yielded, expected, "{number}");
+        }
+        assert_eq!(count(&leases, user(1)), 10);
     }
 
     #[test]
     fn a_lease_that_is_put_back_has_its_place() {
         let mut leases = FreedLeases::default();
         for (number, uid) in [(0, 1), (1, 2), (2, 2), (3, 1), (4, 2)] {
-            leases.push(mac(uid, number), uid);
+            leases.push(mac(uid, number), user(uid));
             std::thread::sleep(Duration::from_millis(1));
         }
         let before: Vec<_> = leases.all.iter().map(|one| one.mac).collect();
-        let taken: Vec<_> = std::iter::from_fn(|| leases.take_yielding()).collect();
+        let mut counts = leases.counts();
+        let taken: Vec<_> = std::iter::from_fn(|| leases.take_yielding(&mut counts)).collect();
         let order: Vec<_> = taken.iter().map(|one| one.mac).collect();
         assert_eq!(order, [mac(2, 1), mac(1, 0), mac(2, 2), mac(1, 3), mac(2, 4)]);
         taken.into_iter().for_each(|lease| leases.put_back(lease));

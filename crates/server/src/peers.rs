@@ -411,8 +411,8 @@ impl Control {
         if let Some(hardware) = connection.own_queue.take() {
             self.own_queues.release(hardware);
         }
-        let uid = connection.peer.uid;
-        let holder = Holder { uid, name: connection.name.clone() };
+        let account = connection.account;
+        let holder = Holder { uid: connection.peer.uid, name: connection.name.clone() };
         self.free_counters.extend(connection.counter.take());
         for (opened, endpoint) in endpoints.iter().zip(0..) {
             let Some(opened) = opened else { continue };
@@ -428,7 +428,7 @@ impl Control {
             self.release(&[Filter::Address(lease.mac)]);
             self.parts.pool.release(&lease, holder);
             if was_known {
-                self.answer_for(&lease, uid);
+                self.answer_for(&lease, account);
             }
         }
         self.decide_who_notifies(token);

@@ -103,6 +103,20 @@ pub(crate) struct Account {
     pub(crate) is_limited: bool,
 }
 
+/// A party that shares limits: one user, or all users that a group lets in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Party {
+    User(u32),
+    Group(u32),
+}
+
+impl Account {
+    /// Returns the account's group where there is one, else its user.
+    pub(crate) fn party(self) -> Party {
+        self.group.map_or(Party::User(self.uid), Party::Group)
+    }
+}
+
 impl Default for Policy {
     fn default() -> Policy {
         Policy {

@@ -6,6 +6,13 @@ use std::collections::VecDeque;
 use crate::engine::schedule::shape::Shape;
 use crate::engine::session::Endpoint;
 
+/// Endpoints and queue pairs of ending sessions, and sessions without any, that the engine removes per poll iteration,
+/// so that ten thousand of one session do not delay other sessions. Also limits, per poll iteration:
+/// - the queue pairs of draining sessions at which the engine looks;
+/// - the turns of queue pairs of ending sessions, once among expedited packets and once among others;
+/// - the queue pairs of ending sessions whose wait for a time or a tick is over.
+pub(super) const CLOSED_PER_ITERATION: usize = 64;
+
 /// An ending session, its endpoints that still have flow rules, and its queue pairs.
 #[derive(Debug)]
 struct Closing {

@@ -8,7 +8,7 @@ use towpath_protocol::settings::{Scope, Setting};
 
 use crate::clock::clock_ns;
 use crate::engine::Engine;
-use crate::engine::closing::Closed;
+use crate::engine::closing::{CLOSED_PER_ITERATION, Closed};
 use crate::engine::commands::{Claim, Command, EngineReport, Listening};
 use crate::engine::delivery::{Delivery, Packet};
 use crate::engine::demux::{Destination, FlowCache};
@@ -24,11 +24,6 @@ use crate::reach::Reach;
 /// Commands that the engine executes per poll iteration, so that a connection that opens or sets
 /// endlessly does not delay other sessions. An engine with commands left does not sleep.
 const COMMANDS_PER_ITERATION: usize = 16;
-
-/// Endpoints and queue pairs of ending sessions, and sessions without any, that the engine removes per poll iteration,
-/// so that ten thousand of one session do not delay other sessions. Also the number of queue pairs of draining sessions
-/// at which the engine looks per poll iteration.
-const CLOSED_PER_ITERATION: usize = 64;
 
 impl Engine {
     /// Executes commands, a few per poll iteration, and returns the amount of work done.

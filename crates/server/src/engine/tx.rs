@@ -40,6 +40,7 @@ use towpath_queue::Violation;
 use towpath_queue::descriptor::{EXPEDITED, MAX_CHAIN};
 
 use crate::clock::clock_ns;
+use crate::engine::closing::CLOSED_PER_ITERATION;
 use crate::engine::demux::Destination;
 use crate::engine::neighbours::{NeighbourRequest, REQUESTS_PER_ITERATION};
 use crate::engine::port::{BOUNCE_SLOTS, BounceMemory, DevicePort};
@@ -218,8 +219,11 @@ impl TxPath {
         if self.timed > 0 || self.schedule.next_due().is_some() {
             self.now = clock_ns();
         }
-        while let Some(Due { unit, key, queue_pair }) = self.schedule.due(self.now, self.tick) {
-            self.activate_unit(unit, key, queue_pair, sessions);
+        let mut gone = 0;
+        while gone < CLOSED_PER_ITERATION
+            && let Some(Due { unit, key, queue_pair }) = self.schedule.due(self.now, self.tick)
+        {
+            gone += usize::from(!self.activate_unit(unit, key, queue_pair, sessions));
         }
         sessions.discover(|_, session, queue_pair| self.found_news(session, queue_pair));
         if self.handoff.is_waiting() {
@@ -284,8 +288,8 @@ impl TxPath {
         let mut left = self.iteration_budget.min(self.transmit_budget * ready);
         // Each turn that sends nothing takes a unit out of its line, or leaves it to wait for room.
         let mut vain = 2 * ready;
-        let mut work = 0;
-        while left > 0 && vain > 0 && self.iteration_bytes > 0 {
+        let (mut work, mut gone) = (0, 0);
+        while left > 0 && vain > 0 && gone < CLOSED_PER_ITERATION && self.iteration_bytes > 0 {
             let Some(turn) = self.schedule.next(self.has_room(context.port)) else { break };
             let Round { taken, used, served } = self.serve(batch, &turn, left, false, context)?;
             match served {
@@ -296,6 +300,7 @@ impl TxPath {
                 Served::OtherLine => self.change_line(&turn, context),
             }
             vain -= usize::from(taken == 0);
+            gone += usize::from(matches!(served, Served::Gone));
             work += taken;
             // Copies count against the unit's own part of the iteration's packets, and not against
             // the parts of other units.
@@ -315,8 +320,8 @@ impl TxPath {
         // A client can announce an expedited packet and then provide another one, but this wastes
         // at most one turn per unit.
         let mut vain = self.schedule.expedited(self.has_expedited_room(context.port));
-        let mut work = 0;
-        while left > 0 && vain > 0 && self.iteration_bytes > 0 {
+        let (mut work, mut gone) = (0, 0);
+        while left > 0 && vain > 0 && gone < CLOSED_PER_ITERATION && self.iteration_bytes > 0 {
             let room = self.has_expedited_room(context.port);
             let Some(turn) = self.schedule.next_expedited(room) else { break };
             let most = left.min(EXPEDITED_PER_ITERATION);
@@ -324,6 +329,7 @@ impl TxPath {
             work += taken;
             left -= used.min(left);
             vain -= usize::from(taken == 0);
+            gone += usize::from(matches!(served, Served::Gone));
             match served {
                 Served::Idle | Served::Gone => self.schedule.idle(turn.unit),
                 Served::More(Stop::Blocked { .. }, _) => {
@@ -369,11 +375,22 @@ impl TxPath {
         Ok(())
     }
 
-    fn activate_unit(&mut self, unit: u32, key: u32, queue_pair: u32, sessions: &mut SessionTable) {
-        let Some(session) = sessions.get_mut(key) else { return };
+    /// Puts a queue pair that stands in no line into the line of its next packet. Returns `false` if its session ends.
+    fn activate_unit(
+        &mut self,
+        unit: u32,
+        key: u32,
+        queue_pair: u32,
+        sessions: &mut SessionTable,
+    ) -> bool {
+        let Some(session) = sessions.get_mut(key).filter(|session| !session.closing) else {
+            self.schedule.idle(unit);
+            return false;
+        };
         if let Err(violation) = self.activate(unit, session, queue_pair) {
             sessions.condemn(key, violation);
         }
+        true
     }
 
     /// Puts a queue pair that stands in no line into the line of its next packet.

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use crate::engine::neighbours::NeighbourRequest;
-use crate::policy::Account;
+use crate::policy::{Account, Party};
 
 /// The destinations of one endpoint that the table remembers. The session asks again for one that
 /// the table forgot, at the latest 30 s after the last answer.
@@ -74,31 +74,18 @@ pub(super) struct Neighbours {
     moved: BTreeSet<IpAddr>,
     /// `true` if all answers are to be checked once more after those.
     checks_again: bool,
-    /// Requests that the control thread has not looked up yet, in one queue per turn. The control
+    /// Requests that the control thread has not looked up yet, in one queue per party. The control
     /// thread serves the queues in turn.
-    queued: VecDeque<(Turn, VecDeque<NeighbourRequest>)>,
-}
-
-/// A party to the control thread's turns: one user, or all users that a group lets in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Turn {
-    User(u32),
-    Group(u32),
-}
-
-impl Turn {
-    fn of(account: Account) -> Turn {
-        account.group.map_or(Turn::User(account.uid), Turn::Group)
-    }
+    queued: VecDeque<(Party, VecDeque<NeighbourRequest>)>,
 }
 
 impl Neighbours {
-    /// Adds a request of an account's session, to be looked up in the account's turn.
+    /// Adds a request of an account's session, to be looked up in the turn of the account's party.
     pub(super) fn queue(&mut self, account: Account, request: NeighbourRequest) {
-        let turn = Turn::of(account);
-        match self.queued.iter_mut().find(|(other, _)| *other == turn) {
+        let party = account.party();
+        match self.queued.iter_mut().find(|(other, _)| *other == party) {
             Some((_, requests)) => requests.push_back(request),
-            None => self.queued.push_back((turn, VecDeque::from([request]))),
+            None => self.queued.push_back((party, VecDeque::from([request]))),
         }
     }
 

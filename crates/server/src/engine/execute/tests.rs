@@ -26,6 +26,7 @@ use crate::engine::wiring::{self, BUDGETS, Wired};
 use crate::prepare::Prepared;
 use crate::rights::{Addresses, Rights};
 
+mod closing;
 mod draining;
 
 struct World {

@@ -37,8 +37,9 @@ pub(super) enum Claim {
 
 impl Claim {
     /// Returns the address that a packet's sender claims. A host claims an address by an announcement, by a probe
-    /// before its first use (RFC 5227, 2.1.1; RFC 4862, 5.4), and by each packet from the address. Linux sends no
-    /// announcement after it has probed an IPv6 address.
+    /// before its first use (RFC 5227, 2.1.1; RFC 4862, 5.4), and when it asks for a link address. Linux sends no
+    /// announcement after it has probed an IPv6 address. No other IP packet claims its source: a router may have
+    /// forwarded the packet for a distant sender.
     pub(super) fn of(headers: &Headers) -> Option<Claim> {
         if is_group(headers.source) || headers.is_tagged() || headers.malformed.is_some() {
             return None;
@@ -46,21 +47,17 @@ impl Claim {
         match &headers.network {
             Network::Arp(arp) if arp.sender_ip == 0 => Some(Claim::V4(arp.target_ip)),
             Network::Arp(arp) => Some(Claim::V4(arp.sender_ip)),
-            Network::Ipv4(ip) => Some(Claim::V4(ip.source)),
-            Network::Ipv6(ip) => match ip.transport {
-                Transport::Neighbour { kind: NEIGHBOUR_ADVERTISEMENT, target }
-                    if ip.hops == NEIGHBOUR_HOPS =>
-                {
+            // No router forwards a packet with this hop limit.
+            Network::Ipv6(ip) if ip.hops == NEIGHBOUR_HOPS => match ip.transport {
+                Transport::Neighbour { kind: NEIGHBOUR_ADVERTISEMENT, target } => {
                     Some(Claim::V6(target))
                 }
-                Transport::Neighbour { kind: NEIGHBOUR_SOLICITATION, target }
-                    if ip.hops == NEIGHBOUR_HOPS && ip.source == 0 =>
-                {
-                    Some(Claim::V6(target))
+                Transport::Neighbour { kind: NEIGHBOUR_SOLICITATION, target } => {
+                    Some(Claim::V6(if ip.source == 0 { target } else { ip.source }))
                 }
-                _ => Some(Claim::V6(ip.source)),
+                _ => None,
             },
-            Network::Other => None,
+            Network::Ipv4(_) | Network::Ipv6(_) | Network::Other => None,
         }
     }
 
@@ -220,9 +217,10 @@ fn is_host_v6(ip: u128) -> bool {
     !ip.is_unspecified() && !ip.is_loopback() && !ip.is_multicast()
 }
 
-/// Returns `true` for a whole segment that is no reset, or a datagram.
-fn wants_answer<Address>(ip: &Ip<Address>) -> bool {
+/// Returns `true` for a whole segment that is no reset, or a whole datagram, if another address sent it.
+fn wants_answer<Address: PartialEq>(ip: &Ip<Address>) -> bool {
     ip.fragment == Fragment::Whole
+        && ip.source != ip.destination
         && match ip.transport {
             Transport::Tcp { flags, .. } => flags & tcp_flags::RST == 0,
             Transport::Udp { .. } => true,

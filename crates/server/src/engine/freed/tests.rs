@@ -132,12 +132,38 @@ fn claims(flow: &Flow) -> Vec<(&'static str, Vec<u8>)> {
         ("announcement", from_own.i_have()),
         ("probe", from_none.who_has()),
         ("request of the new host", from_own.who_has()),
-        ("datagram", from_own.udp(b"x")),
-        (
-            "segment to a group",
-            from_own.macs(flow.source_mac, [0xff; 6]).tcp(&Tcp::default(), b"x"),
-        ),
     ]
+}
+
+/// A router may have forwarded each of these packets for a distant sender.
+#[test]
+fn no_forwarded_packet_claims_an_address() {
+    for number in 0..2 {
+        let (mut table, flows) = table();
+        let flow = flows[number];
+        let from_own = flow.addresses(flow.destination, flow.source);
+        let to_itself = flow.addresses(flow.destination, flow.destination);
+        let group = from_own.macs(flow.source_mac, [0xff; 6]);
+        let mut packets = vec![
+            from_own.udp(b"x"),
+            to_itself.udp(b"x"),
+            to_itself.tcp(&Tcp { flags: SYN, ..Tcp::default() }, b""),
+            group.tcp(&Tcp::default(), b"x"),
+            from_own.echo(true, 1, 1, b"x"),
+        ];
+        if flow.source.is_ipv6() {
+            for (_, mut claim) in claims(&flow) {
+                // The hop limit.
+                claim[21] = 254;
+                packets.push(claim);
+            }
+        }
+        for packet in packets {
+            assert_eq!(answer_to(&mut table, &packet), None, "{packet:x?}");
+            assert!(!table.is_empty(), "{packet:x?}");
+        }
+        assert!(answer_to(&mut table, &flow.udp(b"x")).is_some());
+    }
 }
 
 #[test]
