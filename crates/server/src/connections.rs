@@ -37,6 +37,7 @@ impl Usage {
 /// The memory of an older application that a worker seals and perhaps allocates.
 #[derive(Clone, Copy, Debug)]
 struct Preparation {
+    worker: u64,
     account: Account,
     bytes: usize,
 }

@@ -66,16 +66,17 @@ impl Control {
         }
     }
 
-    /// Ends connections whose packets the kernel refused to deliver.
+    /// Ends connections whose packets did not reach their workers.
     pub(crate) fn end_failed_connections(&mut self) {
         for (token, kind) in self.workers.take_failed() {
             if kind == command::PREPARE_OLDER {
-                // The worker has allocated nothing.
+                // The worker allocates nothing.
                 self.connections.prepared(token, false);
             }
             self.tell_worker(token, Packet::new(command::CLOSE_CONNECTION, token, 0));
             self.connection_ended(token);
         }
+        self.connections.forget_preparations(|worker| self.workers.owner(worker).is_some());
     }
 
     fn worker_ended(&mut self, worker: u64) {

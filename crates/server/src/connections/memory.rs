@@ -110,8 +110,8 @@ impl Connections {
         let connection = self.all.get_mut(&token).filter(|one| one.unfreeable_bytes > 0);
         let Some(connection) = connection else { return };
         connection.is_unfreeable = true;
-        let Connection { account, unfreeable_bytes: bytes, .. } = *connection;
-        self.preparing.insert(token, Preparation { account, bytes });
+        let Connection { worker, account, unfreeable_bytes: bytes, .. } = *connection;
+        self.preparing.insert(token, Preparation { worker, account, bytes });
     }
 
     /// Records that a worker has sealed the memory of an application. `is_unfreeable`: the worker has
@@ -119,7 +119,7 @@ impl Connections {
     /// this server ends: the kernel does not say when the application closes it.
     pub(crate) fn prepared(&mut self, token: u64, is_unfreeable: bool) {
         let preparation = self.preparing.remove(&token).filter(|_| !is_unfreeable);
-        let Some(Preparation { account, bytes }) = preparation else { return };
+        let Some(Preparation { account, bytes, .. }) = preparation else { return };
         self.older_bytes -= bytes;
         self.charge(account, |held| held.older_bytes -= bytes);
         match self.all.get_mut(&token).filter(|one| one.number != 0) {
@@ -132,6 +132,12 @@ impl Connections {
                 self.discharge_memory(account, bytes);
             }
         }
+    }
+
+    /// Forgets the preparations of workers that are gone, which report nothing any more. Their memory
+    /// stays counted: such a worker may have allocated the memory before its end.
+    pub(crate) fn forget_preparations(&mut self, exists: impl Fn(u64) -> bool) {
+        self.preparing.retain(|_, one| exists(one.worker));
     }
 
     /// Adds bytes to those of a session, if its limits allow. Returns the reason otherwise.
@@ -196,6 +202,8 @@ impl Connections {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use towpath_protocol::peer::Peer;
 
     use super::*;
@@ -265,6 +273,24 @@ mod tests {
         all.begin_preparing(6);
         all.prepared(6, true);
         assert_eq!((all.end(6), all.older_bytes), (80, 80));
+    }
+
+    /// A worker that has ended reports nothing. The server keeps no entry that waits for its report.
+    #[test]
+    fn preparations_of_an_ended_worker_are_forgotten() {
+        let mut all = Connections::default();
+        for token in 1..4 {
+            all.attach_older(token, LIMITED, 100, 40);
+            all.begin_preparing(token);
+            all.end(token);
+        }
+        // Each token is also the number of the worker.
+        all.forget_preparations(|worker| worker != 2);
+        assert_eq!(all.preparing.keys().copied().collect::<BTreeSet<_>>(), BTreeSet::from([1, 3]));
+        // The worker may have allocated the memory.
+        assert_eq!((all.users[&7].bytes, all.users[&7].unfreeable_bytes), (120, 120));
+        all.prepared(1, false);
+        assert_eq!((all.users[&7].bytes, all.users[&7].unfreeable_bytes), (80, 80));
     }
 
     /// Older applications, live or ended, take an eighth of the part of a group and of granted users.
