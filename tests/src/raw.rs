@@ -3,15 +3,20 @@
 //!
 //! Unsafe lives here for `sendmsg` with arbitrary bytes and descriptors.
 
-use std::io;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix,
+    SocketFlags, SocketType, recvmsg,
+};
+use towpath_memory::SharedFile;
 use towpath_protocol::channel::{Channel, Incoming};
-use towpath_protocol::message::{Attach, Attached, Message, Open, Refusal, fixed_name};
+use towpath_protocol::message::{Attach, Attached, MAX_BYTES, Message, Open, Refusal, fixed_name};
 
 /// An answer of the server.
 #[derive(Debug)]
@@ -55,6 +60,36 @@ pub fn attach(name: &str) -> Attach {
 #[must_use]
 pub fn open() -> Open {
     Open::default()
+}
+
+/// Allocates the memory that the application of a session writes, as the client library does. `files`:
+/// the descriptors that came with the session.
+///
+/// # Errors
+/// The kernel's error.
+pub fn allocate(files: &[OwnedFd]) -> io::Result<()> {
+    for file in files.iter().skip(3).take(2) {
+        SharedFile::adopt(file.try_clone()?)?.map_writable()?.allocate()?;
+    }
+    Ok(())
+}
+
+/// Receives an answer of any version: its bytes and descriptors.
+///
+/// # Errors
+/// The kernel's error.
+pub fn receive(channel: &Channel) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    let mut bytes = vec![0; MAX_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [IoSliceMut::new(&mut bytes)];
+    let count = recvmsg(channel, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?.bytes;
+    bytes.truncate(count);
+    let rights = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+        _ => None,
+    });
+    Ok((bytes, rights.flatten().collect()))
 }
 
 /// Encodes a message.
@@ -159,6 +194,20 @@ impl Raw {
         Ok(self.hear(crate::PATIENCE))
     }
 
+    /// Sends a message of a version of the protocol, and waits for the answer in it.
+    ///
+    /// # Errors
+    /// The kernel's error, or an invalid answer.
+    pub fn ask_in(&self, version: u16, message: &Message) -> io::Result<Reply> {
+        self.send(&message.encode_for(version), &[])?;
+        let (bytes, descriptors) = receive(&self.channel)?;
+        let (answer, _) = Message::decode_any(&bytes).map_err(io::Error::other)?;
+        Ok(match answer {
+            Message::Error(body) => Reply::Refused(body.refusal(), body.text()),
+            answer => Reply::Message(answer, descriptors),
+        })
+    }
+
     /// Sends bytes and waits for the answer.
     ///
     /// # Errors
@@ -179,12 +228,13 @@ impl Raw {
         }
     }
 
-    /// Requests a session, reports its memory as mapped, and so makes it live.
+    /// Requests a session, allocates its memory, reports it as mapped, and so makes the session live.
     ///
     /// # Errors
     /// Any other answer.
     pub fn live(&self, attach: Attach) -> io::Result<(Attached, Vec<OwnedFd>)> {
         let attached = self.attach(attach)?;
+        allocate(&attached.1)?;
         match self.ask(&Message::Mapped)? {
             Reply::Message(Message::Done, _) => Ok(attached),
             other => Err(io::Error::other(format!("mapped: {other:?}"))),

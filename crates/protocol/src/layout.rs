@@ -57,7 +57,7 @@ pub const OOB_SINCE: u16 = 10;
 /// The version since which sessions may have apertures.
 pub const APERTURES_SINCE: u16 = 11;
 /// The version since which an application allocates its memory before it answers that the memory is
-/// mapped.
+/// mapped. The server refuses a session with a page that is not allocated.
 pub const ALLOCATES_SINCE: u16 = 11;
 /// Words of the server pages for the requests of an endpoint: the number of the last one that is
 /// complete; and the one that failed, with its [`crate::requests::RequestFault`] in the upper half.

@@ -86,9 +86,12 @@ pub(crate) struct Connection {
     pub(crate) account: Account,
     /// The size of the session, in bytes.
     pub(crate) bytes: usize,
-    /// The part of `bytes` that stays the user's after the session's end: the server has allocated
-    /// this memory, and cannot free it.
+    /// The part of `bytes` that an older application lets its worker allocate, and that no process
+    /// can free then.
     pub(crate) unfreeable_bytes: usize,
+    /// `true` if `unfreeable_bytes` stay the user's after the session's end: the worker has allocated
+    /// this memory, or may have.
+    pub(crate) is_unfreeable: bool,
     /// The session's number; 0 without one.
     pub(crate) number: u32,
     /// The name that the application gave itself.
@@ -237,6 +240,7 @@ impl Connection {
             account,
             bytes: 0,
             unfreeable_bytes: 0,
+            is_unfreeable: false,
             number: 0,
             name: String::new(),
             lease: None,
@@ -350,6 +354,7 @@ impl Connection {
 pub(crate) fn read_attach(
     attach: &Attach,
     version: u16,
+    lanes: usize,
 ) -> Result<(SessionShape, Option<Ipv4Addr>, String), Refused> {
     let malformed = |text: String| (Refusal::Malformed, text);
     let oob = attach.flags >> message::ATTACH_OOB_SHIFT;
@@ -369,6 +374,9 @@ pub(crate) fn read_attach(
     .and_then(|shape| shape.with_apertures(attach.apertures, attach.tripwires))
     .map_err(|error| malformed(format!("attach: {error}")))?
     .of_version(version);
+    shape
+        .check_lanes(lanes)
+        .map_err(|error| (Refusal::Limit, format!("attach: with {lanes} lanes: {error}")))?;
     let wanted = Ipv4Addr::from(attach.ipv4);
     let name = message::shown_name(&attach.name);
     Ok((shape, (!wanted.is_unspecified()).then_some(wanted), name))

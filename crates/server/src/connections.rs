@@ -17,6 +17,8 @@ struct Usage {
     bytes: usize,
     /// Bytes of sessions that have ended, which the server cannot free.
     unfreeable_bytes: usize,
+    /// `unfreeable_bytes`, and those that the end of sessions may add.
+    older_bytes: usize,
 }
 
 impl Usage {
@@ -32,6 +34,14 @@ impl Usage {
     }
 }
 
+/// The memory of an older application that a worker seals and perhaps allocates.
+#[derive(Clone, Copy, Debug)]
+struct Preparation {
+    worker: u64,
+    account: Account,
+    bytes: usize,
+}
+
 /// The connections by their tokens.
 #[derive(Debug, Default)]
 pub(crate) struct Connections {
@@ -44,8 +54,10 @@ pub(crate) struct Connections {
     bytes: usize,
     /// The bytes of granted users' sessions.
     granted_bytes: usize,
-    /// The memory of granted users' applications that workers seal and perhaps allocate, by the token.
-    preparing: HashMap<u64, (Account, usize)>,
+    /// The part of `granted_bytes` that no end of a session frees, or may free.
+    older_bytes: usize,
+    /// The memory of older applications that workers seal and perhaps allocate, by the token.
+    preparing: HashMap<u64, Preparation>,
 }
 
 impl Connections {
@@ -120,12 +132,12 @@ impl Connections {
     }
 
     /// Returns the reason for which there is no room for one more session of this account, of
-    /// `bytes` bytes.
+    /// `bytes` bytes. `unfreeable` of these may stay the account's after the session's end.
     pub(crate) fn is_full(
         &self,
         (policy, limits): (&Policy, &Limits),
         account: Account,
-        bytes: usize,
+        (bytes, unfreeable): (usize, usize),
         addresses: usize,
     ) -> Option<String> {
         let uid = account.uid;
@@ -141,6 +153,9 @@ impl Connections {
             return Some(format!(
                 "with this session, {text}; end another session, or ask for less"
             ));
+        }
+        if let Some(text) = self.exceeds_unfreeable(limits, account, unfreeable) {
+            return Some(text);
         }
         let group = account.group?;
         let held = self.groups.get(&group).copied().unwrap_or_default();
@@ -165,9 +180,14 @@ impl Connections {
     pub(crate) fn give_number(&mut self, token: u64, number: u32, bytes: usize) {
         let Some(connection) = self.all.get_mut(&token) else { return };
         (connection.number, connection.bytes) = (number, bytes);
-        let account = connection.account;
+        let (account, older) = (connection.account, connection.unfreeable_bytes.min(bytes));
+        connection.unfreeable_bytes = older;
         self.numbers.insert(number, token);
-        self.charge(account, |held| held.sessions += 1);
+        self.older_bytes += older;
+        self.charge(account, |held| {
+            held.sessions += 1;
+            held.older_bytes += older;
+        });
         self.charge_memory(account, bytes);
     }
 
@@ -178,14 +198,16 @@ impl Connections {
         let number = std::mem::take(&mut connection.number);
         if number != 0 {
             let account = connection.account;
-            let unfreeable = std::mem::take(&mut connection.unfreeable_bytes);
-            let unfreeable = unfreeable.min(connection.bytes);
-            let bytes = connection.bytes - unfreeable;
+            let older = std::mem::take(&mut connection.unfreeable_bytes);
+            let kept = if std::mem::take(&mut connection.is_unfreeable) { older } else { 0 };
+            let bytes = connection.bytes - kept;
             self.numbers.remove(&number);
             self.discharge_memory(account, bytes);
+            self.older_bytes -= older - kept;
             self.charge(account, |held| {
                 held.sessions -= 1;
-                held.unfreeable_bytes += unfreeable;
+                held.older_bytes -= older - kept;
+                held.unfreeable_bytes += kept;
             });
         }
         number

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::epoll;
+use rustix::io::Errno;
 use towpath_device::Filter;
 use towpath_protocol::message::{ErrorBody, MAX_REQUEST_BYTES, Message, MessageError, Refusal};
 use towpath_queue::Violation;
@@ -65,16 +66,17 @@ impl Control {
         }
     }
 
-    /// Ends connections whose packets the kernel refused to deliver.
+    /// Ends connections whose packets did not reach their workers.
     pub(crate) fn end_failed_connections(&mut self) {
         for (token, kind) in self.workers.take_failed() {
-            if kind == command::PREPARE_MEMORY {
-                // The worker has allocated nothing.
+            if kind == command::PREPARE_OLDER {
+                // The worker allocates nothing.
                 self.connections.prepared(token, false);
             }
             self.tell_worker(token, Packet::new(command::CLOSE_CONNECTION, token, 0));
             self.connection_ended(token);
         }
+        self.connections.forget_preparations(|worker| self.workers.owner(worker).is_some());
     }
 
     fn worker_ended(&mut self, worker: u64) {
@@ -251,10 +253,17 @@ impl Control {
         let uid = connection.account.uid;
         left.append(&mut self.forget_session(token));
         self.workers.dispose(Owner::User(uid), left);
-        let text = format!(
-            "mapped: the server could not seal, allocate or map the session's memory: {error}"
-        );
-        self.refuse(token, &(Refusal::Limit, text));
+        let refused = if error.raw_os_error() == Some(Errno::NODATA.raw_os_error()) {
+            let text = "mapped: the application has left pages of its memory unallocated; it has to write \
+                        each page, or to populate its mappings (MADV_POPULATE_WRITE), before this message";
+            (Refusal::State, text.to_owned())
+        } else {
+            let text = format!(
+                "mapped: the server could not seal, allocate or map the session's memory: {error}"
+            );
+            (Refusal::Limit, text)
+        };
+        self.refuse(token, &refused);
     }
 
     /// Executes a slice of a long job.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fs::SealFlags;
 use towpath_memory::{FilePart, Mapping, PAGE_BYTES, SharedFile, own_words};
-use towpath_protocol::layout::{CLOSED_WORD, SessionShape};
+use towpath_protocol::layout::{ALLOCATES_SINCE, CLOSED_WORD, SessionShape};
 use towpath_protocol::store::Store;
 
 use crate::engine::apertures::states::APERTURE_BYTES;
@@ -23,6 +23,7 @@ use crate::engine::relays::Relay;
 use crate::engine::session::{
     Doorbell, ENDPOINT_BYTES, Mappings, Memories, QUEUE_PAIR_BYTES, Session,
 };
+use crate::policy::Account;
 
 /// The memory files of a session. The last close of a file frees its memory, which takes time.
 #[derive(Debug)]
@@ -83,9 +84,13 @@ pub(crate) fn session_bytes(shape: &SessionShape, lanes: usize) -> usize {
         + (shape.apertures() + shape.tripwires().tripwires()) as usize * APERTURE_BYTES
 }
 
-/// Returns the bytes of the two files of a session that its application writes and its worker may
-/// allocate.
-pub(crate) fn application_bytes(shape: &SessionShape, lanes: usize) -> usize {
+/// Returns the bytes of a session that its worker may have to allocate for the application: those of
+/// the two files that an application of an older version writes.
+pub(crate) fn unfreeable_bytes(account: Account, shape: &SessionShape, lanes: usize) -> usize {
+    // An administrator's applications may take all memory anyway.
+    if !account.is_limited || shape.version() >= ALLOCATES_SINCE {
+        return 0;
+    }
     let words = shape.application_words() * 8 * lanes;
     words.next_multiple_of(PAGE_BYTES)
         + shape.transmit_pool.pool_bytes().next_multiple_of(PAGE_BYTES)

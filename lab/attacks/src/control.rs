@@ -12,7 +12,7 @@ use rustix::net::SendFlags;
 use towpath_protocol::channel::Channel;
 use towpath_protocol::message::{Attach, Cursor, Message, Open, RULE_PORT, RULE_PROTOCOL};
 
-use crate::session::{ask, channel, connect, small};
+use crate::session::{allocate, ask, channel, connect, small};
 use crate::{Deeds, Field};
 
 /// How long a close of the descriptors sent takes, in seconds.
@@ -142,7 +142,7 @@ fn large_session(field: &Field) -> io::Result<(Channel, u64)> {
     loop {
         let attach = Attach { endpoints, ..small("endpoints") };
         match ask(&session, &Message::Attach(attach)) {
-            Some((Message::Attached(_), _)) => break,
+            Some((Message::Attached(_), files)) => break allocate(files)?,
             _ if endpoints > 1 && !field.over() => endpoints /= 2,
             _ => return Err(io::Error::other("the session was refused")),
         }
@@ -224,10 +224,9 @@ pub(crate) fn hoard(field: &Field) -> io::Result<Deeds> {
     let most = field.size_or(4096) as usize;
     while sessions.len() < most && !field.over() {
         let session = channel(&field.socket)?;
-        let Some((Message::Attached(_), _)) = ask(&session, &Message::Attach(small("hoard")))
-        else {
-            break;
-        };
+        let answer = ask(&session, &Message::Attach(small("hoard")));
+        let Some((Message::Attached(_), files)) = answer else { break };
+        allocate(files)?;
         if !matches!(ask(&session, &Message::Mapped), Some((Message::Done, _))) {
             break;
         }

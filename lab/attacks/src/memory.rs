@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
 use towpath_protocol::message::{Attach, Message};
 
-use crate::session::{Target, ask, channel, small};
+use crate::session::{Target, allocate, ask, channel, small};
 use crate::withheld::Withheld;
 use crate::{Deeds, Field, sys};
 
@@ -140,10 +140,13 @@ fn come_and_go(field: &Field, attach: Attach) -> io::Result<Deeds> {
             scope.spawn(|| {
                 while !field.over() {
                     let granted = channel(&field.socket).is_ok_and(|session| {
-                        matches!(
-                            ask(&session, &Message::Attach(attach)),
-                            Some((Message::Attached(_), _))
-                        ) && session.send(&Message::Mapped, &[]).is_ok()
+                        match ask(&session, &Message::Attach(attach)) {
+                            Some((Message::Attached(_), files)) => {
+                                allocate(files).is_ok()
+                                    && session.send(&Message::Mapped, &[]).is_ok()
+                            }
+                            _ => false,
+                        }
                     });
                     let count = if granted { &attached } else { &refused };
                     count.fetch_add(1, Ordering::Relaxed);

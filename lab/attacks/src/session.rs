@@ -2,8 +2,10 @@
 //! and makes the server notify it without ever taking a notification.
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -58,6 +60,16 @@ pub(crate) fn ask(channel: &Channel, message: &Message) -> Option<(Message, Vec<
         Ok(Incoming::Message(message, descriptors)) => Some((message, descriptors)),
         _ => None,
     }
+}
+
+/// Allocates the memory that the application of a session writes, as the client library does.
+/// `files`: the descriptors that came with the session.
+pub(crate) fn allocate(files: Vec<OwnedFd>) -> io::Result<()> {
+    for file in files.into_iter().skip(3).take(2).map(File::from) {
+        let len = file.metadata()?.len() as usize;
+        file.write_all_at(&vec![0; len], 0)?;
+    }
+    Ok(())
 }
 
 /// Returns the request for a small session.

@@ -87,6 +87,7 @@ pub(crate) fn run(socket: &Path, server: i32) {
     let read_write = libc::PROT_READ | libc::PROT_WRITE;
     let own = map(pages, read_write);
     assert_eq!(own.0, 0);
+    raw::allocate(&files).expect("memory");
     let reply = raw.ask(&Message::Mapped).expect("speaks");
     assert!(matches!(reply, Reply::Message(Message::Done, _)), "{reply:?}");
     for (name, file) in [

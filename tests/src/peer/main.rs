@@ -36,7 +36,8 @@ fn main() {
         ["forked-sockets", socket, driving] => forked_sockets::run(Path::new(socket), driving),
         ["violations", socket] => hostile::violations(Path::new(socket)),
         ["hoarder", socket, how, leaves] => {
-            hoarder::run(Path::new(socket), how == "allocates", leaves == "hastily");
+            let how = hoarder::How::named(how);
+            hoarder::run(Path::new(socket), how, leaves == "hastily");
         }
         ["random", socket, seed, rounds] => {
             random_writer::run(Path::new(socket), number(seed), number(rounds));

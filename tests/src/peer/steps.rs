@@ -26,7 +26,9 @@ pub(crate) fn run(socket: &Path, step: u64) {
                 }
                 for file in kept.iter().skip(3).take(2) {
                     let file = SharedFile::adopt(file.try_clone().expect("room")).expect("sealed");
-                    written.push(file.map_writable().expect("maps"));
+                    let mut region = file.map_writable().expect("maps");
+                    region.allocate().expect("memory");
+                    written.push(region);
                 }
             }
             3 => raw.say(&Message::Mapped).expect("speaks"),

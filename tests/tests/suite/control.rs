@@ -196,7 +196,8 @@ fn server_messages_and_messages_out_of_order_are_refused() {
     let (refusal, _) = refused(raw.ask(&Message::Close(Close { endpoint: 0 })).unwrap());
     assert_eq!(refusal, Refusal::NotFound);
     // Between attached and mapped.
-    raw.attach(raw::attach("order")).unwrap();
+    let (_, files) = raw.attach(raw::attach("order")).unwrap();
+    raw::allocate(&files).unwrap();
     for message in [Message::Attach(raw::attach("again")), Message::Open(raw::open())] {
         let (refusal, text) = refused(raw.ask(&message).unwrap());
         assert_eq!(refusal, Refusal::State, "{message:?}: {text}");

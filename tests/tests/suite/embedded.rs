@@ -132,7 +132,10 @@ impl Hand {
         let (attached, mut files) = raw.attach(raw::attach("hand")).unwrap();
         let wake = files.pop().unwrap();
         let map = |file: &OwnedFd| {
-            SharedFile::adopt(file.try_clone().unwrap()).unwrap().map_writable().unwrap()
+            let file = SharedFile::adopt(file.try_clone().unwrap()).unwrap();
+            let mut region = file.map_writable().unwrap();
+            region.allocate().unwrap();
+            region
         };
         let server_pages =
             SharedFile::adopt(files[0].try_clone().unwrap()).unwrap().map_readable().unwrap();

@@ -2,15 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{IoSliceMut, Write};
-use std::mem::MaybeUninit;
+use std::io::Write;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::{PidfdFlags, getpid, getuid, pidfd_open};
 use towpath_device::Meta;
 use towpath_device::conformance::{DeviceFarEnd, FarEnd};
@@ -20,11 +18,11 @@ use towpath_packet::build::Flow;
 use towpath_protocol::OLDEST_VERSION;
 use towpath_protocol::channel::Channel;
 use towpath_protocol::layout::SessionShape;
-use towpath_protocol::message::{MAX_BYTES, Message, Resume};
+use towpath_protocol::message::{Message, Resume};
 use towpath_protocol::store::{MemoryStore, Store};
 use towpath_queue::events::{Marker, fence};
 use towpath_server::{Config, Server, Subnet, Subnets};
-use towpath_tests::eventually;
+use towpath_tests::{eventually, raw};
 
 const V0_1_0: &str = include_str!("../../images/v0.1.0.image");
 /// The names of a session's objects in the store, by the names of their memory files.
@@ -155,21 +153,6 @@ fn has(file: &[u8], bytes: &str) -> bool {
     file.windows(bytes.len()).any(|one| one == bytes.as_bytes())
 }
 
-/// Receives an answer of any version.
-fn receive(channel: &Channel) -> (Vec<u8>, Vec<OwnedFd>) {
-    let mut bytes = vec![0; MAX_BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut parts = [IoSliceMut::new(&mut bytes)];
-    let count = recvmsg(channel, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC).unwrap().bytes;
-    bytes.truncate(count);
-    let rights = control.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(rights) => Some(rights),
-        _ => None,
-    });
-    (bytes, rights.flatten().collect())
-}
-
 fn is_root_or_skips(test: &str) -> bool {
     if getuid().is_root() {
         return true;
@@ -215,7 +198,7 @@ fn a_session_of_0_1_0_is_resumed() {
     let channel = Channel::new(server.connect().unwrap());
     let resume = Message::Resume(Resume { epoch: 1, session: 1, reserved: 0 });
     channel.send_bytes(&resume.encode_for(OLDEST_VERSION), &[]).unwrap();
-    let (bytes, descriptors) = receive(&channel);
+    let (bytes, descriptors) = raw::receive(&channel).unwrap();
     let (answer, version) = Message::decode_any(&bytes).unwrap();
     assert_eq!(version, OLDEST_VERSION);
     let Message::Attached(attached) = answer else { panic!("{answer:?}") };

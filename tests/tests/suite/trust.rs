@@ -196,13 +196,13 @@ fn another_user_writes_only_what_is_its_own() {
     server.stop();
 }
 
-/// An application can leave its memory unallocated, end its session, and keep the memory. The server
-/// can free none of it, so it stays the user's.
+/// An application of 0.1.0 leaves its memory unallocated. It can end its session and keep the memory.
+/// The server can free none of it, so it stays the user's.
 #[test]
 fn memory_that_the_server_allocates_and_cannot_free_stays_the_users() {
     for leaves in ["politely", "hastily"] {
         let test = "memory_that_the_server_allocates_and_cannot_free_stays_the_users";
-        let Some((sessions, bytes, refusal)) = hoard(test, "leaves", leaves) else { return };
+        let Some((sessions, bytes, refusal)) = hoard(test, "older", leaves) else { return };
         // The memory that the application keeps and the next session exceed the user's limit.
         assert!((4..8).contains(&sessions) && bytes <= HOARD_LIMIT, "{sessions}, {bytes}");
         let expected = format!("{bytes} of these bytes are of ended sessions");
@@ -221,6 +221,19 @@ fn memory_that_an_application_allocates_is_free_after_its_session() {
         let Some((sessions, bytes, refusal)) = hoard(test, "allocates", leaves) else { return };
         assert_eq!((sessions, refusal), (32, None), "{leaves}");
         assert!(bytes > 2 * HOARD_LIMIT, "{bytes}");
+    }
+}
+
+/// The server refuses a session whose application has left a page unallocated, and allocates no page for
+/// it. So no charge stays.
+#[test]
+fn memory_with_holes_is_refused_and_not_charged() {
+    for leaves in ["politely", "hastily"] {
+        let test = "memory_with_holes_is_refused_and_not_charged";
+        let Some((sessions, bytes, refusal)) = hoard(test, "holes", leaves) else { return };
+        assert_eq!((sessions, refusal), (32, None), "{leaves}");
+        // The worker frees the files that are not sealed.
+        assert!(bytes < HOARD_LIMIT, "{bytes}");
     }
 }
 

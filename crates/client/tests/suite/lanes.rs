@@ -390,9 +390,13 @@ fn raw(world: &World) -> Raw {
     };
     assert_eq!((usize::from(attached.lanes), memory.len()), (LANES, 6 + LANES));
     let application = SharedFile::adopt(memory[3].try_clone().unwrap()).unwrap();
-    let mut words = own_words(application.map_writable().unwrap());
+    let mut words = application.map_writable().unwrap();
+    words.allocate().unwrap();
+    let mut words = own_words(words);
     // From then on, the server permits no further writer.
-    let pool = SharedFile::adopt(memory[4].try_clone().unwrap()).unwrap().map_writable().unwrap();
+    let pool = SharedFile::adopt(memory[4].try_clone().unwrap()).unwrap();
+    let mut pool = pool.map_writable().unwrap();
+    pool.allocate().unwrap();
     channel.send(&Message::Mapped, &[]).unwrap();
     let Incoming::Message(Message::Done, _) = channel.receive().unwrap() else {
         panic!("not mapped")

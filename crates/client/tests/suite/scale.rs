@@ -296,7 +296,10 @@ fn raw(server: &Server) -> Raw {
     };
     let wake = memory.pop().unwrap();
     let application = SharedFile::adopt(memory[3].try_clone().unwrap()).unwrap();
-    let application = application.map_writable().unwrap();
+    let mut application = application.map_writable().unwrap();
+    application.allocate().unwrap();
+    let pool = SharedFile::adopt(memory[4].try_clone().unwrap()).unwrap();
+    pool.map_writable().unwrap().allocate().unwrap();
     channel.send(&Message::Mapped, &[]).unwrap();
     let Incoming::Message(Message::Done, _) = channel.receive().unwrap() else {
         panic!("not mapped")

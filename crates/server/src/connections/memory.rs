@@ -1,10 +1,16 @@
 //! The memory of each user, of each group, and of all sessions: its limits, and the part that is freed.
 
-use crate::connections::Connections;
+use towpath_protocol::layout::ALLOCATES_SINCE;
+
+use crate::connection::Connection;
+use crate::connections::{Connections, Preparation};
 use crate::policy::{Account, Limits};
 
 /// The share of all sessions' memory that is left to administrators: an eighth.
 const RESERVED_SHARE: usize = 8;
+/// The share of a group's and of granted users' memory that older applications may take for good: an
+/// eighth.
+const OLDER_SHARE: usize = 8;
 
 impl Connections {
     /// Returns the limit that `bytes` more bytes of an account would exceed. The account's own limits come
@@ -64,34 +70,74 @@ impl Connections {
         })
     }
 
-    /// Records that a worker begins to seal the memory of a session's application, of `bytes` bytes,
-    /// and allocates what the application left unallocated. Until [`Connections::prepared`], the
-    /// server counts the memory as allocated, because the session may end before the worker reports.
-    pub(crate) fn begin_preparing(&mut self, token: u64, bytes: usize) {
-        let Some(connection) = self.all.get_mut(&token) else { return };
-        // An administrator's applications may take all memory anyway.
-        if connection.account.is_limited {
-            let bytes = bytes.min(connection.bytes);
-            connection.unfreeable_bytes = bytes;
-            self.preparing.insert(token, (connection.account, bytes));
+    /// Returns the limit that `bytes` more bytes of an older application would exceed. Their charge
+    /// may never end, so they leave most of the memory to other users.
+    pub(super) fn exceeds_unfreeable(
+        &self,
+        limits: &Limits,
+        account: Account,
+        bytes: usize,
+    ) -> Option<String> {
+        if bytes == 0 {
+            return None;
         }
+        let refuse = |of: String, wanted: usize, most: usize| {
+            format!(
+                "applications of protocol versions before {ALLOCATES_SINCE} have the server allocate their \
+                 memory, which then stays counted after their sessions; that of {of} would be {wanted} \
+                 bytes; at most {most} are allowed (an eighth of their part of total-bytes of the server); \
+                 rebuild the application with this version of Towpath, or restart the server"
+            )
+        };
+        let total = limits.total_bytes;
+        let (half, granted) = (total / 2, total - total / RESERVED_SHARE);
+        if let Some(group) = account.group {
+            let held = self.groups.get(&group).copied().unwrap_or_default();
+            let (wanted, most) = (held.older_bytes.saturating_add(bytes), half / OLDER_SHARE);
+            if wanted > most {
+                return Some(refuse(format!("the users let in by group {group}"), wanted, most));
+            }
+        }
+        let (wanted, most) = (self.older_bytes.saturating_add(bytes), granted / OLDER_SHARE);
+        (wanted > most).then(|| refuse("all granted users".to_owned(), wanted, most))
+    }
+
+    /// Records that a worker begins to seal the memory of a session's application. If the application
+    /// is an older one, the worker allocates what the application left unallocated. Until
+    /// [`Connections::prepared`], the server counts the memory as allocated, because the session may
+    /// end before the worker reports.
+    pub(crate) fn begin_preparing(&mut self, token: u64) {
+        let connection = self.all.get_mut(&token).filter(|one| one.unfreeable_bytes > 0);
+        let Some(connection) = connection else { return };
+        connection.is_unfreeable = true;
+        let Connection { worker, account, unfreeable_bytes: bytes, .. } = *connection;
+        self.preparing.insert(token, Preparation { worker, account, bytes });
     }
 
     /// Records that a worker has sealed the memory of an application. `is_unfreeable`: the worker has
     /// allocated a part of it, which no process can free. The memory then counts as the user's until
     /// this server ends: the kernel does not say when the application closes it.
     pub(crate) fn prepared(&mut self, token: u64, is_unfreeable: bool) {
-        let Some((account, bytes)) = self.preparing.remove(&token).filter(|_| !is_unfreeable)
-        else {
-            return;
-        };
+        let preparation = self.preparing.remove(&token).filter(|_| !is_unfreeable);
+        let Some(Preparation { account, bytes, .. }) = preparation else { return };
+        self.older_bytes -= bytes;
+        self.charge(account, |held| held.older_bytes -= bytes);
         match self.all.get_mut(&token).filter(|one| one.number != 0) {
-            Some(connection) => connection.unfreeable_bytes = 0,
+            Some(connection) => {
+                connection.unfreeable_bytes = 0;
+                connection.is_unfreeable = false;
+            }
             None => {
                 self.charge(account, |held| held.unfreeable_bytes -= bytes);
                 self.discharge_memory(account, bytes);
             }
         }
+    }
+
+    /// Forgets the preparations of workers that are gone, which report nothing any more. Their memory
+    /// stays counted: such a worker may have allocated the memory before its end.
+    pub(crate) fn forget_preparations(&mut self, exists: impl Fn(u64) -> bool) {
+        self.preparing.retain(|_, one| exists(one.worker));
     }
 
     /// Adds bytes to those of a session, if its limits allow. Returns the reason otherwise.
@@ -156,6 +202,8 @@ impl Connections {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use towpath_protocol::peer::Peer;
 
     use super::*;
@@ -168,11 +216,17 @@ mod tests {
     impl Connections {
         /// Makes a connection with a session of `bytes` bytes.
         fn attach(&mut self, token: u64, account: Account, bytes: usize) {
+            self.attach_older(token, account, bytes, 0);
+        }
+
+        /// Makes a connection of an older application, whose worker may allocate `unfreeable` bytes.
+        fn attach_older(&mut self, token: u64, account: Account, bytes: usize, unfreeable: usize) {
             let standing =
                 if account.is_limited { Standing::Granted } else { Standing::Administrator };
             let peer = Peer { uid: account.uid, gid: 1, groups: Vec::new(), pid: 1, process: None };
             let terms = Terms::default().into();
-            let connection = Connection::new(0, peer, standing, terms, account, false);
+            let mut connection = Connection::new(token, peer, standing, terms, account, false);
+            connection.unfreeable_bytes = unfreeable;
             self.insert(token, connection);
             self.give_number(token, token as u32, bytes);
         }
@@ -189,31 +243,82 @@ mod tests {
     fn memory_that_cannot_be_freed_stays_charged() {
         let mut all = Connections::default();
         // The worker has allocated the application's memory.
-        all.attach(1, LIMITED, 100);
-        all.begin_preparing(1, 40);
+        all.attach_older(1, LIMITED, 100, 40);
+        all.begin_preparing(1);
         all.prepared(1, true);
-        assert_eq!(all.end(1), 40);
+        assert_eq!((all.end(1), all.older_bytes), (40, 40));
         // The application has allocated its memory, and ends before or after the worker's report.
-        all.attach(2, LIMITED, 100);
-        all.begin_preparing(2, 40);
+        all.attach_older(2, LIMITED, 100, 40);
+        all.begin_preparing(2);
         all.prepared(2, false);
-        assert_eq!(all.end(2), 40);
-        all.attach(3, LIMITED, 100);
-        all.begin_preparing(3, 40);
-        assert_eq!(all.end(3), 80, "not known yet");
+        assert_eq!((all.end(2), all.older_bytes), (40, 40));
+        all.attach_older(3, LIMITED, 100, 40);
+        all.begin_preparing(3);
+        assert_eq!((all.end(3), all.older_bytes), (80, 80), "not known yet");
         all.prepared(3, false);
         assert_eq!((all.users[&7].bytes, all.users[&7].unfreeable_bytes), (40, 40));
+        assert_eq!((all.users[&7].older_bytes, all.older_bytes), (40, 40));
         // The worker reports the allocation after the end.
-        all.attach(4, LIMITED, 100);
-        all.begin_preparing(4, 40);
+        all.attach_older(4, LIMITED, 100, 40);
+        all.begin_preparing(4);
         all.end(4);
         all.prepared(4, true);
         assert_eq!((all.users[&7].bytes, all.groups[&70].bytes, all.bytes), (80, 80, 80));
         assert!(all.preparing.is_empty());
-        all.attach(5, ADMINISTRATOR, 100);
-        all.begin_preparing(5, 40);
-        all.prepared(5, true);
-        assert_eq!((all.end(5), all.bytes), (0, 80));
+        // The application ends before its worker begins.
+        all.attach_older(5, LIMITED, 100, 40);
+        assert_eq!((all.end(5), all.older_bytes), (80, 80));
+        // The worker allocates no memory of other applications.
+        all.attach(6, LIMITED, 100);
+        all.begin_preparing(6);
+        all.prepared(6, true);
+        assert_eq!((all.end(6), all.older_bytes), (80, 80));
+    }
+
+    /// A worker that has ended reports nothing. The server keeps no entry that waits for its report.
+    #[test]
+    fn preparations_of_an_ended_worker_are_forgotten() {
+        let mut all = Connections::default();
+        for token in 1..4 {
+            all.attach_older(token, LIMITED, 100, 40);
+            all.begin_preparing(token);
+            all.end(token);
+        }
+        // Each token is also the number of the worker.
+        all.forget_preparations(|worker| worker != 2);
+        assert_eq!(all.preparing.keys().copied().collect::<BTreeSet<_>>(), BTreeSet::from([1, 3]));
+        // The worker may have allocated the memory.
+        assert_eq!((all.users[&7].bytes, all.users[&7].unfreeable_bytes), (120, 120));
+        all.prepared(1, false);
+        assert_eq!((all.users[&7].bytes, all.users[&7].unfreeable_bytes), (80, 80));
+    }
+
+    /// Older applications, live or ended, take an eighth of the part of a group and of granted users.
+    #[test]
+    fn memory_that_may_never_be_freed_excludes_no_other_user() {
+        let mut all = Connections::default();
+        let limits = limits(12_800, 12_800);
+        let group = |uid| account(uid, Some(70));
+        all.attach_older(1, group(7), 500, 400);
+        all.begin_preparing(1);
+        all.prepared(1, true);
+        all.end(1);
+        all.attach_older(2, group(8), 500, 300);
+        assert_eq!(all.exceeds_unfreeable(&limits, group(9), 100), None);
+        let text = all.exceeds_unfreeable(&limits, group(9), 101).unwrap();
+        assert!(text.contains("group 70 would be 801 bytes; at most 800 are allowed"), "{text}");
+        assert!(text.contains("rebuild the application"), "{text}");
+        // Other applications of the group are not refused.
+        assert_eq!(all.exceeds_unfreeable(&limits, group(9), 0), None);
+        assert_eq!(all.exceeds(&limits, group(9), 5000), None);
+        // All granted users have seven eighths.
+        assert_eq!(all.exceeds_unfreeable(&limits, account(9, None), 700), None);
+        let text = all.exceeds_unfreeable(&limits, account(9, None), 701).unwrap();
+        assert!(text.contains("all granted users would be 1401 bytes; at most 1400"), "{text}");
+        // A session that ends before its worker begins gives its part back.
+        all.end(2);
+        assert_eq!(all.exceeds_unfreeable(&limits, group(9), 400), None);
+        assert_eq!(all.exceeds_unfreeable(&limits, account(9, None), 1000), None);
     }
 
     fn limits(total_bytes: usize, bytes_per_user: usize) -> Limits {

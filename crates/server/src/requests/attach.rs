@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 use towpath_device::Filter;
-use towpath_protocol::layout::SessionShape;
+use towpath_protocol::layout::{ALLOCATES_SINCE, SessionShape};
 use towpath_protocol::message::{self, Attached, Message, Refusal};
 
 use crate::addresses::{Holder, Lease, PoolError};
@@ -15,7 +15,7 @@ use crate::connection::{Connection, Progress, Refused, read_attach};
 use crate::control::{Control, Parts};
 use crate::engine::wake_data;
 use crate::policy::Limits;
-use crate::prepare::{self, Prepared, application_bytes, remove_stored, session_bytes};
+use crate::prepare::{self, Prepared, remove_stored, session_bytes, unfreeable_bytes};
 use crate::resume::record::Record;
 use crate::worker::link::Packet;
 use crate::worker::wire::command;
@@ -36,22 +36,22 @@ impl Control {
         if !matches!(connection.progress, Progress::New) {
             return Err((Refusal::State, "attach: this connection has a session already".into()));
         }
-        let (shape, wanted, name) = read_attach(attach, connection.version)?;
         let lanes = self.parts.engines.lanes();
-        shape
-            .check_lanes(lanes)
-            .map_err(|error| (Refusal::Limit, format!("attach: with {lanes} lanes: {error}")))?;
+        let (shape, wanted, name) = read_attach(attach, connection.version, lanes)?;
         let policy = &self.parts.policy;
         let terms = connection.terms.clone();
         let limits = policy.limits(&terms);
-        let bytes = bytes_within(&limits, &shape, lanes)?;
         let (uid, account, standing) =
             (connection.peer.uid, connection.account, connection.standing);
+        let bytes = bytes_within(&limits, &shape, lanes)?;
+        let unfreeable = unfreeable_bytes(account, &shape, lanes);
+        connection.unfreeable_bytes = unfreeable;
         let shared = self.shares_host_addresses(attach.flags, wanted)?;
         let hardware = self.choose_own_queue(attach.flags, standing, &terms, &shape)?;
         // Sessions that share addresses use none up.
         let addresses = if shared { usize::MAX } else { self.parts.pool.size() };
-        if let Some(text) = self.connections.is_full((policy, &limits), account, bytes, addresses) {
+        let (limits, size) = ((policy, &limits), (bytes, unfreeable));
+        if let Some(text) = self.connections.is_full(limits, account, size, addresses) {
             return Err((Refusal::Limit, format!("attach: {text}")));
         }
         let holder = Holder { uid, name: name.clone() };
@@ -194,22 +194,23 @@ impl Control {
             let (doorbell, armed) = (prepared.doorbell()?, prepared.armed()?);
             Ok((files, doorbell, armed))
         });
-        let lanes = self.parts.engines.lanes();
+        // Not the version of this message, which may differ.
         let shape = connection.shape.as_ref();
-        let bytes = shape.map_or(0, |shape| application_bytes(shape, lanes));
+        let is_older = shape.is_some_and(|shape| shape.version() < ALLOCATES_SINCE);
         connection.progress = Progress::Preparing(prepared);
         let (Ok((files, doorbell, armed)), Some(counter)) = (descriptors, counter) else {
             self.memory_ready(token, Err(Errno::MFILE.raw_os_error()));
             return Ok(());
         };
-        self.connections.begin_preparing(token, bytes);
+        self.connections.begin_preparing(token);
         let doorbell =
             Packet::new(command::OPEN_DOORBELL, token, u64::from(counter)).with(vec![doorbell]);
         self.tell_worker(token, doorbell);
         if let Some(armed) = armed {
             self.tell_worker(token, Packet::new(command::SEAL, token, 0).with(vec![armed]));
         }
-        self.tell_worker(token, Packet::new(command::PREPARE_MEMORY, token, data).with(files));
+        let kind = if is_older { command::PREPARE_OLDER } else { command::PREPARE_MEMORY };
+        self.tell_worker(token, Packet::new(kind, token, data).with(files));
         Ok(())
     }
 }

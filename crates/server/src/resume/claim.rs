@@ -103,17 +103,22 @@ impl Control {
     /// Moves a session from the connection that stood for its application to the application's own
     /// connection. Returns `true` if the application is trusted.
     fn move_session(&mut self, token: u64, old: u64, counter: u32) -> bool {
-        let unfreeable = self.connections.get_mut(old);
-        let unfreeable = unfreeable.map(|one| std::mem::take(&mut one.unfreeable_bytes));
+        let unfreeable = self
+            .connections
+            .get_mut(old)
+            .map(|one| (one.unfreeable_bytes, std::mem::take(&mut one.is_unfreeable)));
         let number = self.connections.take_number(old);
         let Some(unclaimed) = self.connections.remove(old) else { return false };
         self.workers.count(unclaimed.worker, false);
         if let Some(process) = &unclaimed.peer.process {
             let _ = epoll::delete(&*self.epoll, process);
         }
+        if let Some(connection) = self.connections.get_mut(token) {
+            (connection.unfreeable_bytes, connection.is_unfreeable) =
+                unfreeable.unwrap_or_default();
+        }
         self.connections.give_number(token, number, unclaimed.bytes);
         let Some(connection) = self.connections.get_mut(token) else { return false };
-        connection.unfreeable_bytes = unfreeable.unwrap_or(0);
         connection.name = unclaimed.name;
         connection.lease = unclaimed.lease;
         connection.shape = unclaimed.shape;

@@ -9,7 +9,7 @@ use std::time::Instant;
 use rustix::event::epoll;
 use towpath_device::Filter;
 use towpath_protocol::layout::{
-    ALLOCATES_SINCE, CLOSED_ADDRESS_GONE, CLOSED_AFTER_CRASHES, CLOSED_BY_POLICY, SessionShape,
+    CLOSED_ADDRESS_GONE, CLOSED_AFTER_CRASHES, CLOSED_BY_POLICY, SessionShape,
 };
 use towpath_protocol::peer::{Peer, has_ended};
 use tracing::{debug, info, warn};
@@ -29,7 +29,7 @@ use crate::host::port_protocol;
 use crate::open::read_open;
 use crate::policy::{Account, Standing};
 use crate::position::Phase;
-use crate::prepare::{Files, application_bytes, remove_stored, session_bytes};
+use crate::prepare::{Files, remove_stored, session_bytes, unfreeable_bytes};
 use crate::worker::workers::Owner;
 
 /// Why a session is not resumed.
@@ -235,10 +235,8 @@ impl Control {
         connection.name.clone_from(&recorded.name);
         connection.lease = Some(lease);
         connection.progress = Progress::Unclaimed;
-        // An application of an earlier version has its server allocate its memory.
-        if is_limited && recorded.shape.version() < ALLOCATES_SINCE {
-            connection.unfreeable_bytes = application_bytes(&recorded.shape, recorded.lanes);
-        }
+        connection.unfreeable_bytes = unfreeable_bytes(account, &recorded.shape, recorded.lanes);
+        connection.is_unfreeable = true;
         Ok(connection)
     }
 

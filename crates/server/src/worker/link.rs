@@ -115,6 +115,12 @@ impl Link {
         (!self.is_idle()).then(|| self.since + PATIENCE)
     }
 
+    /// Makes the worker late.
+    #[cfg(test)]
+    pub(crate) fn delay(&mut self) {
+        self.since -= PATIENCE;
+    }
+
     /// Sends a packet, at once or when there is room.
     pub(crate) fn push(&mut self, packet: Packet) {
         debug_assert!(packet.descriptors.len() <= MAX_DESCRIPTORS, "the kernel would refuse it");

@@ -291,9 +291,9 @@ impl Worker {
                 }
                 Ok(())
             }
-            command::PREPARE_MEMORY => {
+            command::PREPARE_MEMORY | command::PREPARE_OLDER => {
                 let mut is_unfreeable = false;
-                let outcome = self.prepare_memory(head.value, &descriptors, &mut is_unfreeable);
+                let outcome = self.prepare_memory(head, &descriptors, &mut is_unfreeable);
                 drop(descriptors);
                 let flags = if is_unfreeable { report::UNFREEABLE } else { 0 };
                 self.tell_pins(report::MEMORY_READY, head.token, flags, outcome)
@@ -310,12 +310,7 @@ impl Worker {
             }
             command::SEAL => match seal_allocated(&descriptors) {
                 Ok(()) => Ok(()),
-                // The command to prepare the memory follows after the session's end. The worker may
-                // allocate memory all the same.
-                Err(errno) => {
-                    let value = errno.raw_os_error() as u64 | report::UNFREEABLE;
-                    self.tell(report::MEMORY_READY, head.token, value, &[])
-                }
+                Err(errno) => self.tell_pins(report::MEMORY_READY, head.token, 0, Err(errno)),
             },
             command::ALLOCATE => {
                 let outcome = allocate_and_pin(&descriptors);
@@ -404,10 +399,11 @@ impl Worker {
     /// memory that the server writes. Keeps the kernel from merging its pages, and makes the
     /// engines' epoll sets report the application's notifications.
     ///
-    /// Sets `is_unfreeable` before it allocates what the application left unallocated.
+    /// If the application left a part of its memory unallocated, fails with `ENODATA`. For an older
+    /// application, sets `is_unfreeable` instead, before it allocates this part.
     fn prepare_memory(
         &self,
-        data: u64,
+        head: Head,
         descriptors: &Descriptors,
         is_unfreeable: &mut bool,
     ) -> Result<Descriptors, Errno> {
@@ -423,7 +419,11 @@ impl Worker {
             return Err(Errno::INVAL);
         };
         for file in [application, transmit] {
-            *is_unfreeable |= !seal(file)?;
+            let is_allocated = seal(file)?;
+            if !is_allocated && head.kind != command::PREPARE_OLDER {
+                return Err(Errno::NODATA);
+            }
+            *is_unfreeable |= !is_allocated;
         }
         // Otherwise, a read of the engine would allocate a missing page of the application at the
         // server's cost. The call also keeps the kernel from dropping pages that the application
@@ -434,7 +434,7 @@ impl Worker {
         let pins = pin(&[server, receive, ledger, application, transmit].map(AsFd::as_fd))?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         for (engine, wake) in self.engines.iter().flatten().zip(wakes.iter().flatten()) {
-            epoll::add(engine, wake, epoll::EventData::new_u64(data), flags)?;
+            epoll::add(engine, wake, epoll::EventData::new_u64(head.value), flags)?;
         }
         Ok(pins)
     }

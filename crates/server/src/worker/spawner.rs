@@ -44,6 +44,14 @@ impl Spawner {
         }
     }
 
+    /// Makes a spawner without a process. The workers' channels stay open while the test keeps the
+    /// returned socket, and no worker reads them.
+    #[cfg(test)]
+    pub(crate) fn without_process() -> io::Result<(Spawner, OwnedFd)> {
+        let (ours, theirs) = pair()?;
+        Ok((Spawner { socket: Some(ours), pid: -1, leaves: true }, theirs))
+    }
+
     /// Makes the drop of this value return at once. The process ends by itself.
     pub(crate) fn leave(&mut self) {
         self.leaves = true;

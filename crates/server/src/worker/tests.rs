@@ -356,20 +356,38 @@ fn a_worker_reports_that_it_allocated_an_applications_memory() {
             let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             rustix::fs::fallocate(&files[*index], hole, 4096, 4096).unwrap();
         }
-        world.tell(command::PREPARE_MEMORY, 1, 42, copies(&files));
+        world.tell(command::PREPARE_OLDER, 1, 42, copies(&files));
         assert_eq!(world.hear(), memory_ready(true), "{missing:?}");
         assert!(files.iter().all(|file| blocks(file) == 16), "the engine allocates nothing");
     }
 }
 
-/// The server seals the armed words before the other words, and may then have to allocate these.
+/// The worker of an application that has to allocate its memory allocates none for it.
+#[test]
+fn memory_with_a_page_that_is_not_allocated_is_refused() {
+    for missing in [3, 4] {
+        let mut world = World::new(LONG);
+        let files = files();
+        for file in &files[3..] {
+            allocate(file);
+        }
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&files[missing], hole, 4096, 4096).unwrap();
+        world.tell(command::PREPARE_MEMORY, 1, 42, copies(&files));
+        let outcome = Err(Errno::NODATA.raw_os_error());
+        let refused = Report::MemoryReady { token: 1, outcome, is_unfreeable: false };
+        assert_eq!(world.hear(), refused, "{missing}");
+        assert_eq!(blocks(&files[missing]), 8, "{missing}");
+    }
+}
+
 #[test]
 fn armed_words_that_are_not_allocated_are_refused() {
     let mut world = World::new(LONG);
     let armed: OwnedFd = SharedFile::create("worker-test", 8192).unwrap().into();
     world.tell(command::SEAL, 1, 0, vec![armed.try_clone().unwrap()]);
     let outcome = Err(Errno::NODATA.raw_os_error());
-    assert_eq!(world.hear(), Report::MemoryReady { token: 1, outcome, is_unfreeable: true });
+    assert_eq!(world.hear(), Report::MemoryReady { token: 1, outcome, is_unfreeable: false });
     assert_eq!(blocks(&armed), 0);
     let armed: OwnedFd = SharedFile::create("worker-test", 8192).unwrap().into();
     allocate(&armed);

@@ -42,9 +42,10 @@ pub(crate) mod command {
     pub(crate) const ANSWER: u32 = 2;
     /// Close the connection.
     pub(crate) const CLOSE_CONNECTION: u32 = 3;
-    /// Seal and allocate a session's memory. With its five memory files, in the order of
-    /// [`crate::prepare::Files`], and for each engine the epoll descriptor that the application
-    /// notifies. Value: the data that the engine's epoll set reports then.
+    /// Seal a session's memory, and allocate the part that the server writes. Fails with `ENODATA`
+    /// if the application has left a page of its part unallocated. With the five memory files, in
+    /// the order of [`crate::prepare::Files`], and for each engine the epoll descriptor that the
+    /// application notifies. Value: the data that the engine's epoll set reports then.
     pub(crate) const PREPARE_MEMORY: u32 = 4;
     /// Notify through this doorbell when its notification counter changes. Value: the counter's
     /// number.
@@ -64,6 +65,10 @@ pub(crate) mod command {
     pub(crate) const SEAL: u32 = 9;
     /// Allocate a memory file that only the server has. With the file.
     pub(crate) const ALLOCATE: u32 = 10;
+    /// As `PREPARE_MEMORY`, for an application of a version before
+    /// [`ALLOCATES_SINCE`](towpath_protocol::layout::ALLOCATES_SINCE): also allocate the pages that
+    /// the application left unallocated.
+    pub(crate) const PREPARE_OLDER: u32 = 11;
 
     /// A flag: the peer has a limited time for its next message.
     pub(crate) const TIMED: u64 = 1;

@@ -52,6 +52,8 @@ pub(crate) struct Workers {
     serving: HashMap<Owner, u64>,
     idle: VecDeque<u64>,
     next: u64,
+    /// Commands to prepare memory that did not reach a worker: the connections, and the kinds.
+    failed: Vec<(u64, u32)>,
     closer: Sender<Box<dyn Send>>,
     buffer: Box<[u8; MAX_PACKET_BYTES]>,
 }
@@ -77,6 +79,7 @@ impl Workers {
             serving: HashMap::new(),
             idle: VecDeque::new(),
             next: 0,
+            failed: Vec::new(),
             closer,
             buffer: Box::new([0; MAX_PACKET_BYTES]),
         })
@@ -151,8 +154,7 @@ impl Workers {
     pub(crate) fn tell(&mut self, id: u64, owner: Owner, packet: Packet) {
         let id = match self.all.get(&id) {
             Some(one) if !one.is_hung => id,
-            _ if packet.descriptors.is_empty() => return,
-            _ => return self.dispose(owner, packet.descriptors),
+            _ => return self.lose(owner, packet),
         };
         self.push(id, packet);
     }
@@ -176,9 +178,22 @@ impl Workers {
         self.rest(id);
     }
 
-    /// Returns the connections whose packets the kernel refused, and the kinds of these commands.
+    /// Gives up a packet that its worker does not get. Another worker closes its descriptors.
+    fn lose(&mut self, owner: Owner, packet: Packet) {
+        // The connection of another command has ended with its worker, and the command has left no
+        // account.
+        if packet.head.kind == command::PREPARE_OLDER {
+            self.failed.push((packet.head.token, packet.head.kind));
+        }
+        self.dispose(owner, packet.descriptors);
+    }
+
+    /// Returns the connections whose packets the kernel refused or whose worker ended or hung before
+    /// it got a command to prepare memory, and the kinds of these commands.
     pub(crate) fn take_failed(&mut self) -> Vec<(u64, u32)> {
-        self.all.values_mut().flat_map(|one| one.link.take_failed()).collect()
+        let mut failed = std::mem::take(&mut self.failed);
+        failed.extend(self.all.values_mut().flat_map(|one| one.link.take_failed()));
+        failed
     }
 
     /// Sends packets that had no room before.
@@ -254,7 +269,7 @@ impl Workers {
         let (owner, unsent) = (one.owner, one.link.unsent());
         self.serving.remove(&owner);
         for packet in unsent {
-            self.dispose(owner, packet.descriptors);
+            self.lose(owner, packet);
         }
         if self.all.values().filter(|one| one.is_hung).count() > MAX_HUNG {
             let oldest = self.all.iter().find(|(_, one)| one.is_hung).map(|(id, _)| *id);
@@ -271,8 +286,9 @@ impl Workers {
             self.serving.remove(&one.owner);
         }
         self.idle.retain(|other| *other != id);
+        self.failed.append(&mut one.link.take_failed());
         for packet in one.link.unsent() {
-            self.dispose(one.owner, packet.descriptors);
+            self.lose(one.owner, packet);
         }
     }
 
@@ -314,6 +330,54 @@ impl Workers {
                 }
                 !gone
             });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const USER: Owner = Owner::User(7);
+
+    /// Fills the channel of a worker with commands to prepare memory. Returns the worker, and the
+    /// tokens of the commands that had no room.
+    fn crowd(workers: &mut Workers) -> (u64, Vec<(u64, u32)>) {
+        let id = workers.of(USER).unwrap();
+        let waiting = |workers: &Workers| workers.all[&id].link.waiting() as u64;
+        let mut token = 0;
+        while waiting(workers) < 3 {
+            workers.tell(id, USER, Packet::new(command::PREPARE_OLDER, token, 0));
+            token += 1;
+        }
+        assert!(token > 3, "there was room for some");
+        (id, (token - 3..token).map(|token| (token, command::PREPARE_OLDER)).collect())
+    }
+
+    fn without_process() -> (Workers, OwnedFd) {
+        let (spawner, kept) = Spawner::without_process().unwrap();
+        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
+        (Workers::new(spawner, Vec::new(), epoll).unwrap(), kept)
+    }
+
+    #[test]
+    fn commands_that_a_lost_worker_did_not_get_are_reported() {
+        for is_hung in [false, true] {
+            let (mut workers, _kept) = without_process();
+            let (id, unsent) = crowd(&mut workers);
+            assert_eq!(workers.take_failed(), []);
+            if is_hung {
+                workers.all.get_mut(&id).unwrap().link.delay();
+                assert_eq!(workers.declare_one_hung(), Some(id));
+            } else {
+                workers.remove(id);
+            }
+            assert_eq!(workers.take_failed(), unsent, "{is_hung}");
+            assert_eq!(workers.take_failed(), []);
+            // The worker gets no later command, either.
+            workers.tell(id, USER, Packet::new(command::PREPARE_OLDER, 9999, 0));
+            workers.tell(id, USER, Packet::new(command::CLOSE_CONNECTION, 9999, 0));
+            assert_eq!(workers.take_failed(), [(9999, command::PREPARE_OLDER)]);
         }
     }
 }

@@ -13,6 +13,7 @@ use towpath_device::wrapped::Wrapped;
 use towpath_device::{
     Armed, Completion, Counters, DeviceError, DeviceQueue, Kick, Packet, Received, SpaceId, Spaces,
 };
+use towpath_memory::SharedFile;
 use towpath_protocol::channel::{Channel, ChannelError, Incoming};
 use towpath_protocol::message::{self, Attach, Message, Open, Set};
 use towpath_protocol::store::MemoryStore;
@@ -142,9 +143,12 @@ fn live(server: &Server) -> (Channel, u32) {
         apertures: 0,
         tripwires: 0,
     };
-    let (Message::Attached(attached), _) = ask(&channel, &Message::Attach(attach)) else {
+    let (Message::Attached(attached), files) = ask(&channel, &Message::Attach(attach)) else {
         panic!("not attached");
     };
+    for file in files.into_iter().skip(3).take(2) {
+        SharedFile::adopt(file).unwrap().map_writable().unwrap().allocate().unwrap();
+    }
     assert_eq!(ask(&channel, &Message::Mapped).0, Message::Done);
     let opened = ask(&channel, &Message::Open(Open::default())).0;
     assert!(matches!(opened, Message::Opened(_)), "{opened:?}");

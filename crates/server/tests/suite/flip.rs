@@ -68,7 +68,11 @@ impl Raw {
         let [server, _receive_pool, state, application, heap, doorbell, wake] =
             <[_; 7]>::try_from(descriptors).unwrap();
         let readable = |file| Arc::new(SharedFile::adopt(file).unwrap().map_readable().unwrap());
-        let writable = |file| SharedFile::adopt(file).unwrap().map_writable().unwrap();
+        let writable = |file| {
+            let mut region = SharedFile::adopt(file).unwrap().map_writable().unwrap();
+            region.allocate().unwrap();
+            region
+        };
         let (server, state) = (readable(server), readable(state));
         let (application, heap) = (writable(application), writable(heap));
         assert_eq!(answer(&channel, &Message::Mapped).0, Message::Done);

@@ -299,7 +299,8 @@ fn leave_while_opening(world: &World) {
             };
             channel.send(&Message::Attach(attach), &[]).unwrap();
             let answer = channel.receive().unwrap();
-            if matches!(answer, Incoming::Message(Message::Attached(_), _)) {
+            if let Incoming::Message(Message::Attached(_), files) = answer {
+                allocate(files);
                 channel.send(&Message::Mapped, &[]).unwrap();
                 std::thread::sleep(Duration::from_micros(100 * pause));
                 return true;
