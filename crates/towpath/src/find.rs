@@ -25,7 +25,8 @@ const MOST_ENTRIES: usize = 4096;
 /// The arguments that name a server, the same in each subcommand.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct ServerName {
-    /// The device, or the path of its server's socket; by default the only running server, and for ls all
+    /// The device, or the path of its server's socket. Without it, ls shows all devices, and set fails; the others use
+    /// the only running server
     #[arg(value_name = "DEVICE", conflicts_with_all = ["device", "socket"])]
     server: Option<String>,
     #[command(flatten)]

@@ -65,7 +65,7 @@ impl Connections {
         (wanted > most).then(|| {
             format!(
                 "all sessions would have {wanted} bytes together; at most {most} are allowed (total-bytes \
-                 of the server, by default half of its memory)"
+                 of the server, by default half of the memory of the machine or of its control group)"
             )
         })
     }

@@ -23,7 +23,9 @@ impl Control {
             && set.session == connection.number
             && matches!(connection.progress, Progress::Lives);
         if !(administrator || own && scope == Scope::OwnEndpoint) {
-            let text = format!("set {name}: only root and the server's user may");
+            let text = format!(
+                "set {name}: your user may not change it; run the command as root or as the server's user"
+            );
             return Err((Refusal::Permission, text));
         }
         if set.reserved != 0 {

@@ -52,7 +52,7 @@ pub(crate) struct Settings {
     /// mode=native, mode=generic, copy, zero-copy, tx-checksum, busy-poll, exclusive. packet: as
     /// xdp, by packet sockets; slower; Linux 6.6; for kernels without AF_XDP, or beside another XDP
     /// program. pci: a network card that the server drives itself, without an interface of the kernel; the
-    /// Intel 82574L, given to this server by towpath device claim; options: rx-usecs=N, tx-usecs=N, interrupts=msi with
+    /// Intel 82574L, or a virtio card, given to this server by towpath device claim; options: rx-usecs=N, tx-usecs=N, interrupts=msi with
     /// rx-usecs-max=N and tx-usecs-max=N, too. auto: tap for a TAP interface; for any other interface xdp, or packet if xdp is
     /// impossible
     #[arg(long, value_name = "DRIVER:INTERFACE")]
@@ -145,8 +145,8 @@ pub(crate) struct Settings {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) set: Vec<Assignment>,
     /// Engine threads, 1 to 8; 1 by default. Each serves some of the interface's hardware queues,
-    /// and each direction of a flow stays on one of them. More than one only for xdp, and at most
-    /// as many as the interface has queues
+    /// and each direction of a flow stays on one of them. More than one only for xdp, at most
+    /// as many as the interface has queues, and 2 for an Intel 82574L
     #[arg(long, value_name = "COUNT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) lanes: Option<Number<1, 8>>,
