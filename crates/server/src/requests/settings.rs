@@ -24,7 +24,7 @@ impl Control {
             && matches!(connection.progress, Progress::Lives);
         if !(administrator || own && scope == Scope::OwnEndpoint) {
             let text = format!(
-                "set {name}: your user may not change it; run the command as root or as the server's user"
+                "set {name}: only root and the server's user may set it; run the command as one of them"
             );
             return Err((Refusal::Permission, text));
         }
