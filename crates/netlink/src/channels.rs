@@ -2,16 +2,13 @@
 //! (`linux/ethtool_netlink.h`; Documentation/networking/ethtool-netlink.rst).
 #![forbid(unsafe_code)]
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-
-use rustix::io::Errno;
-use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::error::Error;
+use crate::feed::Feed;
 use crate::generic::{HEADER_BYTES, question};
-use crate::message::{Attributes, Malformed, Messages, Request, u32_at};
-use crate::socket::{Netlink, join, receive, send};
+use crate::message::{Attributes, Malformed, Request, u32_at};
+use crate::socket::{Netlink, join};
 
 const FAMILY: &str = "ethtool";
 /// The multicast group of all changes.
@@ -32,8 +29,6 @@ const ETHTOOL_A_HEADER_DEV_INDEX: u16 = 1;
 
 /// The size of the receive buffer; a message of one interface takes some hundred bytes.
 const RECEIVE_BYTES: usize = 16 * 1024;
-/// Datagrams that one call reads at most.
-const DATAGRAMS: usize = 64;
 
 /// The hardware queues of an interface, as `ethtool -l` shows them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -107,12 +102,9 @@ impl Netlink {
 /// watch.
 #[derive(Debug)]
 pub struct ChannelWatch {
-    socket: OwnedFd,
+    feed: Feed,
     family: u16,
     index: u32,
-    received: Vec<u8>,
-    /// `true` if the kernel dropped messages since the present state was last requested.
-    overrun: bool,
 }
 
 impl ChannelWatch {
@@ -129,55 +121,27 @@ impl ChannelWatch {
             operation: "watching queues",
             cause: "a family without its multicast group",
         })?;
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let generic = Some(rustix::net::netlink::GENERIC);
-        let socket =
-            rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, generic)
-                .map_err(failed("socket"))?;
-        rustix::net::bind(&socket, &SocketAddrNetlink::new(0, 0)).map_err(failed("bind"))?;
-        join(socket.as_fd(), *group).map_err(failed("join a multicast group"))?;
-        let (family, received) = (family.number, vec![0; RECEIVE_BYTES]);
-        let watch = ChannelWatch { socket, family, index, received, overrun: false };
-        watch.ask()?;
-        Ok(watch)
-    }
-
-    /// Requests the present state.
-    fn ask(&self) -> Result<(), Error> {
-        send(self.socket.as_fd(), &about(self.family, GET, self.index).finish(1))
+        let mut feed = Feed::open(Some(rustix::net::netlink::GENERIC), 0, RECEIVE_BYTES)?;
+        join(feed.as_fd(), *group).map_err(failed("join a multicast group"))?;
+        feed.begin(about(family.number, GET, index).finish(1))?;
+        Ok(ChannelWatch { feed, family: family.number, index })
     }
 
     /// Returns the latest queues of the interface, if the kernel sent them since the last call. The
     /// descriptor is readable while messages wait, also of other interfaces.
     pub fn latest(&mut self) -> Option<Channels> {
-        let mut latest = None;
-        for _ in 0..DATAGRAMS {
-            match receive(self.socket.as_fd(), &mut self.received) {
-                Ok(Some(len)) => latest = self.read(len).or(latest),
-                Ok(None) => {}
-                // The kernel dropped messages, and drops all further ones until the earlier ones are read.
-                Err(Errno::NOBUFS) => self.overrun = true,
-                Err(_) if std::mem::take(&mut self.overrun) => {
-                    let _ = self.ask();
-                }
-                Err(_) => break,
-            }
-        }
-        latest
-    }
-
-    /// Reads a datagram of `len` bytes. Returns the latest queues in it.
-    fn read(&self, len: usize) -> Option<Channels> {
-        let messages = Messages::new(self.received.get(..len)?).map_while(Result::ok);
-        let ours = messages.filter(|message| message.kind == self.family);
-        let read = ours.filter_map(|message| read_channels(message.body).ok()?);
-        read.filter(|(index, _)| *index == self.index).map(|(_, channels)| channels).last()
+        self.feed.latest(|message| {
+            let read =
+                if message.kind == self.family { read_channels(message.body) } else { Ok(None) };
+            let (index, channels) = read.ok()??;
+            (index == self.index).then_some(channels)
+        })
     }
 }
 
 impl AsFd for ChannelWatch {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.feed.as_fd()
     }
 }
 

@@ -22,6 +22,7 @@
 mod address;
 mod channels;
 mod error;
+mod feed;
 mod generic;
 mod host_watch;
 mod link;
