@@ -12,6 +12,12 @@ const RESERVED_SHARE: usize = 8;
 /// eighth.
 const OLDER_SHARE: usize = 8;
 
+/// Returns what one user, or the users of one group, may have of all sessions' memory, and what all granted users
+/// together may have.
+fn shares(total: usize) -> (usize, usize) {
+    (total / 2, total - total / RESERVED_SHARE)
+}
+
 impl Connections {
     /// Returns the limit that `bytes` more bytes of an account would exceed. The account's own limits come
     /// first: a user can do more about these than about the limits of all users.
@@ -22,9 +28,7 @@ impl Connections {
         bytes: usize,
     ) -> Option<String> {
         let most = limits.total_bytes;
-        // A user, or a group with many users, leaves half of the memory to others; granted users
-        // leave a part to administrators.
-        let (half, granted) = (most / 2, most - most / RESERVED_SHARE);
+        let (half, granted) = shares(most);
         let held = self.users.get(&account.uid).copied().unwrap_or_default();
         let wanted = held.bytes.saturating_add(bytes);
         let uid = account.uid;
@@ -89,8 +93,7 @@ impl Connections {
                  rebuild the application with this version of Towpath, or restart the server"
             )
         };
-        let total = limits.total_bytes;
-        let (half, granted) = (total / 2, total - total / RESERVED_SHARE);
+        let (half, granted) = shares(limits.total_bytes);
         if let Some(group) = account.group {
             let held = self.groups.get(&group).copied().unwrap_or_default();
             let (wanted, most) = (held.older_bytes.saturating_add(bytes), half / OLDER_SHARE);
