@@ -43,6 +43,8 @@ pub(crate) fn run(socket: &Path, driving: &str) {
     let inherited = ManuallyDrop::new(inherited);
 
     let udp = &inherited.udp;
+    // Asked before the gate holds the network's locks.
+    let at = udp.local_addr().expect("lives");
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| {
             let mut bytes = [0; 64];
@@ -50,7 +52,7 @@ pub(crate) fn run(socket: &Path, driving: &str) {
             bytes[..count].to_vec()
         });
         gate.close();
-        from.send_to(b"parent's", udp.local_addr().expect("lives")).expect("sends");
+        from.send_to(b"parent's", at).expect("sends");
         gate.wait_for_a_thread();
         scope.spawn(|| {
             let mut bytes = [0; 64];
