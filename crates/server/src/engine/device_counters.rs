@@ -60,3 +60,38 @@ impl DeviceCounters {
         self.words.get(count as usize)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use towpath_device::conformance::{DeviceFarEnd, FarEnd};
+    use towpath_device::loopback::{self, Reception};
+    use towpath_device::{Device, Meta};
+    use towpath_protocol::settings::Values;
+
+    use super::*;
+    use crate::engine::WaitStrategy;
+    use crate::engine::wiring::{BUDGETS, Wired};
+
+    /// The most poll iterations after which a new engine shows a drop. A killed server loses what it has not
+    /// published, and the next server may be killed, too.
+    const SOON: usize = 64;
+    const DATA_BYTES: usize = 64;
+
+    #[test]
+    fn an_engine_that_does_not_sleep_publishes_the_drivers_drops_soon_after_its_start() {
+        let reception = Reception { data_bytes: Some(DATA_BYTES), ..Reception::default() };
+        let config = loopback::Config { reception, mtu: 9000, ..loopback::Config::default() };
+        let (mut near, far) = loopback::pair(&config).unwrap();
+        let too_long = (near.info().limits.rx_packet_buffers + 1) * DATA_BYTES;
+        let values = Values::from(WaitStrategy::Poll);
+        let mut engine = Wired::new(&mut near, &values, BUDGETS).unwrap().engine;
+        let mut far = DeviceFarEnd::new(Box::new(far));
+        for drops in 1..=2 {
+            assert!(far.send(&vec![7; too_long], Meta::FULL));
+            for _ in 0..SOON {
+                engine.poll_once().unwrap();
+            }
+            assert_eq!(engine.counters.get(Count::RxDriver), drops);
+        }
+    }
+}

@@ -208,6 +208,46 @@ fn no_datagram_is_lost_while_no_server_runs() {
     });
 }
 
+/// Datagrams for which the sockets of a killed server had no room are counted by the next server at its start, which
+/// is idle from then on.
+#[test]
+fn datagrams_that_are_lost_while_no_server_runs_are_counted() {
+    /// More than AF_XDP's rings hold.
+    const SENT: u64 = 6000;
+    towpath_testkit::isolated!(|| {
+        if !may_attach("resuming::datagrams_that_are_lost_while_no_server_runs_are_counted") {
+            return;
+        }
+        for mode in ["native", "generic"] {
+            let mut shared = Shared::start(mode, &[]);
+            let socket = UdpSocket::bind(&shared.network, ("192.0.2.1", 7)).unwrap();
+            let sender =
+                shared.far.run(|| std::net::UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
+            // A keeper that does not run starts no server.
+            kill_process(Pid::from_child(&shared.server.child), Signal::STOP).unwrap();
+            shared.server.kill_server();
+            for _ in 0..SENT {
+                sender.send_to(&[7], "192.0.2.1:7").unwrap();
+            }
+            kill_process(Pid::from_child(&shared.server.child), Signal::CONT).unwrap();
+            let received = |report: &serde_json::Value| {
+                let counters = &report["device"]["counters"];
+                ["rx_packets", "rx_dropped_driver"].map(|name| counters[name].as_u64().unwrap_or(0))
+            };
+            let mut counts = [0; 2];
+            until("each datagram is received or counted as dropped", || {
+                counts = received(&shared.server.report());
+                counts[0] + counts[1] >= SENT
+            });
+            assert!(counts[1] > 0, "{mode}: {counts:?}");
+            drop(socket);
+            assert_eq!(shared.server.stop(Signal::TERM).code(), Some(0), "{mode}");
+            until_bare();
+            remove_wire();
+        }
+    });
+}
+
 /// The same for frames to groups, which come through a packet socket's ring: each server goes on at
 /// the place where the one before it stopped, also when the ring has been around.
 #[test]
