@@ -13,13 +13,13 @@ use crate::beside_the_kernel::{FAR, NEAR, may_attach, sockets, until_bare, user}
 use crate::networks::both_ways;
 use crate::running::*;
 
-const QUEUES: u32 = 4;
+pub(crate) const QUEUES: u32 = 4;
 const FLOWS: usize = 16;
 const WINDOW: u32 = 3;
 const ROUNDS: u32 = 40;
 
 /// Makes the far host with its end of a wire of four queues; the near end is `uplink`.
-fn wire(queues: u32) -> Namespace {
+pub(crate) fn wire(queues: u32) -> Namespace {
     let (here, far) = (Namespace::current().unwrap(), Namespace::create().unwrap());
     let mut netlink = here.netlink().unwrap();
     let pair =

@@ -10,6 +10,7 @@ mod completing;
 mod containers;
 mod counters;
 mod devices;
+mod ending;
 mod hosts;
 mod interface_changes;
 mod keeping;
