@@ -15,12 +15,13 @@
 //! | [`left`] | what an earlier server left |
 //! | [`memories`] | the requests for memories |
 //! | [`exports`], [`imports`] | the requests for apertures |
-//! | [`tripwires`] | the requests for tripwires |
+//! | [`tripwires`], [`importers`] | the requests for tripwires; who imported each |
 //! | [`requests`] | the end of an object; the engine's reports |
 //! | [`lookup`] | the objects that a request names, or its refusal |
 //! | [`sessions`], [`restore`] | the beginning and end of a session; its restoration |
 
 mod exports;
+pub(crate) mod importers;
 mod imports;
 pub(crate) mod left;
 mod lookup;

@@ -26,6 +26,7 @@ use towpath_protocol::store::Store;
 use tracing::{error, info, warn};
 
 use crate::addresses::Pool;
+use crate::apertures::importers::TripwireImporters;
 use crate::apertures::tables::ExportedAperture;
 use crate::config::PolicyError;
 use crate::connection::{Connection, Refused};
@@ -162,6 +163,7 @@ pub(crate) struct Control {
     pub(crate) oob_addresses: HashSet<OobAddress>,
     /// The apertures by their keys.
     pub(crate) exported_apertures: HashMap<u32, ExportedAperture>,
+    pub(crate) tripwire_importers: TripwireImporters,
     /// Memories whose owners have released them, and which importers still map, by their ids, with
     /// the users of their owners.
     pub(crate) released_memories: HashMap<u64, (OwnedFd, u32)>,
@@ -244,6 +246,7 @@ impl Control {
             rule_sets: Sets::default(),
             oob_addresses: HashSet::new(),
             exported_apertures: HashMap::new(),
+            tripwire_importers: TripwireImporters::default(),
             released_memories: HashMap::new(),
             filters: Filters::default(),
             own_queues: OwnQueues::new(parts.headers.take(), opener, takes_all),

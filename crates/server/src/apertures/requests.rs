@@ -61,6 +61,7 @@ impl Control {
                     self.forget_tripwire(session, number);
                     Some(set_tripwire_command(session, number, &entry, false))
                 } else {
+                    self.tripwire_importers.remove(session, number, &entry);
                     Some(import_tripwire_command(session, number, None))
                 }
             }

@@ -121,6 +121,7 @@ impl Control {
             self.connections.add_bytes(token, bytes);
             for (number, entry) in tripwires {
                 if entry.kind == Entry::IMPORTED_TRIPWIRE {
+                    self.tripwire_importers.enter(session, number, &entry);
                     self.update_imported_tripwire(session, number, Some(&entry));
                 }
             }

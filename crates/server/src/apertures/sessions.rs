@@ -58,6 +58,7 @@ impl Control {
         let (worker, uid) = (connection.worker, connection.account.uid);
         let Some(mut apertures) = connection.apertures.take() else { return };
         let number = apertures.objects.session;
+        self.tripwire_importers.remove_all(&apertures.objects);
         if let Some(creating) = apertures.creating.take() {
             self.dispose_of_unfinished(number, creating, (worker, uid));
         }

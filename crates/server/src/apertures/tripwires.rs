@@ -120,7 +120,9 @@ impl Control {
             apertures.objects.put(What::Tripwire, number, entry);
             apertures.objects.record(What::Tripwire, number);
         }
-        let command = import_tripwire_command(apertures.objects.session, number, Some(&entry));
+        let session = apertures.objects.session;
+        self.tripwire_importers.enter(session, number, &entry);
+        let command = import_tripwire_command(session, number, Some(&entry));
         let created = Created { number, key: key.owner };
         // From the answer on, the application counts on the engine.
         self.command_first_lane(command, Reply::TripwireImported(token, created, armed));
@@ -141,28 +143,18 @@ impl Control {
     /// Removes a tripwire of a session from the sessions that imported it: its number is another
     /// one's soon.
     pub(super) fn forget_tripwire(&mut self, owner: u32, tripwire: u32) {
-        let theirs = |one: &Entry| {
-            one.kind == Entry::IMPORTED_TRIPWIRE
-                && (one.other_session, one.other) == (owner, tripwire)
-        };
-        for token in self.connections.of_all() {
-            let connection = self.connections.get_mut(token);
+        for (session, number) in self.tripwire_importers.take(owner, tripwire) {
+            let token = self.connections.token_of(session);
+            let connection = token.and_then(|token| self.connections.get_mut(token));
             let Some(apertures) = connection.and_then(|one| one.apertures.as_mut()) else {
                 continue;
             };
             let objects = &mut apertures.objects;
-            let session = objects.session;
-            let numbers = objects.all(What::Tripwire).filter(|(_, one)| theirs(one));
-            let numbers: Vec<_> = numbers.map(|(number, _)| number).collect();
-            for number in &numbers {
-                if let Some(entry) = objects.get_mut(What::Tripwire, *number) {
-                    entry.key = 0;
-                }
-                objects.record_word(What::Tripwire, *number, EntryWord::Key);
+            if let Some(entry) = objects.get_mut(What::Tripwire, number) {
+                entry.key = 0;
             }
-            for number in numbers {
-                self.update_imported_tripwire(session, number, None);
-            }
+            objects.record_word(What::Tripwire, number, EntryWord::Key);
+            self.update_imported_tripwire(session, number, None);
         }
     }
 }
