@@ -73,13 +73,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     // A refused capture leaves the file as it is.
     let endpoint =
         session.open(&Rule::capture()).map_err(|error| Failure::new(forbidden(&error, &device)))?;
-    let file = Out::open(&args.write, signals.clone()).map_err(|error| {
-        Failure::new(format!(
-            "capture: {}: {}; with -w, choose a file that can be written",
-            args.write,
-            says(&error)
-        ))
-    })?;
+    let file = Out::open(&args.write, signals.clone())
+        .map_err(|error| Failure::new(format!("capture: -w {}: {error}", args.write)))?;
     let mut capture = Capture::new(file, &device)
         .map_err(|error| Failure::new(format!("capture: {}: {}", args.write, says(&error))))?;
     let limits = Limits {

@@ -17,6 +17,7 @@ mod measure;
 mod needed_calls;
 mod number;
 mod policy;
+mod private_file;
 mod report;
 mod serve;
 mod set;

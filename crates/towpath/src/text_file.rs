@@ -1,30 +1,43 @@
 //! Files of settings and rights, which people write.
 #![forbid(unsafe_code)]
 
+use std::fs::OpenOptions;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use crate::failure::{Failure, says};
+use crate::private_file;
 
 /// The largest file accepted, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Reads a file of text.
+/// Reads a file of text. Only root, this process's user and who started the command with sudo may be able to change
+/// it.
 pub(crate) fn read(path: &Path) -> Result<String, Failure> {
     let shown = path.display();
     let failed = |error: &std::io::Error| {
         let user = rustix::process::geteuid().as_raw();
         Failure::usage(format!("{shown}: {}; give a file that user {user} can read", says(error)))
     };
-    let about = std::fs::metadata(path).map_err(|error| failed(&error))?;
-    // To open a FIFO waits for its writer.
+    // To open a FIFO would wait for its writer.
+    let flags = libc::O_NONBLOCK;
+    let opened = OpenOptions::new().read(true).custom_flags(flags).open(path);
+    let mut file = opened.map_err(|error| failed(&error))?;
+    let about = file.metadata().map_err(|error| failed(&error))?;
     if !about.is_file() {
         return Err(Failure::usage(format!("{shown} is not a file; give one with text")));
+    }
+    if let Some(why) = private_file::who_else_writes(&about) {
+        return Err(Failure::usage(format!("{shown}: {why}")));
     }
     if about.len() > MAX_BYTES {
         let text = format!("{shown} has {} bytes; at most {MAX_BYTES} are allowed", about.len());
         return Err(Failure::usage(text));
     }
-    std::fs::read_to_string(path).map_err(|error| failed(&error))
+    let mut text = String::new();
+    file.read_to_string(&mut text).map_err(|error| failed(&error))?;
+    Ok(text)
 }
 
 /// Returns the number of the line, from 1, of a position in a text.

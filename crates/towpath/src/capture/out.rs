@@ -1,16 +1,15 @@
 //! The destination of a capture: a file, or standard output and its reader.
 #![forbid(unsafe_code)]
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::FileType;
 use towpath_packet::pcapng::packets_beyond;
 
+use crate::private_file::{self, Mode, OpenError};
 use crate::signals::Signals;
 
 /// The number of bytes that a writable pipe always takes without blocking (`pipe(7)`: it has room
@@ -86,15 +85,17 @@ pub(super) struct Asked;
 impl Out {
     /// Opens a file that only this user may read, since captured traffic is private; or standard
     /// output, for `-`.
-    pub(super) fn open(path: &str, signals: Arc<Signals>) -> io::Result<Out> {
+    pub(super) fn open(path: &str, signals: Arc<Signals>) -> Result<Out, OpenError> {
         let file = if path == "-" {
             let copy: OwnedFd = io::stdout().as_fd().try_clone_to_owned()?;
             File::from(copy)
         } else {
-            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?
+            // Waits for the reader of a FIFO.
+            let mode = Mode { appends: false, nonblocking: false };
+            private_file::open(path.as_ref(), mode, None)?
         };
-        let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
-        Ok(Out { file: Arc::new(file), signals, waits: kind != FileType::RegularFile })
+        let waits = !file.metadata()?.is_file();
+        Ok(Out { file: Arc::new(file), signals, waits })
     }
 
     /// Returns `true` if the output has a reader that may stop reading.

@@ -5,10 +5,10 @@
 //! the file, and the wrapper counts them. The thread starts after the process has given up its rights, since each
 //! thread has its own rights (`serve/confine.rs`).
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -22,6 +22,7 @@ use tracing::{info, warn};
 use super::settings::Settings;
 use super::values::Identity;
 use crate::failure::{Failure, says};
+use crate::private_file::{self, Mode, OpenError};
 
 /// The most bytes of packets that wait for the file.
 const MOST_BYTES: usize = 4 << 20;
@@ -191,7 +192,7 @@ impl<'a> Pcap<'a> {
         appends: bool,
     ) -> Result<(Box<dyn Device>, Option<Pcap<'a>>), Failure> {
         let Some(path) = settings.pcap.as_deref() else { return Ok((device, None)) };
-        let file = match open_private(path, settings.user.as_ref(), appends) {
+        let file = match open(path, settings.user.as_ref(), appends) {
             Ok(file) => file,
             Err(error) if appends => {
                 let failure = no_pcap(path, &error);
@@ -203,7 +204,7 @@ impl<'a> Pcap<'a> {
         let queue = Arc::new(Queue::new());
         let writer = QueueWriter(queue.clone());
         let device = CaptureDevice::new(device, writer, capture::Options::default())
-            .map_err(|error| no_pcap(path, &error))?;
+            .map_err(|error| no_pcap(path, &error.into()))?;
         let status = device.status();
         let pcap = Pcap { path, status, queue, file: Some(file), warned: false };
         Ok((Box::new(device), Some(pcap)))
@@ -215,7 +216,7 @@ impl<'a> Pcap<'a> {
         let queue = self.queue.clone();
         let builder = std::thread::Builder::new().name("pcap".to_owned());
         let started = builder.spawn(move || queue.write_to(&file));
-        started.map(drop).map_err(|error| no_pcap(self.path, &error))
+        started.map(drop).map_err(|error| no_pcap(self.path, &error.into()))
     }
 
     /// Logs the first missing packet, and a failure. Returns `false` after a failure, which ends the capture.
@@ -275,27 +276,15 @@ impl Drop for Pcap<'_> {
 }
 
 /// Returns the failure of `--pcap`.
-fn no_pcap(path: &Path, error: &io::Error) -> Failure {
-    let remedy = match error.raw_os_error() {
-        Some(libc::ENXIO) => "start the program that reads this FIFO first",
-        _ => "choose a file that can be written",
-    };
-    let said = says(error);
-    Failure::new(format!("--pcap {}: {said}; {remedy}", path.display()))
+fn no_pcap(path: &Path, error: &OpenError) -> Failure {
+    Failure::new(format!("--pcap {}: {error}", path.display()))
 }
 
-/// Opens a file for packets, empty or at its end. A FIFO without a reader is an error (`ENXIO`).
-fn open_private(path: &Path, user: Option<&Identity>, appends: bool) -> io::Result<File> {
-    // Captured traffic is private to this user.
-    let file: File = OpenOptions::new()
-        .write(true)
-        .create(true)
-        // A capture file may have several sections.
-        .append(appends)
-        .truncate(!appends)
-        .mode(0o600)
-        .custom_flags(libc::O_NONBLOCK)
-        .open(path)?;
+/// Opens the file for packets, empty or, since a capture file may have several sections, at its end. A FIFO without a
+/// reader is an error (`ENXIO`).
+fn open(path: &Path, user: Option<&Identity>, appends: bool) -> Result<File, OpenError> {
+    let mode = Mode { appends, nonblocking: true };
+    let file = private_file::open(path, mode, user.map(|user| user.uid))?;
     if let Some(user) = user {
         let (uid, gid) = (user.uid, user.gid);
         // Where root may not change the owner, the file stays root's; the server has it open.

@@ -396,3 +396,47 @@ fn an_ipv6_address_without_ipv6_is_refused_with_the_remedy() {
         assert!(server.stop(Signal::TERM).success());
     });
 }
+
+/// Files that another user made or can change are neither written nor obeyed, and stay as they are.
+#[test]
+fn files_of_other_users_are_refused() {
+    const OTHER: u32 = 61_000;
+    towpath_testkit::isolated!(|| {
+        let name = "refusals::files_of_other_users_are_refused";
+        if !tun(name) {
+            return;
+        }
+        let directory = Directory::new();
+        let [theirs, link, second, open] =
+            ["theirs", "link", "second", "open.toml"].map(|name| directory.text(name));
+        std::fs::write(&theirs, "theirs").unwrap();
+        std::fs::hard_link(&theirs, &second).unwrap();
+        std::os::unix::fs::symlink(&theirs, &link).unwrap();
+        std::fs::write(&open, "device = \"tap:opA\"").unwrap();
+        std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o666)).unwrap();
+        let serve_with = |more: &[&str]| {
+            let arguments = [&["--device", "tap:opA", "--address", "10.77.0.1/24"], more].concat();
+            try_serve(&directory, "s.sock", &arguments).err().expect("it is refused")
+        };
+        let in_config = |path: &str| fails(&mut towpath(&["serve", "--config", path]), 2);
+        assert!(in_config(&open).contains("chmod go-w"));
+        assert!(serve_with(&["--policy", &open]).contains("chmod go-w"));
+        assert!(serve_with(&["--pcap", &link]).contains("symbolic link"));
+        std::fs::set_permissions(&theirs, std::fs::Permissions::from_mode(0o600)).unwrap();
+        assert!(serve_with(&["--pcap", &second]).contains("2 names"));
+        std::fs::remove_file(&second).unwrap();
+        std::os::unix::fs::chown(&theirs, Some(OTHER), Some(OTHER)).unwrap();
+        assert!(serve_with(&["--pcap", &theirs]).contains("user 61000 owns it"));
+        assert!(in_config(&theirs).contains("user 61000 owns it"));
+        let server =
+            serve(&directory, "s.sock", &["--device", "tap:opA", "--address", "10.77.0.1/24"]);
+        for path in [&theirs, &link] {
+            let said = fails(&mut server.subcommand("capture", &["-w", path, "-c", "1"]), 1);
+            assert!(
+                said.contains("user 61000 owns it") || said.contains("symbolic link"),
+                "{said}"
+            );
+        }
+        assert_eq!(std::fs::read_to_string(&theirs).unwrap(), "theirs");
+    });
+}

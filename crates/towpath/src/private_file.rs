@@ -1,0 +1,210 @@
+//! Files that a privileged program opens by paths in directories where other users may write.
+//!
+//! Another user may have put a symbolic link, a hard link or a file into the path's place: the program would then
+//! overwrite a file that this user cannot write, or give this user what it writes.
+#![forbid(unsafe_code)]
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use crate::failure::says;
+
+/// The permission bits of users other than the owner.
+const OTHERS: u32 = 0o077;
+/// The permission bits by which users other than the owner write.
+const OTHERS_WRITE: u32 = 0o022;
+
+/// The reason why a file is not opened.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OpenError {
+    #[error("it is a symbolic link, which any user may have made; name the file itself")]
+    Link,
+    #[error("it is neither a file nor a FIFO; choose another path")]
+    Kind,
+    #[error("user {0} owns it and could read the packets; remove it, or choose another path")]
+    Owner(u32),
+    #[error(
+        "its permissions are {0:03o}, so others may have opened it; remove it, and make a FIFO with \
+         mkfifo -m 600"
+    )]
+    Permissions(u32),
+    #[error("the file has {0} names (hard links); remove this one, or choose another path")]
+    Names(u64),
+    #[error("{}; {}", says(.0), remedy(.0))]
+    Io(#[from] io::Error),
+}
+
+fn remedy(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::ENXIO) => "start the program that reads this FIFO first",
+        _ => "choose a file that can be written",
+    }
+}
+
+/// How a file of packets is opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mode {
+    /// Write after the present contents instead of removing them.
+    pub(crate) appends: bool,
+    /// Do not wait for the reader of a FIFO: without one, the error is `ENXIO`.
+    pub(crate) nonblocking: bool,
+}
+
+/// Opens a file for packets, which only its owner may read. Creates it with permissions 600. An existing file must be
+/// one to which no other user has access: its owner is this process's user, `user`, or who started the command with
+/// sudo.
+pub(crate) fn open(path: &Path, mode: Mode, user: Option<u32>) -> Result<File, OpenError> {
+    let nonblocking = if mode.nonblocking { libc::O_NONBLOCK } else { 0 };
+    let opened = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .append(mode.appends)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW | nonblocking)
+        .open(path);
+    let file = opened.map_err(|error| match error.raw_os_error() {
+        Some(libc::ELOOP) => OpenError::Link,
+        _ => error.into(),
+    })?;
+    let about = file.metadata()?;
+    let (kind, owner) = (about.file_type(), about.uid());
+    let is_own = is_trusted(owner) || user == Some(owner);
+    if kind.is_char_device() {
+        // /dev/null, and terminals.
+        return if is_own || owner == 0 { Ok(file) } else { Err(OpenError::Owner(owner)) };
+    }
+    if !(kind.is_file() || kind.is_fifo()) {
+        return Err(OpenError::Kind);
+    }
+    if !is_own {
+        return Err(OpenError::Owner(owner));
+    }
+    if about.mode() & OTHERS != 0 {
+        return Err(OpenError::Permissions(about.mode() & 0o777));
+    }
+    if about.nlink() > 1 {
+        return Err(OpenError::Names(about.nlink()));
+    }
+    if kind.is_file() && !mode.appends {
+        file.set_len(0)?;
+    }
+    Ok(file)
+}
+
+/// Returns why a file that decides on rights may hold the words of users without these rights, with the remedy; `None`
+/// if only root, this process's user and who started the command with sudo can change it.
+pub(crate) fn who_else_writes(about: &std::fs::Metadata) -> Option<String> {
+    let (owner, bits) = (about.uid(), about.mode() & 0o777);
+    if owner != 0 && !is_trusted(owner) {
+        let user = rustix::process::geteuid().as_raw();
+        return Some(format!("user {owner} owns it and can change it; chown it to user {user}"));
+    }
+    (bits & OTHERS_WRITE != 0).then(|| {
+        format!(
+            "its permissions are {bits:03o}, so that others can change it; run chmod go-w on it"
+        )
+    })
+}
+
+/// Returns `true` for this process's user, and for who started the command with sudo.
+fn is_trusted(user: u32) -> bool {
+    user == rustix::process::geteuid().as_raw() || Some(user) == sudo_user()
+}
+
+fn sudo_user() -> Option<u32> {
+    std::env::var("SUDO_UID").ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::path::PathBuf;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    /// A directory for one test.
+    struct Own(PathBuf);
+
+    impl Own {
+        fn new() -> Own {
+            static NUMBER: AtomicU32 = AtomicU32::new(0);
+            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+            let name = format!("towpath-private-{}-{number}", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            fs::create_dir(&path).unwrap();
+            Own(path)
+        }
+    }
+
+    impl Drop for Own {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    const ANEW: Mode = Mode { appends: false, nonblocking: true };
+
+    fn with_bits(path: &Path, bits: u32) {
+        fs::write(path, "before").unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(bits)).unwrap();
+    }
+
+    #[test]
+    fn a_new_file_and_one_of_this_user_are_for_this_user_only() {
+        let directory = Own::new();
+        let path = directory.0.join("file");
+        for contents in ["first", "second"] {
+            io::Write::write_all(&mut open(&path, ANEW, None).unwrap(), contents.as_bytes())
+                .unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), contents);
+            assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        }
+        let more = Mode { appends: true, ..ANEW };
+        io::Write::write_all(&mut open(&path, more, None).unwrap(), b" more").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "second more");
+        open(Path::new("/dev/null"), ANEW, None).unwrap();
+    }
+
+    /// Each stays as it is.
+    #[test]
+    fn what_others_can_reach_is_refused() {
+        let directory = Own::new();
+        let [target, link, shared, second] =
+            ["target", "link", "shared", "second"].map(|name| directory.0.join(name));
+        with_bits(&target, 0o600);
+        symlink(&target, &link).unwrap();
+        assert!(matches!(open(&link, ANEW, None), Err(OpenError::Link)));
+        fs::hard_link(&target, &second).unwrap();
+        assert!(matches!(open(&second, ANEW, None), Err(OpenError::Names(2))));
+        for bits in [0o644, 0o620, 0o602] {
+            with_bits(&shared, bits);
+            let found = open(&shared, ANEW, None);
+            assert!(matches!(found, Err(OpenError::Permissions(is)) if is == bits), "{found:?}");
+        }
+        for path in [&target, &shared] {
+            assert_eq!(fs::read_to_string(path).unwrap(), "before");
+        }
+        let fifo = directory.0.join("fifo");
+        let bits = rustix::fs::Mode::from_raw_mode(0o644);
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, bits, 0).unwrap();
+        let _reader =
+            OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&fifo).unwrap();
+        assert!(matches!(open(&fifo, ANEW, None), Err(OpenError::Permissions(0o644))));
+    }
+
+    #[test]
+    fn a_file_that_others_can_write_decides_nothing() {
+        let directory = Own::new();
+        let path = directory.0.join("policy.toml");
+        for (bits, is_safe) in [(0o600, true), (0o644, true), (0o664, false), (0o646, false)] {
+            with_bits(&path, bits);
+            let found = who_else_writes(&fs::metadata(&path).unwrap());
+            assert_eq!(found.is_none(), is_safe, "{bits:03o}: {found:?}");
+        }
+        assert_eq!(who_else_writes(&fs::metadata("/").unwrap()), None, "root owns it");
+    }
+}
