@@ -37,7 +37,7 @@ enum Outcome {
 use Outcome::{Serves, Unavailable};
 
 /// Each call, with the outcomes for `EPERM` (a container's filter) and for `ENOSYS` (an old kernel).
-const CASES: [(libc::c_long, Outcome, Outcome); 35] = [
+const CASES: [(libc::c_long, Outcome, Outcome); 51] = [
     both(libc::SYS_epoll_pwait2, Unavailable("epoll_pwait2")),
     both(libc::SYS_epoll_create1, Unavailable("epoll_create1")),
     both(libc::SYS_memfd_create, Unavailable("memfd_create")),
@@ -54,6 +54,31 @@ const CASES: [(libc::c_long, Outcome, Outcome); 35] = [
     both(libc::SYS_vmsplice, Unavailable("vmsplice")),
     both(libc::SYS_fchmod, Unavailable("fchmod")),
     both(libc::SYS_flock, Unavailable("flock")),
+    both(libc::SYS_epoll_ctl, Unavailable("epoll_ctl")),
+    both(libc::SYS_fstat, Unavailable("fstat")),
+    both(libc::SYS_lseek, Unavailable("lseek")),
+    both(libc::SYS_madvise, Unavailable("madvise")),
+    both(libc::SYS_clone, Unavailable("clone")),
+    both(libc::SYS_rt_sigprocmask, Unavailable("rt_sigprocmask")),
+    both(libc::SYS_socket, Unavailable("socket")),
+    both(libc::SYS_listen, Unavailable("listen")),
+    both(libc::SYS_ioctl, Unavailable("ioctl")),
+    both(libc::SYS_recvfrom, Unavailable("recvfrom")),
+    #[cfg(target_arch = "x86_64")]
+    both(libc::SYS_dup2, Unavailable("dup2")),
+    #[cfg(not(target_arch = "x86_64"))]
+    both(libc::SYS_dup3, Unavailable("dup3")),
+    both(libc::SYS_pwrite64, Unavailable("pwrite64")),
+    both(libc::SYS_fstatfs, Unavailable("fstatfs")),
+    both(libc::SYS_bind, Unavailable("bind")),
+    #[cfg(target_arch = "x86_64")]
+    both(libc::SYS_chmod, Unavailable("chmod")),
+    #[cfg(target_arch = "x86_64")]
+    both(libc::SYS_unlink, Unavailable("unlink")),
+    #[cfg(not(target_arch = "x86_64"))]
+    both(libc::SYS_fchmodat, Unavailable("fchmodat")),
+    #[cfg(not(target_arch = "x86_64"))]
+    both(libc::SYS_unlinkat, Unavailable("unlinkat")),
     both(libc::SYS_wait4, Unavailable("wait4")),
     both(libc::SYS_prlimit64, Unavailable("prlimit64")),
     // Each application's connection needs these.
