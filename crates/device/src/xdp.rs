@@ -266,6 +266,10 @@ impl Device for XdpDevice {
         };
     }
 
+    fn would_have_room(&self, wanted: &[Filter], removed: &[Filter]) -> bool {
+        self.shared.attached_program().would_have_room(wanted, removed)
+    }
+
     fn earlier_memory(
         &mut self,
         index: usize,
