@@ -304,6 +304,12 @@ pub trait Device: Send {
         false
     }
 
+    /// Returns the name under which a server keeps the memory of a queue's packets for the next one, before `-` and the
+    /// queue's number. A driver takes another name once servers of earlier versions must not read the memory.
+    fn memory_name(&self) -> &'static str {
+        "device-memory"
+    }
+
     /// Returns the function that takes over from the device of an earlier server. The server calls
     /// this method once, when it has added all filters of resumed sessions. Until the returned
     /// function has run, in any thread, what the earlier server attached to the interface stays in

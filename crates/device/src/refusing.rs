@@ -94,6 +94,10 @@ impl Device for Refusing {
         all_taken && self.inner.would_have_room(wanted, removed)
     }
 
+    fn memory_name(&self) -> &'static str {
+        self.inner.memory_name()
+    }
+
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         self.inner.event_fd()
     }

@@ -136,6 +136,10 @@ impl<W: Wrap> Device for Wrapped<W> {
         self.inner.earlier_memory(queue, memory)
     }
 
+    fn memory_name(&self) -> &'static str {
+        self.inner.memory_name()
+    }
+
     fn keeps_memory(&self) -> bool {
         self.inner.keeps_memory()
     }

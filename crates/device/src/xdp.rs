@@ -282,6 +282,10 @@ impl Device for XdpDevice {
         self.shared.set_keeper(keeper);
     }
 
+    fn memory_name(&self) -> &'static str {
+        left_packets::MEMORY_NAME
+    }
+
     fn take_over(&mut self) -> Option<TakeOver> {
         let (shared, name) = (self.shared.clone(), self.info.name.clone());
         let groups = self.groups.as_ref().map_or(Ok(()), Groups::refresh);
