@@ -265,8 +265,8 @@ pub trait Device: Send {
     /// arrived before this call.
     fn remove_filter(&mut self, _: &Filter) {}
 
-    /// Returns `true` if the device would have room for the filters `wanted`, which it does not have, after the removal of
-    /// the filters `removed`, which it has. Changes nothing. The caller asks after [`FilterError::Full`] or
+    /// Returns `true` if the device would have room for the filters `wanted`, which it does not have, after the removal
+    /// of the filters `removed`, which it has. Changes nothing. The caller asks after [`FilterError::Full`] or
     /// [`FilterError::NoRoom`], to remove no filter in vain. `true` by default: the caller tries.
     fn would_have_room(&self, _wanted: &[Filter], _removed: &[Filter]) -> bool {
         true

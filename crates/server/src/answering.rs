@@ -56,8 +56,8 @@ impl Control {
         }
     }
 
-    /// Claims filters within the device's room, if need be in place of the filters of freed leases. Returns `false` if the
-    /// device does not take the filters even then. The freed leases then keep their filters.
+    /// Claims filters within the device's room, if need be in place of the filters of freed leases. Returns `false` if
+    /// the device does not take the filters even then. The freed leases then keep their filters.
     pub(crate) fn claim_before_freed(&mut self, wanted: &[Filter]) -> bool {
         match self.claim_within_room(wanted) {
             Err(FilterError::Full | FilterError::NoRoom) => {}

@@ -54,7 +54,8 @@ impl Filters {
     /// Claims filters, all or none. The device does not receive everything instead.
     ///
     /// # Errors
-    /// Fails if the device does not take one of them, with [`FilterError::Full`] or [`FilterError::NoRoom`] if it has no room.
+    /// Fails if the device does not take one of them, with [`FilterError::Full`] or [`FilterError::NoRoom`] if it has no
+    /// room.
     pub(crate) fn claim_within_room(
         &mut self,
         device: &mut dyn Device,

@@ -174,8 +174,8 @@ fn socket_files() -> Result<(), RefusedCall> {
     try_call(REMOVES, "2.6.16", allowed(removed, Errno::NOENT))
 }
 
-/// Attempts `clone`, which makes processes, and `clone3` without arguments. The C library falls back to `clone` if there is no such call, but starts no
-/// thread if a filter refuses the call with another error.
+/// Attempts `clone`, which makes processes, and `clone3`. The C library falls back to `clone` if there is no `clone3`, but
+/// starts no thread if a filter refuses `clone3` with another error.
 pub(crate) fn threads() -> Result<(), RefusedCall> {
     // SAFETY: the call makes nothing: these flags miss those that they depend on.
     let made = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_THREAD, 0, 0, 0, 0) };

@@ -93,8 +93,8 @@ const CALLS: [(&str, Call); 15] = [
     }),
 ];
 
-/// Runs `call` in a child, with copies of the parent's values. Returns the child's exit status; `None` if a signal ended
-/// it.
+/// Runs `call` in a child, with copies of the parent's values. Returns the child's exit status; `None` if a signal
+/// ended it.
 fn in_child(driver: &Embedded, reader: &Reader, call: Call) -> Option<i32> {
     // SAFETY: the child makes calls that take no lock of another thread, then ends without the parent's exit handlers.
     let child = unsafe { libc::fork() };

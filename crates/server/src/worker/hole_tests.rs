@@ -16,8 +16,8 @@ fn spin(times: u32) {
     (0..times).for_each(|_| std::hint::spin_loop());
 }
 
-/// A hole comes before the seal, and the worker finds it, or the seal refuses it. A worker that looked first and sealed then
-/// would take memory with a hole, and allocate a page that no process can free.
+/// A hole comes before the seal, and the worker finds it, or the seal refuses it. A worker that looked first and sealed
+/// then would take memory with a hole, and allocate a page that no process can free.
 #[test]
 fn a_hole_is_found_or_refused_at_any_moment() {
     let ((give, given), (tell, told)) = (channel::<OwnedFd>(), channel());
