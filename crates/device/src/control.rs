@@ -255,6 +255,7 @@ pub trait Device: Send {
     ///   receives packets with any value of it.
     /// - [`FilterError::Full`]: the device has no room for the filter, and receives matching
     ///   packets if the caller adds [`Filter::Everything`].
+    /// - [`FilterError::NoRoom`]: the device has no room for the filter, and nothing replaces it.
     /// - [`FilterError::Failed`]: the device did not add the filter, and nothing replaces it.
     fn add_filter(&mut self, _: &Filter) -> Result<(), FilterError> {
         Err(FilterError::Unsupported)
@@ -263,6 +264,13 @@ pub trait Device: Send {
     /// Removes a filter that the device took. The device may still deliver matching packets that
     /// arrived before this call.
     fn remove_filter(&mut self, _: &Filter) {}
+
+    /// Returns `true` if the device would have room for the filters `wanted`, which it does not have, after the removal
+    /// of the filters `removed`, which it has. Changes nothing. The caller asks after [`FilterError::Full`] or
+    /// [`FilterError::NoRoom`], to remove no filter in vain. `true` by default: the caller tries.
+    fn would_have_room(&self, _wanted: &[Filter], _removed: &[Filter]) -> bool {
+        true
+    }
 
     /// Returns the descriptor that is readable while [`Device::take_event`] has an event; `None`
     /// for a device that reports none.
@@ -294,6 +302,12 @@ pub trait Device: Send {
     /// device reaches all memory: packets may be in it that no session has yet. `false` by default.
     fn keeps_memory(&self) -> bool {
         false
+    }
+
+    /// Returns the name under which a server keeps the memory of a queue's packets for the next one, before `-` and the
+    /// queue's number. A driver takes another name once servers of earlier versions must not read the memory.
+    fn memory_name(&self) -> &'static str {
+        "device-memory"
     }
 
     /// Returns the function that takes over from the device of an earlier server. The server calls

@@ -62,9 +62,17 @@ pub enum FilterError {
     /// receives the packets.
     #[error("the device has no room for another filter")]
     Full,
+    /// The device has no room for another filter of this kind, and [`Filter::Everything`] does not replace it.
+    #[error("the device has no room for another filter, and cannot receive everything instead")]
+    NoRoom,
     /// The device did not add the filter, and [`Filter::Everything`] does not replace it.
     #[error("the device did not add a filter: {0}")]
     Failed(#[source] io::Error),
+}
+
+/// Returns the number of addresses among filters.
+pub(crate) fn addresses_in(filters: &[Filter]) -> usize {
+    filters.iter().filter(|one| matches!(one, Filter::Address(_))).count()
 }
 
 impl FlowRule {

@@ -32,6 +32,7 @@ mod packet_memory;
 pub mod pci;
 mod queue;
 pub mod random;
+pub mod refusing;
 mod sleeper;
 pub mod slow;
 mod space;

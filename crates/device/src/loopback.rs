@@ -164,6 +164,16 @@ impl Device for LoopbackDevice {
         }
     }
 
+    fn would_have_room(&self, wanted: &[Filter], removed: &[Filter]) -> bool {
+        let mut has = self.cable.filters();
+        has.retain(|one| !removed.contains(one));
+        wanted.iter().all(|filter| {
+            let outcome = self.reception.check_filter(filter, &has);
+            has.push(*filter);
+            !matches!(outcome, Err(FilterError::Full))
+        })
+    }
+
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.cable.shared.events[self.cable.end].fd())
     }

@@ -133,7 +133,7 @@ impl PacketDevice {
         // The packets of a flow without room go to the kernel; a copy for the server would not
         // change that.
         self.filter.add(filter).map_err(|error| match error {
-            FilterError::Full => FilterError::Failed(io::Error::from_raw_os_error(libc::ENOSPC)),
+            FilterError::Full => FilterError::NoRoom,
             other => other,
         })
     }
@@ -201,6 +201,10 @@ impl Device for PacketDevice {
             Filter::Everything => self.copy_everything(false),
             Filter::Address(_) | Filter::AllGroups => self.groups.change(filter, false),
         };
+    }
+
+    fn would_have_room(&self, wanted: &[Filter], removed: &[Filter]) -> bool {
+        self.filter.would_have_room(wanted, removed)
     }
 
     fn take_over(&mut self) -> Option<TakeOver> {

@@ -112,6 +112,10 @@ impl<W: Wrap> Device for Wrapped<W> {
         self.inner.remove_filter(filter);
     }
 
+    fn would_have_room(&self, wanted: &[Filter], removed: &[Filter]) -> bool {
+        self.inner.would_have_room(wanted, removed)
+    }
+
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         self.inner.event_fd()
     }
@@ -130,6 +134,10 @@ impl<W: Wrap> Device for Wrapped<W> {
         memory: PacketMemory,
     ) -> io::Result<Option<OwnedFd>> {
         self.inner.earlier_memory(queue, memory)
+    }
+
+    fn memory_name(&self) -> &'static str {
+        self.inner.memory_name()
     }
 
     fn keeps_memory(&self) -> bool {

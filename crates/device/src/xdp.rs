@@ -266,6 +266,10 @@ impl Device for XdpDevice {
         };
     }
 
+    fn would_have_room(&self, wanted: &[Filter], removed: &[Filter]) -> bool {
+        self.shared.attached_program().would_have_room(wanted, removed)
+    }
+
     fn earlier_memory(
         &mut self,
         index: usize,
@@ -276,6 +280,10 @@ impl Device for XdpDevice {
 
     fn set_keeper(&mut self, keeper: Arc<dyn Keeper>) {
         self.shared.set_keeper(keeper);
+    }
+
+    fn memory_name(&self) -> &'static str {
+        left_packets::MEMORY_NAME
     }
 
     fn take_over(&mut self) -> Option<TakeOver> {

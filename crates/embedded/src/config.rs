@@ -43,6 +43,10 @@ impl Default for Config {
     }
 }
 
+/// The reason for which a call fails in a child made by `fork`.
+pub(crate) const FORKED: &str =
+    "this process was forked, and the device belongs to its parent; open a device in this process";
+
 /// The reason why the driver did not send a packet. The packet stays with the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
@@ -61,6 +65,17 @@ pub enum SendError {
     /// reset may repair it, unless a thread panicked inside of the device's code.
     #[error("the device failed")]
     Failed,
+    /// This process is a child made by `fork`, and the driver is its parent's.
+    #[error("{FORKED}")]
+    Forked,
+}
+
+/// The reason why a reader has no packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReadError {
+    /// This process is a child made by `fork`, and the reader is its parent's.
+    #[error("{FORKED}")]
+    Forked,
 }
 
 /// The counts of a driver.

@@ -28,6 +28,9 @@ const AROUND_BYTES: usize = 18;
 const LENGTH_BYTES: usize = 64;
 
 /// A device and the memory of its packets, for one thread at a time.
+///
+/// A driver belongs to the process that made it. A child made by `fork` must not call or drop it;
+/// [`Embedded`](crate::Embedded) refuses such calls.
 pub struct Driver {
     queue: Box<dyn DeviceQueue>,
     /// The control part, which reports events.

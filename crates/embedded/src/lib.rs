@@ -49,6 +49,12 @@
 //!
 //! [`Config::write`] and [`Config::read`] choose a mutex instead, for the write path and for the
 //! read path: then a thread waits while another one is inside.
+//!
+//! A driver and its readers belong to the process that made them. In a child made by `fork`, each
+//! call returns at once, without an effect on the device, and a drop is silent: the thread inside
+//! may not exist there, and would never leave. [`Embedded::send`] fails with [`SendError::Forked`],
+//! and [`Embedded::failure`] returns the reason. [`Reader::read`] and [`Reader::arm`] fail with
+//! [`ReadError::Forked`]. Nothing is received, and all counts are 0.
 
 #![forbid(unsafe_code)]
 
@@ -64,8 +70,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use towpath_device::{Armed, Device, DeviceError, Meta};
+use towpath_memory::ForkGuard;
 
-pub use config::{Config, Counts, Protection, ReaderCounts, SendError};
+use config::FORKED;
+pub use config::{Config, Counts, Protection, ReadError, ReaderCounts, SendError};
 use door::{Door, INTERRUPT, RESET};
 pub use driver::Driver;
 pub use reader::Reader;
@@ -76,7 +84,11 @@ const MOST_READERS: usize = 1 << 10;
 
 /// A device that any thread of the program may use.
 pub struct Embedded {
-    door: Door,
+    guard: ForkGuard,
+    /// Always there; the drop takes it.
+    door: Option<Door>,
+    /// The device's name.
+    name: String,
     /// The longest packet that the driver sends, in bytes.
     longest: usize,
     /// The descriptor on which a thread sleeps.
@@ -125,6 +137,7 @@ impl Embedded {
             move |cause: io::Error| DeviceError::Failed { name, what, cause }
         };
         let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
+        let guard = ForkGuard::new().map_err(failed("the guard against forks"))?;
         let (mut driver, left) = Driver::with_left(device, config)?;
         let longest = driver.buffers.longest;
         let mut sleep = None;
@@ -140,7 +153,7 @@ impl Embedded {
                 && count <= MOST_READERS;
             let shape = (config.reader, driver.longest_received());
             let readers = if in_range {
-                Readers::new(count, shape, config.read, choose)
+                Readers::new(count, shape, config.read, choose, &guard)
             } else {
                 Err(invalid())
             };
@@ -150,7 +163,13 @@ impl Embedded {
         }
         let door = Door::new(config.write, left, driver);
         let door = door.ok_or_else(invalid).map_err(failed("numbers of buffers"))?;
-        Ok((Embedded { door, longest, sleep }, all))
+        Ok((Embedded { guard, door: Some(door), name, longest, sleep }, all))
+    }
+
+    /// Returns the door; `None` in a child made by `fork`.
+    #[inline]
+    fn door(&self) -> Option<&Door> {
+        if self.guard.is_parent() { self.door.as_ref() } else { None }
     }
 
     /// Sends a packet. This thread submits the packet itself when no other thread is inside, and
@@ -164,18 +183,21 @@ impl Embedded {
     /// [`SendError`]; then the packet is neither sent nor left.
     #[inline]
     pub fn send(&self, packet: &[u8]) -> Result<(), SendError> {
+        let door = self.door().ok_or(SendError::Forked)?;
         let most = self.longest;
         if packet.len() > most {
             return Err(SendError::TooLong { len: packet.len(), most });
         }
-        self.door.send(packet)
+        door.send(packet)
     }
 
     /// Submits waiting packets. Returns how many packets wait for the device or are in flight;
-    /// `None` when another thread is inside, which does the work.
+    /// `None` when another thread is inside, which does the work. In a child made by `fork`, none
+    /// waits.
     pub fn drive(&self) -> Option<usize> {
+        let Some(door) = self.door() else { return Some(0) };
         let mut pending = None;
-        self.door.drive(0, |driver, _| pending = Some(driver.pending())).resume();
+        door.drive(0, |driver, _| pending = Some(driver.pending())).resume();
         pending
     }
 
@@ -187,10 +209,11 @@ impl Embedded {
     /// it leaves, and unmasks the interrupt, or wakes the sleeper if work is left.
     ///
     /// [`Armed::Sleep`]: the caller may sleep; [`Embedded::sleep_fd`] becomes readable when there
-    /// is work. [`Armed::Work`]: call again; there is work already, the device failed, or it must
-    /// be polled.
+    /// is work. [`Armed::Work`]: call again; there is work already, the device failed, it must be
+    /// polled, or this process is a child made by `fork`.
     pub fn interrupt(&self) -> Armed {
-        let service = self.door.drive(INTERRUPT, |_, _| ());
+        let Some(door) = self.door() else { return Armed::Work };
+        let service = door.drive(INTERRUPT, |_, _| ());
         // Another thread did the work, or will do it: then it has armed the device, or has notified.
         let otherwise = if self.sleep.is_some() { Armed::Sleep } else { Armed::Work };
         let armed = service.armed.unwrap_or(otherwise);
@@ -202,21 +225,22 @@ impl Embedded {
     /// [`Embedded::interrupt`] and [`Embedded::arm`] do that, too. Returns `false` when another
     /// thread is inside; call again.
     pub fn take_events(&self) -> bool {
+        let Some(door) = self.door() else { return true };
         let mut taken = false;
         let take = |driver: &mut Driver, _| {
             driver.take_events();
             taken = true;
         };
-        self.door.drive(0, take).resume();
+        door.drive(0, take).resume();
         taken
     }
 
     /// Returns the descriptor that becomes readable when the device has packets, or room for
-    /// waiting packets; `None` for a device that must be polled. One thread at a time may sleep on
-    /// the descriptor, after [`Embedded::arm`].
+    /// waiting packets; `None` for a device that must be polled, and in a child made by `fork`. One
+    /// thread at a time may sleep on the descriptor, after [`Embedded::arm`].
     #[must_use]
     pub fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.sleep.as_ref().map(AsFd::as_fd)
+        self.sleep.as_ref().filter(|_| self.guard.is_parent()).map(AsFd::as_fd)
     }
 
     /// Submits waiting packets and requests wake-ups; the caller calls this before each sleep. The
@@ -225,11 +249,12 @@ impl Embedded {
     /// that other threads send meanwhile.
     ///
     /// [`Armed::Sleep`]: [`Embedded::sleep_fd`] becomes readable when there is work.
-    /// [`Armed::Work`]: there is work already, the device failed, or it must be polled. `None`:
-    /// another thread is inside; call again.
+    /// [`Armed::Work`]: there is work already, the device failed, it must be polled, or this process
+    /// is a child made by `fork`. `None`: another thread is inside; call again.
     pub fn arm(&self) -> Option<Armed> {
+        let Some(door) = self.door() else { return Some(Armed::Work) };
         let mut armed = None;
-        self.door.drive(0, |driver, _| armed = Some(driver.arm())).resume();
+        door.drive(0, |driver, _| armed = Some(driver.arm())).resume();
         armed
     }
 
@@ -238,12 +263,14 @@ impl Embedded {
     /// next [`Embedded::arm`] notifies the caller, which costs two system calls.
     pub fn disarm(&self) {
         // A thread inside may notify the caller although the caller is awake. That does no harm.
-        let _ = self.door.enter(Driver::disarm);
+        let _ = self.door().and_then(|door| door.enter(Driver::disarm));
     }
 
     /// Resets the device now; if another thread is inside, that thread resets it before it leaves.
     pub fn reset(&self) {
-        self.door.drive(RESET, |_, _| ()).resume();
+        if let Some(door) = self.door() {
+            door.drive(RESET, |_, _| ()).resume();
+        }
     }
 
     /// Receives at most `budget` packets, and at most 32, in a program without readers. Returns
@@ -254,26 +281,40 @@ impl Embedded {
     /// With [`Protection::Mutex`], the call takes the mutex for each packet, and waits for it. It
     /// returns 0 when another thread receives.
     pub fn receive(&self, budget: usize, each: impl FnMut(&[u8], Meta)) -> usize {
-        self.door.receive(budget, each)
+        self.door().map_or(0, |door| door.receive(budget, each))
     }
 
     /// Returns the counts; `None` when another thread is inside.
     #[must_use]
     pub fn counts(&self) -> Option<Counts> {
+        let Some(door) = self.door() else { return Some(Counts::default()) };
         let mut counts = None;
         let count = |driver: &mut Driver, entered| {
             counts = Some(Counts { entered, ..driver.counts() });
         };
-        self.door.drive(0, count).resume();
-        counts.map(|counts| Counts { left: self.door.left(), ..counts })
+        door.drive(0, count).resume();
+        counts.map(|counts| Counts { left: door.left(), ..counts })
     }
 
     /// Takes the device's failure; `None` when the device did not fail, or another thread is
-    /// inside.
+    /// inside. In a child made by `fork`, each call returns that reason.
     pub fn failure(&self) -> Option<DeviceError> {
+        let Some(door) = self.door() else {
+            let cause = io::Error::new(io::ErrorKind::NotConnected, FORKED);
+            return Some(DeviceError::Failed { name: self.name.clone(), what: "a call", cause });
+        };
         let mut failure = None;
         let take = |driver: &mut Driver, _| failure = failure.take().or(driver.failure.take());
-        self.door.drive(0, take).resume();
+        door.drive(0, take).resume();
         failure
+    }
+}
+
+impl Drop for Embedded {
+    fn drop(&mut self) {
+        if !self.guard.is_parent() {
+            // The device is the parent's: its drop could stop it.
+            std::mem::forget(self.door.take());
+        }
     }
 }

@@ -15,10 +15,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use rustix::event::{EventfdFlags, eventfd};
 use towpath_device::Meta;
+use towpath_memory::ForkGuard;
 use towpath_queue::optimistic::{Entered, Left, Optimistic};
 
 use crate::packet::Packet;
-use crate::{Protection, ReaderCounts};
+use crate::{Protection, ReadError, ReaderCounts};
 
 /// The most packets that a reader takes at once.
 const BATCH: usize = 32;
@@ -42,11 +43,13 @@ impl Readers {
         (packets, bytes): (u32, usize),
         read: Protection,
         choose: Choose,
+        guard: &ForkGuard,
     ) -> io::Result<(Readers, Vec<Reader>)> {
         let inbox = |_| Inbox::new(packets, bytes, read).map(Arc::new);
         let inboxes: Vec<_> = (0..count).map(inbox).collect::<io::Result<_>>()?;
         let memory = || (0..BATCH).map(|_| Packet::with_capacity(bytes)).collect();
         let readers = inboxes.iter().map(|inbox| Reader {
+            guard: guard.clone(),
             inbox: inbox.clone(),
             taken: VecDeque::with_capacity(BATCH),
             empty: memory(),
@@ -257,6 +260,7 @@ fn enter(section: &Optimistic<Queue, Packet>) -> Inside<'_> {
 
 /// The packets that a program's function chose for one reader. Its thread takes them.
 pub struct Reader {
+    guard: ForkGuard,
     inbox: Arc<Inbox>,
     /// Packets that the reader took and has yet to show.
     taken: VecDeque<Packet>,
@@ -273,7 +277,15 @@ impl std::fmt::Debug for Reader {
 impl Reader {
     /// Reads at most `budget` packets, and at most 32. Returns their number. `each` runs outside of
     /// any section or mutex, so it may send. If it panics, the next call goes on behind its packet.
-    pub fn read(&mut self, budget: usize, mut each: impl FnMut(&[u8], Meta)) -> usize {
+    ///
+    /// # Errors
+    /// [`ReadError`].
+    pub fn read(
+        &mut self,
+        budget: usize,
+        mut each: impl FnMut(&[u8], Meta),
+    ) -> Result<usize, ReadError> {
+        self.check()?;
         let (taken, empty, budget) = (&mut self.taken, &mut self.empty, budget.min(BATCH));
         if taken.is_empty() {
             self.inbox.look(|queue| queue.exchange(taken, empty, budget));
@@ -289,14 +301,24 @@ impl Reader {
                 each(packet.bytes(), packet.meta());
             }
         }
-        packets
+        Ok(packets)
     }
 
     /// Requests a wake-up by the next packet; the caller calls this before each sleep on
     /// [`Reader::sleep_fd`]. Returns `false` if there is a packet already.
-    pub fn arm(&mut self) -> bool {
+    ///
+    /// # Errors
+    /// [`ReadError`]; then no packet wakes this process.
+    pub fn arm(&mut self) -> Result<bool, ReadError> {
+        self.check()?;
         let doorbell = &self.inbox.doorbell;
-        self.taken.is_empty() && self.inbox.look(|queue| queue.arm(doorbell))
+        Ok(self.taken.is_empty() && self.inbox.look(|queue| queue.arm(doorbell)))
+    }
+
+    /// Fails in a child made by `fork`.
+    #[inline]
+    fn check(&self) -> Result<(), ReadError> {
+        if self.guard.is_parent() { Ok(()) } else { Err(ReadError::Forked) }
     }
 
     /// Returns the descriptor that becomes readable when a packet comes after [`Reader::arm`].
@@ -305,9 +327,12 @@ impl Reader {
         self.inbox.doorbell.as_fd()
     }
 
-    /// Returns the counts.
+    /// Returns the counts. In a child made by `fork`, all are 0.
     #[must_use]
     pub fn counts(&self) -> ReaderCounts {
+        if self.check().is_err() {
+            return ReaderCounts::default();
+        }
         let counts = self.inbox.look(|queue| queue.counts);
         let dropped_deferred = self.inbox.dropped_deferred.load(Ordering::Relaxed);
         ReaderCounts { dropped_deferred, ..counts }

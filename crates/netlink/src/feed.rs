@@ -1,4 +1,4 @@
-//! The state of one object, as the kernel multicasts it: a request at the beginning, and then the messages of a group.
+//! Messages that the kernel multicasts: all of some groups, or the state of one object, with a request at the beginning.
 #![forbid(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -58,28 +58,42 @@ impl Feed {
         send(self.socket.as_fd(), &self.request)
     }
 
+    /// Calls `take` with each datagram since the last call, and without one where the kernel dropped messages or cut one.
+    /// Returns `false` if it has read as many as one call may, and there may be more.
+    pub(crate) fn each(&mut self, mut take: impl FnMut(Option<&[u8]>)) -> bool {
+        for _ in 0..DATAGRAMS {
+            match receive(self.socket.as_fd(), &mut self.received) {
+                Ok(Some(len)) => take(self.received.get(..len)),
+                Ok(None) => {}
+                Err(Errno::NOBUFS) => take(None),
+                Err(_) => return true,
+            }
+        }
+        false
+    }
+
     /// Returns the latest state that `read` finds in the messages since the last call.
     pub(crate) fn latest<State>(
         &mut self,
         read: impl Fn(&Message<'_>) -> Option<State>,
     ) -> Option<State> {
         let mut latest = None;
-        for _ in 0..DATAGRAMS {
-            match receive(self.socket.as_fd(), &mut self.received) {
-                Ok(Some(len)) => {
-                    let datagram = self.received.get(..len).unwrap_or_default();
-                    let messages = Messages::new(datagram).map_while(Result::ok);
-                    latest = messages.filter_map(|message| read(&message)).last().or(latest);
+        // The second time for the answer after dropped messages.
+        for _ in 0..2 {
+            let mut has_lost = false;
+            let is_all = self.each(|datagram| {
+                has_lost |= datagram.is_none();
+                let messages = Messages::new(datagram.unwrap_or_default()).map_while(Result::ok);
+                if let Some(state) = messages.filter_map(|message| read(&message)).last() {
+                    latest = Some(state);
                 }
-                Ok(None) => {}
-                // The kernel dropped messages, and drops all further ones until those before are read, also
-                // answers.
-                Err(Errno::NOBUFS) => self.overrun = true,
-                Err(_) if std::mem::take(&mut self.overrun) => {
-                    let _ = self.ask();
-                }
-                Err(_) => break,
+            });
+            self.overrun |= has_lost;
+            // After the kernel has dropped messages, it drops all further ones until those before are read, also answers.
+            if !is_all || !std::mem::take(&mut self.overrun) {
+                break;
             }
+            let _ = self.ask();
         }
         latest
     }

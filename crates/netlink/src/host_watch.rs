@@ -2,18 +2,14 @@
 //! (rtnetlink(7)).
 #![forbid(unsafe_code)]
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-
-use rustix::io::Errno;
-use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::address::{RTM_DELADDR, RTM_NEWADDR};
 use crate::error::Error;
+use crate::feed::Feed;
 use crate::message::{Message, Messages};
 use crate::neighbour::{Neighbour, RTM_DELNEIGH, RTM_NEWNEIGH, read_neighbour};
 use crate::route::{RTM_DELROUTE, RTM_NEWROUTE};
-use crate::socket::receive;
 
 const RTM_NEWRULE: u16 = 32;
 const RTM_DELRULE: u16 = 33;
@@ -22,8 +18,6 @@ const RTM_DELRULE: u16 = 33;
 const GROUPS: u32 = 1 << 2 | 1 << 4 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 10 | 1 << 18;
 /// The size of the receive buffer; a message of one object takes some hundred bytes.
 const RECEIVE_BYTES: usize = 16 * 1024;
-/// Datagrams that one call reads at most.
-const DATAGRAMS: usize = 64;
 
 /// A change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,8 +35,7 @@ pub enum HostEvent {
 /// Watches the network namespace of the thread that makes the watch.
 #[derive(Debug)]
 pub struct HostWatch {
-    socket: OwnedFd,
-    received: Vec<u8>,
+    feed: Feed,
 }
 
 impl HostWatch {
@@ -51,28 +44,15 @@ impl HostWatch {
     /// # Errors
     /// [`Error::Socket`]: too many descriptors, or a seccomp filter without `AF_NETLINK`.
     pub fn new() -> Result<HostWatch, Error> {
-        let failed = |operation| move |errno| Error::Socket { operation, errno };
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)
-            .map_err(failed("socket"))?;
-        rustix::net::bind(&socket, &SocketAddrNetlink::new(0, GROUPS)).map_err(failed("bind"))?;
-        Ok(HostWatch { socket, received: vec![0; RECEIVE_BYTES] })
+        Ok(HostWatch { feed: Feed::open(None, GROUPS, RECEIVE_BYTES)? })
     }
 
     /// Appends the changes since the last call. The descriptor stays readable while there are more.
     pub fn events(&mut self, events: &mut Vec<HostEvent>) {
-        for _ in 0..DATAGRAMS {
-            match receive(self.socket.as_fd(), &mut self.received) {
-                Ok(Some(len)) => match self.received.get(..len) {
-                    Some(datagram) => read_events(datagram, events),
-                    // The kernel cut the message to the buffer.
-                    None => events.push(HostEvent::Lost),
-                },
-                Ok(None) => {}
-                Err(Errno::NOBUFS) => events.push(HostEvent::Lost),
-                Err(_) => return,
-            }
-        }
+        self.feed.each(|datagram| match datagram {
+            Some(datagram) => read_events(datagram, events),
+            None => events.push(HostEvent::Lost),
+        });
     }
 }
 
@@ -104,7 +84,7 @@ fn read_event(message: &Message<'_>) -> Option<HostEvent> {
 
 impl AsFd for HostWatch {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.feed.as_fd()
     }
 }
 

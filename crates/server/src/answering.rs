@@ -9,10 +9,6 @@ use crate::engine::freed::FreedLease;
 use crate::engines::Reply;
 use crate::policy::Account;
 
-/// Freed leases that give way to the filters of one request, at most. Each lease frees room for a filter of each kind,
-/// and an endpoint has fewer filters. The limit keeps requests in vain from occupying the control thread.
-const MOST_YIELDING: usize = 16;
-
 /// Returns the filters of a freed lease: packets to its MAC address, and requests for its addresses.
 fn filters(mac: [u8; 6]) -> [Filter; 3] {
     let flow = FlowRule { mac: Some(mac), vlan: FlowVlan::Untagged, ..FlowRule::default() };
@@ -60,23 +56,29 @@ impl Control {
         }
     }
 
-    /// Claims filters within the device's room, if need be in place of the filters of a few freed leases. Returns `false`
-    /// if the device does not take the filters even then. The freed leases then keep their filters.
+    /// Claims filters within the device's room, if need be in place of the filters of freed leases. Returns `false` if
+    /// the device does not take the filters even then. The freed leases then keep their filters.
     pub(crate) fn claim_before_freed(&mut self, wanted: &[Filter]) -> bool {
-        let (mut yielding, mut counts) = (Vec::new(), None);
+        match self.claim_within_room(wanted) {
+            Err(FilterError::Full | FilterError::NoRoom) => {}
+            outcome => return outcome.is_ok(),
+        }
+        // A request in vain must not occupy the control thread, and takes nothing from the freed leases.
+        if !self.has_room_without(wanted, self.freed.macs().flat_map(filters)) {
+            return false;
+        }
+        let (mut yielding, mut counts) = (Vec::new(), self.freed.counts());
         let has_claimed = loop {
-            match self.filters.claim_within_room(&mut *self.parts.device, wanted) {
-                Ok(()) => break true,
-                Err(FilterError::Full) => {}
-                Err(_) => break false,
-            }
-            if yielding.len() == MOST_YIELDING {
-                break false;
-            }
-            let counts = counts.get_or_insert_with(|| self.freed.counts());
-            let Some(lease) = self.freed.take_yielding(counts) else { break false };
+            let Some(lease) = self.freed.take_yielding(&mut counts) else { break false };
             self.release(&filters(lease.mac));
             yielding.push(lease);
+            if !self.has_room_without(wanted, std::iter::empty()) {
+                continue;
+            }
+            match self.claim_within_room(wanted) {
+                Err(FilterError::Full | FilterError::NoRoom) => {}
+                outcome => break outcome.is_ok(),
+            }
         };
         for lease in yielding {
             if !has_claimed && self.claim_filters_of(lease.mac) {
@@ -88,11 +90,19 @@ impl Control {
         has_claimed
     }
 
+    fn claim_within_room(&mut self, wanted: &[Filter]) -> Result<(), FilterError> {
+        self.filters.claim_within_room(&mut *self.parts.device, wanted)
+    }
+
+    /// Returns `true` if the device would have room for filters after the release of the claims `released`.
+    fn has_room_without(&self, wanted: &[Filter], released: impl Iterator<Item = Filter>) -> bool {
+        self.filters.would_have_room(&*self.parts.device, wanted, released)
+    }
+
     /// Claims the filters of a freed lease. Returns `false` if the device has no room, or has to receive everything
     /// instead.
     fn claim_filters_of(&mut self, mac: [u8; 6]) -> bool {
         let wanted = filters(mac);
-        !self.filters.are_everything(&wanted)
-            && self.filters.claim_within_room(&mut *self.parts.device, &wanted).is_ok()
+        !self.filters.are_everything(&wanted) && self.claim_within_room(&wanted).is_ok()
     }
 }

@@ -15,6 +15,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use towpath_device::{Device, DeviceError, Info, TakeOver};
 use towpath_memory::{Mapping, SharedFile};
@@ -402,19 +403,29 @@ impl Control {
             let Some(listener) = &self.parts.listener else { return };
             match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => self.adopt(socket),
-                Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => {
-                    if self.log.allows(self.own_uid) {
-                        warn!(
-                            "no descriptors left for a new connection; raise the limit (ulimit -n)"
-                        );
-                    }
-                    // The listener stays readable; the pause prevents an immediate retry.
-                    std::thread::sleep(Duration::from_millis(10));
-                    return;
-                }
-                Err(_) => return,
+                Err(Errno::AGAIN) => return,
+                // The next connection may be there.
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(errno) => return self.accept_later(errno),
             }
         }
+    }
+
+    /// Says why the kernel gives the server no connection, and waits before the next attempt.
+    fn accept_later(&mut self, errno: Errno) {
+        if self.log.allows(self.own_uid) {
+            match errno {
+                Errno::MFILE | Errno::NFILE => {
+                    warn!("no descriptors left for a new connection; raise the limit (ulimit -n)");
+                }
+                Errno::PERM | Errno::NOSYS => warn!(
+                    "cannot accept a connection: accept4: {errno}; a seccomp filter or the kernel refuses this call"
+                ),
+                _ => warn!("cannot accept a connection: accept4: {errno}; the server tries again"),
+            }
+        }
+        // The listener stays readable; the pause prevents an immediate retry.
+        std::thread::sleep(Duration::from_millis(10));
     }
 
     /// Takes on a connection. The control thread decides only by the kernel's credentials of the

@@ -54,7 +54,9 @@ impl Control {
         }
         let claimed = self.filters.claim_all(&mut *self.parts.device, filters);
         claimed.map_err(|error| match error {
-            FilterError::Full => (Refusal::Limit, format!("{what}: {NO_ROOM}")),
+            FilterError::Full | FilterError::NoRoom => {
+                (Refusal::Limit, format!("{what}: {NO_ROOM}"))
+            }
             other => (Refusal::Limit, format!("{what}: {other}")),
         })
     }

@@ -54,13 +54,34 @@ impl Filters {
     /// Claims filters, all or none. The device does not receive everything instead.
     ///
     /// # Errors
-    /// Fails if the device does not take one of them, with [`FilterError::Full`] if it has no room.
+    /// Fails if the device does not take one of them, with [`FilterError::Full`] or [`FilterError::NoRoom`] if it has no
+    /// room.
     pub(crate) fn claim_within_room(
         &mut self,
         device: &mut dyn Device,
         filters: &[Filter],
     ) -> Result<(), FilterError> {
         self.claim_each(device, filters, Filters::claim)
+    }
+
+    /// Returns `true` if the device would have room for filters after the release of the claims `released`. Changes
+    /// nothing.
+    pub(crate) fn would_have_room(
+        &self,
+        device: &dyn Device,
+        wanted: &[Filter],
+        released: impl Iterator<Item = Filter>,
+    ) -> bool {
+        let mut counts = HashMap::<Filter, u32>::new();
+        released.for_each(|filter| *counts.entry(filter).or_default() += 1);
+        let goes = |(filter, count)| {
+            (self.claims.get(&filter) == Some(&(AppliedBy::Device, count))).then_some(filter)
+        };
+        let removed: Vec<_> = counts.into_iter().filter_map(goes).collect();
+        let is_new =
+            |filter: &Filter| removed.contains(filter) || !self.claims.contains_key(filter);
+        let wanted: Vec<_> = wanted.iter().copied().filter(is_new).collect();
+        device.would_have_room(&wanted, &removed)
     }
 
     /// Returns `true` if the device receives everything in place of one of these filters.
@@ -99,7 +120,7 @@ impl Filters {
         let applied_by = match device.add_filter(&filter) {
             Ok(()) => AppliedBy::Device,
             Err(FilterError::Unsupported) => AppliedBy::Engine,
-            Err(error @ (FilterError::Failed(_) | FilterError::Full)) => return Err(error),
+            Err(error) => return Err(error),
         };
         self.claims.insert(filter, (applied_by, 1));
         Ok(())

@@ -65,6 +65,11 @@ impl FreedLeases {
         at.is_some_and(|at| self.all.remove(at).is_some())
     }
 
+    /// Returns the MAC addresses.
+    pub(crate) fn macs(&self) -> impl Iterator<Item = [u8; 6]> {
+        self.all.iter().map(|one| one.mac)
+    }
+
     /// Counts the leases.
     pub(crate) fn counts(&self) -> Counts {
         let mut counts = Counts::default();

@@ -561,7 +561,7 @@ fn keep_device<'a>(
     }
     for (lane, file) in memories.enumerate() {
         let Some(file) = file else { continue };
-        let name = stored_name(&format!("device-memory-{lane}"), server);
+        let name = stored_name(&format!("{}-{lane}", device.memory_name()), server);
         store.put(&name, file).map_err(&failed)?;
     }
     Ok(())

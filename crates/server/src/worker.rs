@@ -30,4 +30,6 @@ pub(crate) mod wire;
 pub(crate) mod workers;
 
 #[cfg(test)]
+mod hole_tests;
+#[cfg(test)]
 mod tests;

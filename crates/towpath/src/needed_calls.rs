@@ -4,16 +4,18 @@
 //! Unsafe lives here because no library wraps attempts of `clone3`, `close_range`, `signalfd4` and `vmsplice`, or
 //! reports that a limit cannot be read.
 
-use std::io::{IoSlice, IoSliceMut};
+use std::fs::Permissions;
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, poll};
-use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, Mode, SealFlags};
+use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, Mode, SealFlags, SeekFrom};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown,
-    SocketFlags, SocketType, sockopt,
+    SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
 use rustix::pipe::PipeFlags;
 use rustix::process::{PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal};
@@ -68,6 +70,8 @@ fn failure_of(refused: RefusedCall) -> Failure {
 /// Sleeps as a server does.
 pub(crate) fn sleeping() -> Result<(), RefusedCall> {
     let epoll = try_call("epoll_create1", "2.6.27", epoll::create(epoll::CreateFlags::CLOEXEC))?;
+    // An allowed call fails because a set cannot hold itself.
+    try_call("epoll_ctl", "2.6", allowed(epoll::delete(&epoll, &epoll), Errno::INVAL))?;
     let mut events = [const { MaybeUninit::uninit() }; 1];
     let timeout = Timespec { tv_sec: 0, tv_nsec: 10_000 };
     let slept = epoll::wait(&epoll, &mut events[..], Some(&timeout));
@@ -79,6 +83,12 @@ pub(crate) fn memory_files() -> Result<(), RefusedCall> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create("towpath-check", flags);
     let file: OwnedFd = try_call("memfd_create", "3.17", file)?;
+    try_call("fstat", "2.6", rustix::fs::fstat(&file).map(drop))?;
+    try_call("lseek", "2.6", rustix::fs::seek(&file, SeekFrom::Start(0)).map(drop))?;
+    // SAFETY: the range is empty.
+    let advised = unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_NORMAL) };
+    try_call("madvise", "2.6", outcome_of(advised.into()))?;
+    try_call("pwrite64", "2.6", rustix::io::pwrite(&file, &[0], 0))?;
     let given = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 4096);
     try_call("fallocate", "3.5", given)?;
     try_call("ftruncate", "2.6", rustix::fs::ftruncate(&file, 4096))?;
@@ -94,6 +104,8 @@ pub(crate) fn memory_files() -> Result<(), RefusedCall> {
 pub(crate) fn processes() -> Result<(), RefusedCall> {
     let own = pidfd_open(rustix::process::getpid(), PidfdFlags::empty());
     let own = try_call("pidfd_open", "5.3", own)?;
+    // The next server compares processes by it, and gives no session back without it.
+    try_call("fstatfs", "2.6", rustix::fs::fstatfs(&own).map(drop))?;
     // By default, this signal does nothing.
     try_call("pidfd_send_signal", "5.1", pidfd_send_signal(&own, Signal::CONT))?;
     // An allowed call fails because no process is its own child.
@@ -114,6 +126,10 @@ pub(crate) fn connections() -> Result<(), RefusedCall> {
     // An allowed call fails because no process can connect to this socket.
     let accepted = rustix::net::accept_with(&near, SocketFlags::CLOEXEC);
     try_call("accept4", "2.6.28", allowed(accepted, Errno::INVAL))?;
+    socket_files()?;
+    try_call("ioctl", "2.6", allowed(rustix::io::ioctl_fionread(&near), Errno::INVAL))?;
+    let nothing = rustix::net::recv(&near, &mut [0], RecvFlags::DONTWAIT);
+    try_call("recvfrom", "2.6", allowed(nothing, Errno::AGAIN))?;
     try_call("getsockopt", "2.6", sockopt::socket_type(&near).map(drop))?;
     try_call("setsockopt", "2.6", sockopt::set_socket_keepalive(&near, false))?;
     let sent = rustix::net::send(&near, &[1], SendFlags::NOSIGNAL);
@@ -133,9 +149,37 @@ pub(crate) fn connections() -> Result<(), RefusedCall> {
     try_call("shutdown", "2.6", rustix::net::shutdown(&near, Shutdown::Both))
 }
 
-/// Attempts `clone3` without arguments. The C library falls back to `clone` if there is no such call, but starts no
-/// thread if a filter refuses the call with another error.
+/// The C library's calls that change a file's mode, remove a file, and copy a descriptor to a number.
+const CHANGES_MODE: &str = if cfg!(target_arch = "x86_64") { "chmod" } else { "fchmodat" };
+const REMOVES: &str = if cfg!(target_arch = "x86_64") { "unlink" } else { "unlinkat" };
+const COPIES: &str = if cfg!(target_arch = "x86_64") { "dup2" } else { "dup3" };
+
+/// Attempts the calls by which a server makes the file of its socket, and removes it. Makes no file.
+fn socket_files() -> Result<(), RefusedCall> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None);
+    let socket = try_call("socket", "2.6", socket)?;
+    // An allowed call fails because the socket has no address.
+    try_call("listen", "2.6", allowed(rustix::net::listen(&socket, 1), Errno::INVAL))?;
+    let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC);
+    let event = try_call("eventfd2", "2.6.27", event)?;
+    // An allowed call fails because an eventfd is no socket.
+    let bound = SocketAddrUnix::new("/").and_then(|path| rustix::net::bind(&event, &path));
+    try_call("bind", "2.6", allowed(bound, Errno::NOTSOCK))?;
+    // Allowed calls fail because no file has an empty name.
+    let errno = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+    let changed = std::fs::set_permissions("", Permissions::from_mode(0o600)).map_err(errno);
+    try_call(CHANGES_MODE, "2.6.16", allowed(changed, Errno::NOENT))?;
+    let removed = std::fs::remove_file("").map_err(errno);
+    try_call(REMOVES, "2.6.16", allowed(removed, Errno::NOENT))
+}
+
+/// Attempts `clone`, which makes processes, and `clone3`. The C library falls back to `clone` if there is no `clone3`, but
+/// starts no thread if a filter refuses `clone3` with another error.
 pub(crate) fn threads() -> Result<(), RefusedCall> {
+    // SAFETY: the call makes nothing: these flags miss those that they depend on.
+    let made = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_THREAD, 0, 0, 0, 0) };
+    try_call("clone", "2.6", allowed(outcome_of(made), Errno::INVAL))?;
     // SAFETY: no memory has a length of 0, so the kernel reads none.
     let outcome = unsafe { libc::syscall(libc::SYS_clone3, std::ptr::null::<u8>(), 0) };
     match outcome_of(outcome) {
@@ -162,12 +206,19 @@ pub(crate) fn descriptors() -> Result<(), RefusedCall> {
     // SAFETY: without parts, the call reads no memory.
     let held = unsafe { libc::vmsplice(writing.as_raw_fd(), std::ptr::null(), 0, 0) };
     try_call("vmsplice", "2.6.17", outcome_of(held as libc::c_long))?;
+    // SAFETY: no descriptor has this number.
+    let copied = unsafe { libc::dup2(-1, 1) };
+    try_call(COPIES, "2.6.27", allowed(outcome_of(copied.into()), Errno::BADF))?;
     let last = libc::c_uint::MAX;
     // SAFETY: no descriptor has this number.
     let closed = unsafe { libc::syscall(libc::SYS_close_range, last, last, 0) };
     try_call("close_range", "5.9", outcome_of(closed))?;
     // SAFETY: a set of signals is an array of integers; all zeros is the empty set.
     let none: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: reads a live set, and changes nothing.
+    let blocked =
+        unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const none, std::ptr::null_mut()) };
+    try_call("rt_sigprocmask", "2.6", outcome_of(blocked.into()))?;
     // SAFETY: reads a live set.
     let signals = unsafe { libc::signalfd(-1, &raw const none, libc::SFD_CLOEXEC) };
     try_call("signalfd4", "2.6.27", outcome_of(signals.into()))?;

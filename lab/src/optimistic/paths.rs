@@ -141,7 +141,7 @@ fn run(
         });
         let reading = scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
-                if stream.read(32, |_, _| ()) == 0 {
+                if stream.read(32, |_, _| ()) == Ok(0) {
                     std::thread::sleep(Duration::from_micros(100));
                 }
             }
@@ -202,7 +202,7 @@ fn send_and_read(
         driver.send(&packet)?;
         let mut is_back = false;
         while !is_back {
-            client.read(1, |answer, _| is_back = answer == packet);
+            client.read(1, |answer, _| is_back = answer == packet)?;
             ensure!(is_back || start.elapsed() < PATIENCE, "packet {number} did not come back");
         }
         times.push(start.elapsed().as_nanos() as f64);

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use towpath_client::{Options, Rule, Session, report_over};
 use towpath_device::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device::loopback::{self, Cable, LoopbackDevice, Reception};
-use towpath_device::{Device, DeviceError, DeviceQueue, Filter, FilterError, Info, Meta, Spaces};
+use towpath_device::refusing::{Refuses, Refusing};
+use towpath_device::{Device, Filter, FilterError, Meta};
 use towpath_packet::build::Flow;
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Subnet, Subnets};
@@ -22,41 +23,21 @@ struct World {
     far: Vec<DeviceFarEnd>,
 }
 
-/// A device that has no filter for the flow of one port.
-struct Refusing {
-    inner: LoopbackDevice,
-    /// `true` if the device could receive everything instead.
-    is_full: bool,
-}
-
+/// The port of flows for which the tests' devices have no filter.
 const REFUSED_PORT: u16 = 99;
 
-impl Device for Refusing {
-    fn info(&self) -> &Info {
-        self.inner.info()
-    }
+fn has_refused_port(filter: &Filter) -> bool {
+    matches!(filter, Filter::Flow(flow) if flow.port == Some(REFUSED_PORT))
+}
 
-    fn open_queue(
-        &mut self,
-        index: usize,
-        spaces: &mut Spaces,
-    ) -> Result<Box<dyn DeviceQueue>, DeviceError> {
-        self.inner.open_queue(index, spaces)
-    }
+/// The device could receive everything instead.
+fn is_full(wanted: &Filter, _: &[Filter]) -> Option<FilterError> {
+    has_refused_port(wanted).then_some(FilterError::Full)
+}
 
-    fn add_filter(&mut self, filter: &Filter) -> Result<(), FilterError> {
-        match filter {
-            Filter::Flow(flow) if flow.port == Some(REFUSED_PORT) => Err(match self.is_full {
-                true => FilterError::Full,
-                false => FilterError::Failed(std::io::ErrorKind::Other.into()),
-            }),
-            other => self.inner.add_filter(other),
-        }
-    }
-
-    fn remove_filter(&mut self, filter: &Filter) {
-        self.inner.remove_filter(filter);
-    }
+/// Nothing replaces the filter.
+fn fails(wanted: &Filter, _: &[Filter]) -> Option<FilterError> {
+    has_refused_port(wanted).then(|| FilterError::Failed(std::io::ErrorKind::Other.into()))
 }
 
 impl World {
@@ -155,8 +136,8 @@ fn a_claim_releases_the_filters() {
 #[test]
 fn a_freed_lease_gives_way_only_to_a_filter_that_then_has_room() {
     let by_address = Reception { filters_addresses: true, ..Reception::default() };
-    for is_full in [true, false] {
-        let wrap = |inner| Box::new(Refusing { inner, is_full }) as Box<dyn Device>;
+    for (refuses, is_full) in [(is_full as Refuses, true), (fails, false)] {
+        let wrap = |inner| Box::new(Refusing::new(Box::new(inner), refuses)) as Box<dyn Device>;
         let world = World::over(by_address, wrap);
         let freed = Filter::Address(world.ended().destination_mac);
         comes("the filters", || world.cable.filters() == [freed, Filter::AllGroups]);

@@ -76,6 +76,8 @@ pub(crate) struct PacketFilter {
 struct Flows {
     maps: Maps,
     tables: Tables,
+    /// The addresses in the map that this server added.
+    macs: usize,
     /// What an earlier server added, and this one has not added so far.
     earlier: Earlier,
 }
@@ -114,6 +116,37 @@ impl Tables {
     fn number_of(&self, mask: &Fields) -> Option<usize> {
         let used = self.masks.iter().position(|one| one.is_some_and(|one| one.mask == *mask));
         used.or_else(|| self.masks.iter().position(Option::is_none))
+    }
+
+    /// Returns `true` if there is room for the flows of `wanted` without those of `removed`.
+    fn would_have_room(&self, wanted: &[Filter], removed: &[Filter]) -> bool {
+        let flows = |filters: &[Filter]| {
+            let flows = filters.iter().filter_map(|one| match one {
+                Filter::Flow(rule) => Some(key::of_rule(rule)),
+                _ => None,
+            });
+            flows.collect::<Vec<_>>()
+        };
+        let (mut masks, mut rules) = (self.masks, self.flows.len());
+        for (fields, mask) in flows(removed) {
+            let Some(number) = self.number_of(&mask) else { continue };
+            if self.flows.contains_key(&key::key(&fields, number as u32)) {
+                let left = |one: Mask| Some(Mask { rules: one.rules - 1, ..one });
+                masks[number] = masks[number].and_then(left).filter(|one| one.rules > 0);
+                rules -= 1;
+            }
+        }
+        let wanted = flows(wanted);
+        rules += wanted.len();
+        rules <= FLOWS as usize
+            && wanted.into_iter().all(|(_, mask)| {
+                let has = |one: &Option<Mask>| one.is_some_and(|one| one.mask == mask);
+                masks.iter().any(has)
+                    || masks.iter_mut().find(|one| one.is_none()).is_some_and(|free| {
+                        *free = Some(Mask { mask, rules: 1 });
+                        true
+                    })
+            })
     }
 
     /// Adds a rule under the mask of this number.
@@ -307,6 +340,11 @@ impl FlowFilter {
         self.flows.as_mut().map_or(Ok(()), |flows| flows.add(filter))
     }
 
+    /// Returns `true` if there is room for the addresses and flows of `wanted` without those of `removed`.
+    pub(crate) fn would_have_room(&self, wanted: &[Filter], removed: &[Filter]) -> bool {
+        self.flows.as_ref().is_none_or(|flows| flows.would_have_room(wanted, removed))
+    }
+
     /// Removes an address or a flow.
     pub(crate) fn remove(&mut self, filter: &Filter) {
         if let Some(flows) = &mut self.flows {
@@ -358,6 +396,11 @@ impl PacketFilter {
         self.flows.add(filter)
     }
 
+    /// Returns `true` if there is room for the addresses and flows of `wanted` without those of `removed`.
+    pub(crate) fn would_have_room(&self, wanted: &[Filter], removed: &[Filter]) -> bool {
+        self.flows.would_have_room(wanted, removed)
+    }
+
     /// Removes an address or a flow.
     pub(crate) fn remove(&mut self, filter: &Filter) {
         self.flows.remove(filter);
@@ -371,7 +414,7 @@ impl Flows {
             masks: Map::create(MapKind::Array, "towpath_masks", 4, MASKS_BYTES, 1)?,
             flows: Map::create(MapKind::Hash, "towpath_flows", KEY_BYTES, 4, FLOWS)?,
         };
-        Ok(Flows { maps, tables: Tables::default(), earlier: Earlier::default() })
+        Ok(Flows { maps, tables: Tables::default(), macs: 0, earlier: Earlier::default() })
     }
 
     /// Goes on with the maps of an earlier server.
@@ -390,7 +433,7 @@ impl Flows {
             }
         }
         tables.free_unused_masks();
-        Ok(Flows { maps, tables, earlier })
+        Ok(Flows { maps, tables, macs: 0, earlier })
     }
 
     fn remove_earlier(&mut self) {
@@ -420,7 +463,9 @@ impl Flows {
             Filter::Address(mac) => {
                 let key = mac_key(mac);
                 self.earlier.macs.remove(&key[..]);
-                maps.macs.update(&key, &[0; 4]).map_err(refused)
+                maps.macs.update(&key, &[0; 4]).map_err(refused)?;
+                self.macs += 1;
+                Ok(())
             }
             Filter::Flow(rule) => {
                 let (fields, mask) = key::of_rule(rule);
@@ -449,12 +494,24 @@ impl Flows {
         }
     }
 
+    /// Returns `true` if there is room for the addresses and flows of `wanted` without those of `removed`. Addresses of
+    /// groups need none.
+    fn would_have_room(&self, wanted: &[Filter], removed: &[Filter]) -> bool {
+        let is_address = |one: &&Filter| matches!(one, Filter::Address(mac) if mac[0] & 1 == 0);
+        let addresses = |filters: &[Filter]| filters.iter().filter(is_address).count();
+        let kept = (self.macs + self.earlier.macs.len()).saturating_sub(addresses(removed));
+        kept + addresses(wanted) <= MACS as usize && self.tables.would_have_room(wanted, removed)
+    }
+
     /// Removes an address or a flow.
     fn remove(&mut self, filter: &Filter) {
         let maps = &self.maps;
         // The kernel refuses nothing of this, apart from entries that are not there.
         let _ = match filter {
-            Filter::Address(mac) => maps.macs.delete(&mac_key(mac)),
+            Filter::Address(mac) => {
+                self.macs = self.macs.saturating_sub(1);
+                maps.macs.delete(&mac_key(mac))
+            }
             Filter::Flow(rule) => {
                 let (fields, mask) = key::of_rule(rule);
                 let Some(number) = self.tables.number_of(&mask) else { return };

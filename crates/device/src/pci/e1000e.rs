@@ -43,6 +43,7 @@ use super::error::PciError;
 use super::signals::take_signal;
 use super::vfio::{Vfio, outlives_its_server};
 use crate::dma::{Access, Dma, Registration};
+use crate::filter::addresses_in;
 use crate::{
     Capabilities, Device, DeviceError, DeviceQueue, ETHERNET_HEADER_BYTES, EarlierObjects, Event,
     Filter, FilterError, FlowRule, Info, Keeper, Limits, OwnQueueError, OwnQueueLimits, OwnQueues,
@@ -294,6 +295,10 @@ impl Device for E1000eDevice {
             _ => return Err(FilterError::Unsupported),
         }
         Ok(())
+    }
+
+    fn would_have_room(&self, wanted: &[Filter], removed: &[Filter]) -> bool {
+        self.card.would_have_room(addresses_in(wanted), addresses_in(removed))
     }
 
     fn remove_filter(&mut self, filter: &Filter) {

@@ -35,6 +35,7 @@ use super::error::PciError;
 use super::signals::{any_of, new_eventfd, signal, take_signal};
 use super::vfio::Vfio;
 use crate::dma::{Access, Dma, Registration};
+use crate::filter::addresses_in;
 use crate::{
     Capabilities, Device, DeviceError, DeviceQueue, Event, Filter, FilterError, Info, Limits,
     Spaces, TxHeadroom,
@@ -232,6 +233,10 @@ impl Device for VirtioNetDevice {
             }),
             Filter::Flow(_) => Err(FilterError::Unsupported),
         }
+    }
+
+    fn would_have_room(&self, wanted: &[Filter], removed: &[Filter]) -> bool {
+        self.card.would_have_room(addresses_in(wanted), addresses_in(removed))
     }
 
     fn remove_filter(&mut self, filter: &Filter) {

@@ -142,9 +142,14 @@ impl AttachedProgram {
         // The packets of a flow without room go to the kernel; a copy for the server would not
         // change that.
         self.filter.add(filter).map_err(|error| match error {
-            FilterError::Full => FilterError::Failed(io::Error::from_raw_os_error(libc::ENOSPC)),
+            FilterError::Full => FilterError::NoRoom,
             other => other,
         })
+    }
+
+    /// Returns `true` if there is room for the addresses and flows of `wanted` without those of `removed`.
+    pub(super) fn would_have_room(&self, wanted: &[Filter], removed: &[Filter]) -> bool {
+        self.filter.would_have_room(wanted, removed)
     }
 
     /// Removes an address or a flow.

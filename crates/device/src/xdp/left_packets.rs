@@ -26,8 +26,13 @@ use crate::{EarlierObjects, Keeper, LARGE_FRAME_BYTES};
 pub(super) const SOCKET: &str = "device-socket-";
 /// The name under which a keeper holds the ledger of a lane, before the lane's number.
 pub(super) const LEDGER: &str = "device-ledger-";
-/// The name under which the store has the memory of a lane, before the lane's number.
-pub(super) const MEMORY: &str = "device-memory-";
+/// The name under which the store has the memory of a lane, before `-` and the lane's number.
+pub(super) const MEMORY_NAME: &str = "device-umem";
+pub(super) const MEMORY: &str = "device-umem-";
+/// The same name of earlier servers, whose rings have [`EARLIER_RX_ENTRIES`]. They would read the positions of a longer ring
+/// as those of theirs, and take packets anew that were received long ago. Without a memory under this name, they only
+/// close the sockets.
+const EARLIER_MEMORY: &str = "device-memory-";
 
 /// The sockets of the last server that left any, with their memory and their ledger.
 pub(super) struct LeftSockets {
@@ -65,13 +70,13 @@ impl LeftSockets {
         };
         let (mut left, mut names) = (Vec::new(), Vec::new());
         let of_last = |prefix| earlier.with_prefix(prefix).filter(|(_, server, _)| *server == last);
-        let lanes = of_last(MEMORY).count() as u32;
+        let memories = || of_last(MEMORY).chain(of_last(EARLIER_MEMORY));
+        let lanes = memories().count() as u32;
         for (number, server, socket) in sockets {
             names.push(format!("{SOCKET}{number}"));
             let Ok(hardware) = number.parse::<u32>() else { continue };
             let lane = hardware.checked_rem(lanes).map(|lane| lane.to_string());
-            let memory =
-                of_last(MEMORY).find(|one| server == last && Some(one.0) == lane.as_deref());
+            let memory = memories().find(|one| server == last && Some(one.0) == lane.as_deref());
             // A server that was killed during its start left no memory, and no packet arrived.
             let Some((_, _, memory)) = memory else { continue };
             left.push(LeftSocket { hardware, socket, memory: memory.try_clone_to_owned()? });
@@ -223,5 +228,36 @@ mod tests {
         }
         let mut longest = vec![0; LARGE_FRAME_BYTES];
         assert!(!append(&memory, part(0, 1), &mut longest));
+    }
+    /// Returns what a server with one hardware queue leaves, with its memory under a name.
+    fn left(memory: &str) -> EarlierObjects {
+        let mut earlier = EarlierObjects::default();
+        for name in ["device-socket-0", "device-ledger-0", memory] {
+            earlier.add(name, 3, io::pipe().unwrap().0.into());
+        }
+        earlier
+    }
+
+    #[test]
+    fn memory_is_found_by_both_names() {
+        for name in [&format!("{MEMORY}0"), "device-memory-0"] {
+            let sockets = LeftSockets::find(&mut left(name)).unwrap().unwrap();
+            assert_eq!(sockets.sockets.len(), 1, "{name}");
+            assert!(sockets.are_whole(1, 1), "{name}");
+        }
+    }
+
+    /// A server whose rings are shorter finds no memory, and so no packets. It closes the sockets.
+    #[test]
+    fn an_earlier_version_does_not_find_the_memory() {
+        let mut earlier = left(&format!("{MEMORY_NAME}-0"));
+        assert_eq!(earlier.with_prefix("device-memory-").count(), 0);
+        let none = LeftSockets::find(&mut left("device-another-0")).unwrap().unwrap();
+        assert_eq!(
+            (none.sockets.len(), none.names.as_slice()),
+            (0, &["device-socket-0".to_owned()][..])
+        );
+        assert!(!none.are_whole(1, 1));
+        assert!(LeftSockets::find(&mut earlier).unwrap().unwrap().are_whole(1, 1));
     }
 }

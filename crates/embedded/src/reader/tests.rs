@@ -10,13 +10,14 @@ fn packet(number: u8) -> Packet {
 
 fn pair(packets: u32, read: Protection) -> (Arc<Inbox>, Reader) {
     let choose: Choose = Box::new(|_| Some(0));
-    let (readers, mut all) = Readers::new(1, (packets, 64), read, choose).unwrap();
+    let guard = ForkGuard::new().unwrap();
+    let (readers, mut all) = Readers::new(1, (packets, 64), read, choose, &guard).unwrap();
     (readers.inboxes[0].clone(), all.pop().unwrap())
 }
 
 fn read(reader: &mut Reader) -> Vec<u8> {
     let mut numbers = Vec::new();
-    while reader.read(9, |packet, _| numbers.push(packet[0])) > 0 {}
+    while reader.read(9, |packet, _| numbers.push(packet[0])).unwrap() > 0 {}
     numbers
 }
 
@@ -48,7 +49,7 @@ fn a_deferred_packet_wakes_the_reader_that_was_about_to_sleep() {
         inbox.deliver(&mut packet(7));
     });
     assert!(is_awake(&reader));
-    assert!(!reader.arm(), "there is a packet");
+    assert!(!reader.arm().unwrap(), "there is a packet");
     assert!(!is_awake(&reader), "the notification is taken");
     assert_eq!(read(&mut reader), [7]);
 }
@@ -59,9 +60,9 @@ fn each_sleep_takes_one_notification() {
         let (inbox, mut reader) = pair(4, way);
         inbox.deliver(&mut packet(1));
         assert!(!is_awake(&reader), "{way:?}: it does not sleep");
-        assert!(!reader.arm());
+        assert!(!reader.arm().unwrap());
         assert_eq!(read(&mut reader), [1]);
-        assert!(reader.arm());
+        assert!(reader.arm().unwrap());
         inbox.deliver(&mut packet(2));
         inbox.deliver(&mut packet(3));
         assert!(is_awake(&reader));
@@ -99,7 +100,7 @@ fn a_reader_that_panics_has_read_its_packet_and_no_other() {
             reader.read(9, |packet, _| assert_ne!(packet[0], 1, "the panic that this test wants"))
         }));
         assert!(panicked.is_err());
-        assert!(!reader.arm(), "{way:?}: a packet is left");
+        assert!(!reader.arm().unwrap(), "{way:?}: a packet is left");
         inbox.deliver(&mut packet(3));
         assert_eq!(read(&mut reader), [2, 3]);
         (4..8).for_each(|number| inbox.deliver(&mut packet(number)));

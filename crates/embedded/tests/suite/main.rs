@@ -2,4 +2,5 @@
 
 mod direct;
 mod embedded;
+mod forked;
 mod protection;

@@ -105,7 +105,20 @@ impl Interface {
     /// Finds the interface for a server that is to start: by its number, or else by its names. Returns
     /// the file for the server, if the interface has changed. A missing interface is no error here: the
     /// server reports it.
+    ///
+    /// # Errors
+    /// An error that names the interface.
     pub(super) fn find(&mut self) -> io::Result<Option<OwnedFd>> {
+        self.look().map_err(|error| self.named(&error))
+    }
+
+    /// Returns an error with the interface's last name.
+    fn named(&self, error: &io::Error) -> io::Error {
+        let name = self.known.as_ref().map_or(&self.configured, |known| &known.name);
+        io::Error::new(error.kind(), format!("{name}: {error}"))
+    }
+
+    fn look(&mut self) -> io::Result<Option<OwnedFd>> {
         if !self.follows {
             return Ok(None);
         }
@@ -142,9 +155,14 @@ impl Interface {
     }
 
     /// Takes news of the interface. Returns the file for later servers, if it has another name.
+    ///
+    /// # Errors
+    /// An error that names the interface.
     pub(super) fn hear(&mut self) -> io::Result<Option<OwnedFd>> {
         match self.watch.as_mut().and_then(LinkWatch::latest) {
-            Some(Watched::Here(link)) => self.change(Known::of(link)),
+            Some(Watched::Here(link)) => {
+                self.change(Known::of(link)).map_err(|error| self.named(&error))
+            }
             Some(Watched::Gone) | None => Ok(None),
         }
     }
@@ -170,6 +188,7 @@ impl Interface {
 
 #[cfg(test)]
 mod tests {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     use towpath_netlink::Veth;
     use towpath_testkit::isolated;
 
@@ -216,6 +235,34 @@ mod tests {
 
             assert!(Interface::new("lo", false).find().unwrap().is_none());
             assert_eq!(followed_interface(&[]), None);
+        });
+    }
+
+    /// A keeper of several devices has one log for all interfaces.
+    #[test]
+    fn an_error_names_the_interface() {
+        isolated!(|| {
+            let mut interface = Interface::new("eth0", true);
+            let limits = getrlimit(Resource::Nofile);
+            setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..limits }).unwrap();
+            let error = interface.find().unwrap_err().to_string();
+            setrlimit(Resource::Nofile, limits).unwrap();
+            assert!(
+                error.starts_with("eth0: ") && error.contains("Too many open files"),
+                "{error}"
+            );
+
+            let mut netlink = Netlink::open().unwrap();
+            netlink.create_veth(&Veth::new("eth0", "far0")).unwrap();
+            interface.find().unwrap().unwrap();
+            netlink.rename("eth0", "lan0").unwrap();
+            setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..limits }).unwrap();
+            let error = interface.hear().unwrap_err().to_string();
+            setrlimit(Resource::Nofile, limits).unwrap();
+            assert!(
+                error.starts_with("eth0: ") && error.contains("Too many open files"),
+                "{error}"
+            );
         });
     }
 }

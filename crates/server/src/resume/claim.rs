@@ -1,11 +1,12 @@
 //! An application that comes back for a session of an earlier server.
 
+use std::io;
 use std::os::fd::OwnedFd;
 
 use rustix::event::epoll;
 use towpath_protocol::message::{self, Message, Refusal};
 use towpath_protocol::peer::is_same_process;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::connection::{Connection, Progress, Refused};
 use crate::control::Control;
@@ -34,8 +35,18 @@ impl Control {
             return Err((Refusal::Malformed, "resume: the reserved field must be 0".into()));
         }
         let old = self.connections.token_of(session);
-        let old = old.filter(|old| self.is_claimable_by(*old, connection));
-        let Some(old) = old else {
+        let uid = connection.peer.uid;
+        let is_claimable = old.map_or(Ok(false), |old| self.is_claimable_by(old, connection));
+        let is_claimable = is_claimable.unwrap_or_else(|error| {
+            if self.log.allows(uid) {
+                warn!(
+                    session,
+                    uid, "the server cannot compare processes: {error}; the session ends"
+                );
+            }
+            false
+        });
+        let Some(old) = old.filter(|_| is_claimable) else {
             let text = format!(
                 "resume: this process has no session {session} of an earlier server; attach again"
             );
@@ -50,23 +61,26 @@ impl Control {
 
     /// Returns `true` if an unclaimed session is that of the process at the other end of a
     /// connection.
-    fn is_claimable_by(&self, old: u64, connection: &Connection) -> bool {
-        let Some(unclaimed) = self.connections.get(old) else { return false };
+    ///
+    /// # Errors
+    /// The kernel's error, if it refuses to compare the processes.
+    fn is_claimable_by(&self, old: u64, connection: &Connection) -> io::Result<bool> {
+        let Some(unclaimed) = self.connections.get(old) else { return Ok(false) };
         let (Some(theirs), Some(kept)) = (&connection.peer.process, &unclaimed.peer.process) else {
-            return false;
+            return Ok(false);
         };
-        matches!(unclaimed.progress, Progress::Unclaimed)
-            && unclaimed.peer.uid == connection.peer.uid
-            && is_same_process(theirs, kept).unwrap_or(false)
+        let is_theirs = matches!(unclaimed.progress, Progress::Unclaimed)
+            && unclaimed.peer.uid == connection.peer.uid;
+        Ok(is_theirs && is_same_process(theirs, kept)?)
     }
 
     /// Makes a doorbell and eventfds, and has all engines give the session to its application.
-    fn hand_to_application(&mut self, token: u64, old: u64) -> std::io::Result<()> {
+    fn hand_to_application(&mut self, token: u64, old: u64) -> io::Result<()> {
         let lanes = self.parts.engines.lanes();
         // Everything that can fail comes first.
         let (doorbell, theirs) = towpath_protocol::doorbell::pair()?;
         let workers_doorbell = doorbell.try_clone()?;
-        let no_room = || std::io::Error::from(rustix::io::Errno::MFILE);
+        let no_room = || io::Error::from(rustix::io::Errno::MFILE);
         let worker = self.connections.get(token).map_or(u64::MAX, |one| one.worker);
         let worker_fd = self.workers.notified(worker).ok_or_else(no_room)?;
         let number = self.connections.get(old).map_or(0, |one| one.number);

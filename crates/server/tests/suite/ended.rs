@@ -1,58 +1,71 @@
-//! The filters of ended sessions on a device without room for another one: few of them give way to a request in vain.
+//! The filters of ended sessions on a device without room for another one: they give way to a request that then has room,
+//! and to no other one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use towpath_client::{Options, Rule, Session, report_over};
-use towpath_device::loopback::{self, LoopbackDevice, Reception};
-use towpath_device::{Device, DeviceError, DeviceQueue, Filter, FilterError, Info, Spaces};
+use towpath_device::loopback::{self, Cable, LoopbackDevice, Reception};
+use towpath_device::refusing::{Refuses, Refusing};
+use towpath_device::{Filter, FilterError, FlowRule};
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Subnet, Subnets};
 
-/// The port of flows for which the device has no room.
+/// The port of flows for which a device has no room.
 const REFUSED_PORT: u16 = 99;
 const ENDED: usize = 40;
-/// The limit of leases that give way.
-const MOST_YIELDING: usize = 16;
 /// Ends a test that hangs. On a loaded machine, a thread may wait seconds for a processor.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A device that has no room for flows of one port, and counts removed filters.
-struct Full {
-    inner: LoopbackDevice,
+struct World {
+    server: Server,
+    cable: Cable,
+    /// The count of filters that the server removed.
     removed: Arc<AtomicUsize>,
+    _far: LoopbackDevice,
 }
 
-impl Device for Full {
-    fn info(&self) -> &Info {
-        self.inner.info()
+impl World {
+    fn new(refuses: Refuses) -> World {
+        let reception =
+            Reception { filters_addresses: true, filters_flows: true, ..Reception::default() };
+        let device = loopback::Config { reception, ..loopback::Config::default() };
+        let (inner, far) = loopback::pair(&device).unwrap();
+        let cable = inner.cable();
+        let device = Refusing::new(Box::new(inner), refuses);
+        let removed = device.removed();
+        let subnets = Subnets { ipv4: Some(Subnet::new([10, 77, 0, 1].into(), 24)), ipv6: None };
+        let config = Config { subnets, ..Config::default() };
+        let store = Box::<MemoryStore>::default();
+        let server = Server::start(&config, Box::new(device), store).unwrap();
+        World { server, cable, removed, _far: far }
     }
 
-    fn open_queue(
-        &mut self,
-        index: usize,
-        spaces: &mut Spaces,
-    ) -> Result<Box<dyn DeviceQueue>, DeviceError> {
-        self.inner.open_queue(index, spaces)
+    fn attach(&self, name: &str) -> Session {
+        let options = Options { name: name.into(), ..Options::default() };
+        Session::attach_over(self.server.connect().unwrap(), &options).unwrap()
     }
 
-    fn add_filter(&mut self, filter: &Filter) -> Result<(), FilterError> {
-        match filter {
-            Filter::Flow(flow) if flow.port == Some(REFUSED_PORT) => Err(FilterError::Full),
-            other => self.inner.add_filter(other),
+    /// Attaches sessions with endpoints and ends them, until the engines answer for all.
+    fn end_sessions(&self) {
+        for number in 0..ENDED {
+            self.attach(&format!("ended{number}")).open(&Rule::new().udp(7)).unwrap();
         }
+        let sessions = || report_over(self.server.connect().unwrap()).unwrap()["sessions"].clone();
+        comes("the sessions' end", || sessions().as_array().unwrap().is_empty());
+        assert_eq!(self.addresses(), ENDED);
     }
 
-    fn remove_filter(&mut self, filter: &Filter) {
-        self.removed.fetch_add(1, Ordering::Relaxed);
-        self.inner.remove_filter(filter);
+    /// Returns the number of addresses among the device's filters.
+    fn addresses(&self) -> usize {
+        let filters = self.cable.filters();
+        filters.iter().filter(|one| matches!(one, Filter::Address(_))).count()
     }
-}
 
-fn attach(server: &Server, name: &str) -> Session {
-    let options = Options { name: name.into(), ..Options::default() };
-    Session::attach_over(server.connect().unwrap(), &options).unwrap()
+    fn receives_everything(&self) -> bool {
+        self.cable.filters().contains(&Filter::Everything)
+    }
 }
 
 fn comes(what: &str, mut so: impl FnMut() -> bool) {
@@ -63,35 +76,59 @@ fn comes(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-#[test]
-fn a_request_in_vain_takes_few_filters_of_ended_sessions() {
-    let reception = Reception { filters_addresses: true, ..Reception::default() };
-    let device = loopback::Config { reception, ..loopback::Config::default() };
-    let (inner, _far) = loopback::pair(&device).unwrap();
-    let (cable, removed) = (inner.cable(), Arc::<AtomicUsize>::default());
-    let subnets = Subnets { ipv4: Some(Subnet::new([10, 77, 0, 1].into(), 24)), ipv6: None };
-    let config = Config { subnets, ..Config::default() };
-    let full = Full { inner, removed: removed.clone() };
-    let server = Server::start(&config, Box::new(full), Box::<MemoryStore>::default()).unwrap();
-    for number in 0..ENDED {
-        attach(&server, &format!("ended{number}")).open(&Rule::new().udp(7)).unwrap();
-    }
-    let sessions = || report_over(server.connect().unwrap()).unwrap()["sessions"].clone();
-    comes("the sessions' end", || sessions().as_array().unwrap().is_empty());
-    let freed = || {
-        let filters = cable.filters();
-        filters.iter().filter(|one| matches!(one, Filter::Address(_))).count()
-    };
-    assert_eq!(freed(), ENDED);
+/// Refuses flows of one port.
+fn one_port(wanted: &Filter, _: &[Filter]) -> Option<FilterError> {
+    let is_refused = matches!(wanted, Filter::Flow(flow) if flow.port == Some(REFUSED_PORT));
+    is_refused.then_some(FilterError::Full)
+}
 
-    let mut session = attach(&server, "another");
+#[test]
+fn a_request_in_vain_takes_no_filters_of_ended_sessions() {
+    let world = World::new(one_port);
+    world.end_sessions();
+    let mut session = world.attach("another");
     for _ in 0..2 {
-        removed.store(0, Ordering::Relaxed);
+        world.removed.store(0, Ordering::Relaxed);
         let endpoint = session.open(&Rule::new().udp(REFUSED_PORT)).unwrap();
-        assert!(cable.filters().contains(&Filter::Everything));
-        assert_eq!((removed.load(Ordering::Relaxed), freed()), (MOST_YIELDING, ENDED + 1));
+        assert!(world.receives_everything());
+        assert_eq!((world.removed.load(Ordering::Relaxed), world.addresses()), (0, ENDED + 1));
         session.close(endpoint).unwrap();
-        comes("the release", || !cable.filters().contains(&Filter::Everything));
+        comes("the release", || !world.receives_everything());
     }
-    server.stop().unwrap();
+    world.server.stop().unwrap();
+}
+
+/// Has room for flows that give two sets of fields, as a flow filter with AF_XDP has for sixteen.
+fn two_sets(wanted: &Filter, has: &[Filter]) -> Option<FilterError> {
+    let fields = |filter: &Filter| match filter {
+        Filter::Flow(FlowRule { mac, ethertype, protocol, port, remote_port, .. }) => Some([
+            mac.is_some(),
+            ethertype.is_some(),
+            protocol.is_some(),
+            port.is_some(),
+            remote_port.is_some(),
+        ]),
+        _ => None,
+    };
+    let mut sets: Vec<_> = has.iter().chain([wanted]).filter_map(fields).collect();
+    sets.sort_unstable();
+    sets.dedup();
+    (sets.len() > 2 && fields(wanted).is_some()).then_some(FilterError::NoRoom)
+}
+
+/// All ended sessions share a set of fields, so that its room is free once all of them have given way.
+#[test]
+fn all_ended_sessions_give_way_to_another_set_of_fields() {
+    let world = World::new(two_sets);
+    world.end_sessions();
+    let mut session = world.attach("another");
+    session.open(&Rule::new().udp(7)).unwrap();
+    assert_eq!(world.addresses(), ENDED + 1, "these two sets have room");
+    let remote = Rule::new().udp(7).remote_port(9);
+    session.open(&remote).unwrap();
+    assert_eq!((world.addresses(), world.receives_everything()), (1, false));
+    // A live session does not give way.
+    let refused = session.open(&Rule::new().ethertype(0x88b5)).unwrap_err().to_string();
+    assert!(refused.contains("the device has no room for another filter"), "{refused}");
+    world.server.stop().unwrap();
 }

@@ -133,7 +133,7 @@ fn connections(connected: Result<(), RefusedCall>) -> Finding {
         Ok(()) => Finding::new(
             "connections",
             Standing::Ok,
-            "accept4, getsockopt, setsockopt, sendto, sendmsg, recvmsg, ppoll, shutdown, writev",
+            "bind, accept4, getsockopt, setsockopt, sendto, sendmsg, recvmsg, ppoll, shutdown, writev",
             "applications can attach",
         ),
         Err(refused) => missing("connections", refused, "no application can attach"),

@@ -5,8 +5,12 @@
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::Signal;
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, apply_filter,
+};
 
 use crate::running::*;
 use crate::serving::round_trip;
@@ -15,9 +19,15 @@ const TAP: [&str; 4] = ["--device", "tap:opA", "--address", "10.89.0.1/24"];
 
 /// Makes a command start with a filter that answers one system call with an error.
 fn refuse(command: &mut Command, call: libc::c_long, errno: i32) {
+    refuse_some(command, call, Vec::new(), errno);
+}
+
+/// Makes a command start with a filter that answers a system call with an error if a rule matches its arguments; without
+/// rules always.
+fn refuse_some(command: &mut Command, call: libc::c_long, rules: Vec<SeccompRule>, errno: i32) {
     let (refused, allowed) = (SeccompAction::Errno(errno as u32), SeccompAction::Allow);
     let architecture = std::env::consts::ARCH.try_into().unwrap();
-    let rules = [(call, Vec::new())].into_iter().collect();
+    let rules = [(call, rules)].into_iter().collect();
     let filter = SeccompFilter::new(rules, allowed, refused, architecture).unwrap();
     let program: BpfProgram = filter.try_into().unwrap();
     let apply = move || apply_filter(&program).map_err(|_| std::io::ErrorKind::Other.into());
@@ -37,7 +47,7 @@ enum Outcome {
 use Outcome::{Serves, Unavailable};
 
 /// Each call, with the outcomes for `EPERM` (a container's filter) and for `ENOSYS` (an old kernel).
-const CASES: [(libc::c_long, Outcome, Outcome); 35] = [
+const CASES: [(libc::c_long, Outcome, Outcome); 51] = [
     both(libc::SYS_epoll_pwait2, Unavailable("epoll_pwait2")),
     both(libc::SYS_epoll_create1, Unavailable("epoll_create1")),
     both(libc::SYS_memfd_create, Unavailable("memfd_create")),
@@ -54,6 +64,31 @@ const CASES: [(libc::c_long, Outcome, Outcome); 35] = [
     both(libc::SYS_vmsplice, Unavailable("vmsplice")),
     both(libc::SYS_fchmod, Unavailable("fchmod")),
     both(libc::SYS_flock, Unavailable("flock")),
+    both(libc::SYS_epoll_ctl, Unavailable("epoll_ctl")),
+    both(libc::SYS_fstat, Unavailable("fstat")),
+    both(libc::SYS_lseek, Unavailable("lseek")),
+    both(libc::SYS_madvise, Unavailable("madvise")),
+    both(libc::SYS_clone, Unavailable("clone")),
+    both(libc::SYS_rt_sigprocmask, Unavailable("rt_sigprocmask")),
+    both(libc::SYS_socket, Unavailable("socket")),
+    both(libc::SYS_listen, Unavailable("listen")),
+    both(libc::SYS_ioctl, Unavailable("ioctl")),
+    both(libc::SYS_recvfrom, Unavailable("recvfrom")),
+    #[cfg(target_arch = "x86_64")]
+    both(libc::SYS_dup2, Unavailable("dup2")),
+    #[cfg(not(target_arch = "x86_64"))]
+    both(libc::SYS_dup3, Unavailable("dup3")),
+    both(libc::SYS_pwrite64, Unavailable("pwrite64")),
+    both(libc::SYS_fstatfs, Unavailable("fstatfs")),
+    both(libc::SYS_bind, Unavailable("bind")),
+    #[cfg(target_arch = "x86_64")]
+    both(libc::SYS_chmod, Unavailable("chmod")),
+    #[cfg(target_arch = "x86_64")]
+    both(libc::SYS_unlink, Unavailable("unlink")),
+    #[cfg(not(target_arch = "x86_64"))]
+    both(libc::SYS_fchmodat, Unavailable("fchmodat")),
+    #[cfg(not(target_arch = "x86_64"))]
+    both(libc::SYS_unlinkat, Unavailable("unlinkat")),
     both(libc::SYS_wait4, Unavailable("wait4")),
     both(libc::SYS_prlimit64, Unavailable("prlimit64")),
     // Each application's connection needs these.
@@ -115,5 +150,39 @@ fn a_refused_call_is_named_at_the_start_or_not_needed() {
                 }
             }
         }
+    });
+}
+
+/// The filter refuses only the calls by which a server accepts: these, and not the first attempt, ask for sockets that do
+/// not block.
+#[test]
+fn a_server_says_that_it_cannot_accept() {
+    towpath_testkit::isolated!(|| {
+        if !tun("refused_calls::a_server_says_that_it_cannot_accept") {
+            return;
+        }
+        let directory = Directory::new();
+        let flags = (libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) as u64;
+        let are_these =
+            SeccompCondition::new(3, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, flags).unwrap();
+        let rule = SeccompRule::new(vec![are_these]).unwrap();
+        let mut program = towpath(&[]);
+        refuse_some(&mut program, libc::SYS_accept4, vec![rule], libc::EPERM);
+        let starting = Starting::with(program, &directory, "s.sock", &TAP);
+        let mut server = starting.ready_or_end().unwrap_or_else(|(_, said)| panic!("{said}"));
+        assert!(!server.log().contains("cannot accept"), "{}", server.log());
+        let flags = SocketFlags::CLOEXEC;
+        let waits =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        let (waits, path) =
+            (waits.unwrap(), SocketAddrUnix::new(directory.join("s.sock")).unwrap());
+        rustix::net::connect(&waits, &path).unwrap();
+        let said = "cannot accept a connection: accept4: Operation not permitted";
+        until("a line of the log", || server.log().contains(said));
+        // The server tries about 100 times per second, and says it 20 times at once and then once per second.
+        until("lines that were left out", || server.log().contains("were left out"));
+        let lines = server.log().lines().filter(|line| line.contains(said)).count();
+        assert!((20..60).contains(&lines), "{lines}");
+        assert!(server.stop(Signal::TERM).success(), "{}", server.log());
     });
 }

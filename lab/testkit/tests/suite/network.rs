@@ -226,6 +226,33 @@ fn a_renamed_link_keeps_its_number() {
     });
 }
 
+/// More messages than the kernel queues for a socket.
+#[test]
+fn watches_go_on_after_dropped_messages() {
+    isolated!(|| {
+        let mut netlink = Netlink::open().unwrap();
+        netlink.create_veth(&Veth::new("left0", "right")).unwrap();
+        let index = netlink.index("left0").unwrap();
+        let (mut link, mut host) = (LinkWatch::new(index).unwrap(), HostWatch::new().unwrap());
+        let address = prefix("192.0.2.1/24");
+        for number in 0..400 {
+            let (old, new) = (format!("left{number}"), format!("left{}", number + 1));
+            netlink.rename(&old, &new).unwrap();
+            netlink.add_address(&new, address).unwrap();
+            netlink.delete_address(&new, address).unwrap();
+        }
+        events_until(&mut host, |event| *event == HostEvent::Lost);
+        let deadline = Instant::now() + Duration::from_secs(5);
+        loop {
+            assert!(Instant::now() < deadline, "the watch does not ask for the latest state");
+            match link.latest() {
+                Some(Watched::Here(link)) if link.name == "left400" => break,
+                _ => {}
+            }
+        }
+    });
+}
+
 #[test]
 fn hardware_queues_are_counted_changed_and_watched() {
     isolated!(|| {

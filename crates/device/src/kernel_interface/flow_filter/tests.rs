@@ -622,6 +622,8 @@ fn full_maps_refuse() {
         filter.add(&rule(number)).unwrap();
     }
     assert!(matches!(filter.add(&rule(FLOWS)), Err(FilterError::Full)));
+    assert!(!filter.would_have_room(&[rule(FLOWS)], &[]));
+    assert!(filter.would_have_room(&[rule(FLOWS)], &[rule(7)]));
     filter.remove(&rule(7));
     filter.add(&rule(FLOWS)).unwrap();
     let mac = |number: u32| {
@@ -632,6 +634,8 @@ fn full_maps_refuse() {
         filter.add(&mac(number)).unwrap();
     }
     assert!(matches!(filter.add(&mac(MACS)), Err(FilterError::Full)));
+    assert!(!filter.would_have_room(&[mac(MACS)], &[]));
+    assert!(filter.would_have_room(&[mac(MACS)], &[mac(7)]));
     let masks = (1..MASKS as u16).map(|bits| FlowRule {
         mac: (bits & 1 != 0).then_some([2; 6]),
         ethertype: (bits & 2 != 0).then_some(0x0800),
@@ -678,6 +682,43 @@ fn masks_are_shared_and_freed() {
     assert!(!tables.remove(&keys[8]), "another rule has the mask");
     assert!(tables.remove(&key) && !tables.remove(&key));
     assert_eq!(tables.number_of(&another), Some(number));
+}
+
+/// A mask is free once all of its rules are removed.
+#[test]
+fn a_question_for_room_counts_the_rules_of_each_mask() {
+    let rule = |port: u16, remote: u16| {
+        let remote_port = (remote > 0).then_some(remote);
+        let mac = (remote > 1).then_some([2, 0, 0, 0, 0, remote as u8]);
+        FlowRule { port: (port > 0).then_some(port), remote_port, mac, ..FlowRule::default() }
+    };
+    let mut tables = Tables::default();
+    let mut add = |rule: &FlowRule| {
+        let (fields, mask) = key::of_rule(rule);
+        let number = tables.number_of(&mask).unwrap();
+        tables.add(key::key(&fields, number as u32), number, mask);
+    };
+    let ports: Vec<_> = (1..=20).map(|port| rule(port, 0)).collect();
+    ports.iter().for_each(&mut add);
+    (1..MASKS as u8).for_each(|bits| {
+        let given = |bit: u8| bits & bit != 0;
+        add(&FlowRule {
+            ethertype: given(1).then_some(0x0800),
+            protocol: given(2).then_some(17),
+            remote_ip: given(4).then_some([1, 1, 1, 1].into()),
+            vlan: if given(8) { crate::FlowVlan::Number(1) } else { crate::FlowVlan::Any },
+            ..FlowRule::default()
+        });
+    });
+    let flows = |rules: &[FlowRule]| rules.iter().copied().map(Filter::Flow).collect::<Vec<_>>();
+    let (ports, others) = (flows(&ports), flows(&[rule(1, 1), rule(1, 2)]));
+    assert!(tables.would_have_room(&flows(&[rule(99, 0)]), &[]), "the mask is in use");
+    assert!(!tables.would_have_room(&others[..1], &[]));
+    assert!(!tables.would_have_room(&others[..1], &ports[1..]), "one rule has the mask");
+    assert!(tables.would_have_room(&others[..1], &ports));
+    assert!(!tables.would_have_room(&others, &ports), "two masks do not fit into the room of one");
+    assert!(tables.would_have_room(&others[..1], &[&ports[..], &others[1..]].concat()));
+    assert_eq!(tables.flows.len(), 20 + MASKS - 1, "a question changes nothing");
 }
 
 /// A packet, and what the program has to decide.

@@ -280,6 +280,11 @@ impl Card {
         self.filters().add(&self.registers, octets)
     }
 
+    /// Returns `true` if the card has room for so many addresses without so many others.
+    pub(super) fn would_have_room(&self, wanted: usize, removed: usize) -> bool {
+        self.filters().would_have_room(wanted, removed)
+    }
+
     /// Ends the reception of packets to an address.
     pub(super) fn remove_address(&self, octets: [u8; 6]) {
         self.filters().remove(&self.registers, |one| one.octets == octets);
@@ -507,6 +512,8 @@ mod tests {
         let earlier = double();
         let address = |number: u8| [2, 0, 0, 0, 0, number];
         assert!((0..16).all(|number| earlier.add_address(address(number))));
+        assert!(!earlier.would_have_room(1, 0) && !earlier.would_have_room(2, 1));
+        assert!(earlier.would_have_room(2, 2));
         earlier.start(0, 0, || ());
         earlier.receive_groups(true);
         let card = double();
@@ -515,6 +522,7 @@ mod tests {
         }
         card.go_on([9; 6]);
         assert_eq!(card.own_address(), [9; 6]);
+        assert!(card.would_have_room(16, 0) && !card.would_have_room(17, 0));
         // The same place, and that of a filter which no resumed session needs.
         assert!(card.add_address(address(3)) && card.add_address(address(16)));
         card.receive_everything(true);

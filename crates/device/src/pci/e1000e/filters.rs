@@ -90,6 +90,13 @@ impl Filters {
         true
     }
 
+    /// Returns `true` if there is room for so many addresses without so many others. Addresses of an earlier server make
+    /// room.
+    pub(super) fn would_have_room(&self, wanted: usize, removed: usize) -> bool {
+        let own = self.addresses.iter().flatten().filter(|one| !one.is_left).count();
+        own.saturating_sub(removed) + wanted <= self.addresses.len()
+    }
+
     /// Removes the addresses that `which` selects.
     pub(super) fn remove(&mut self, registers: &Registers, which: impl Fn(Address) -> bool) {
         for (index, address) in (0..).zip(&mut self.addresses) {

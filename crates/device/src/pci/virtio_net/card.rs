@@ -274,6 +274,11 @@ impl Card {
         Ok(notification)
     }
 
+    /// Returns `true` if the filters have room for so many addresses without so many others.
+    pub(super) fn would_have_room(&self, wanted: usize, removed: usize) -> bool {
+        self.state().filters.would_have_room(wanted, removed)
+    }
+
     /// Changes the filters, and has them in force before this returns. `None`: the device does not filter.
     pub(super) fn change_filters(
         &self,

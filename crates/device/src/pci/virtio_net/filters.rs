@@ -31,6 +31,11 @@ impl Filters {
         has_room
     }
 
+    /// Returns `true` if there is room for so many addresses without so many others.
+    pub(super) fn would_have_room(&self, wanted: usize, removed: usize) -> bool {
+        self.addresses.len().saturating_sub(removed) + wanted <= MOST_ADDRESSES
+    }
+
     /// Removes an address.
     pub(super) fn remove(&mut self, address: [u8; 6]) {
         self.addresses.retain(|one| *one != address);
@@ -104,7 +109,8 @@ mod tests {
         let expected = [&[1, 0, 0, 0][..], &HOST, &[1, 0, 0, 0], &GROUP].concat();
         assert_eq!(filters.table(), expected);
         assert!((2..32).all(|number| filters.add([2, 0, 0, 0, 0, number])));
-        assert!(!filters.add([2, 0, 0, 0, 0, 99]));
+        assert!(!filters.add([2, 0, 0, 0, 0, 99]) && !filters.would_have_room(1, 0));
+        assert!(filters.would_have_room(2, 2) && !filters.would_have_room(3, 2));
         filters.remove(HOST);
         assert!(filters.add([2, 0, 0, 0, 0, 99]));
     }

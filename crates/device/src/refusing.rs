@@ -1,0 +1,108 @@
+//! A device that refuses filters, for tests of those that claim filters.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::dma::Dma;
+use crate::{Device, DeviceError, DeviceQueue, Event, Filter, FilterError, Info, Spaces};
+
+/// Returns why a device that has filters does not take another one; `None` if it does.
+pub type Refuses = fn(wanted: &Filter, has: &[Filter]) -> Option<FilterError>;
+
+/// A device that passes calls to another one, except for filters that it refuses.
+///
+/// ```
+/// # fn main() -> std::io::Result<()> {
+/// use towpath_device::loopback::{self, Reception};
+/// use towpath_device::refusing::Refusing;
+/// use towpath_device::{Device, Filter, FilterError};
+///
+/// let reception = Reception { filters_addresses: true, ..Reception::default() };
+/// let config = loopback::Config { reception, ..loopback::Config::default() };
+/// let (near, _far) = loopback::pair(&config)?;
+/// let one = |_: &Filter, has: &[Filter]| (has.len() == 1).then_some(FilterError::Full);
+/// let mut device = Refusing::new(Box::new(near), one);
+/// let [first, second] = [1, 2].map(|last| Filter::Address([2, 0, 0, 0, 0, last]));
+/// assert!(device.add_filter(&first).is_ok());
+/// assert!(matches!(device.add_filter(&second), Err(FilterError::Full)));
+/// assert!(device.would_have_room(&[second], &[first]));
+/// # Ok(())
+/// # }
+/// ```
+pub struct Refusing {
+    inner: Box<dyn Device>,
+    refuses: Refuses,
+    has: Vec<Filter>,
+    removed: Arc<AtomicUsize>,
+}
+
+impl Refusing {
+    /// Wraps a device.
+    #[must_use]
+    pub fn new(inner: Box<dyn Device>, refuses: Refuses) -> Refusing {
+        Refusing { inner, refuses, has: Vec::new(), removed: Arc::default() }
+    }
+
+    /// Returns the count of removed filters, which goes on as the server uses the device.
+    #[must_use]
+    pub fn removed(&self) -> Arc<AtomicUsize> {
+        self.removed.clone()
+    }
+}
+
+impl Device for Refusing {
+    fn info(&self) -> &Info {
+        self.inner.info()
+    }
+
+    fn open_queue(
+        &mut self,
+        index: usize,
+        spaces: &mut Spaces,
+    ) -> Result<Box<dyn DeviceQueue>, DeviceError> {
+        self.inner.open_queue(index, spaces)
+    }
+
+    fn dma(&self) -> Option<Arc<dyn Dma>> {
+        self.inner.dma()
+    }
+
+    fn add_filter(&mut self, filter: &Filter) -> Result<(), FilterError> {
+        match (self.refuses)(filter, &self.has) {
+            Some(error) => return Err(error),
+            None => self.inner.add_filter(filter)?,
+        }
+        self.has.push(*filter);
+        Ok(())
+    }
+
+    fn remove_filter(&mut self, filter: &Filter) {
+        self.removed.fetch_add(1, Ordering::Relaxed);
+        self.has.retain(|one| one != filter);
+        self.inner.remove_filter(filter);
+    }
+
+    fn would_have_room(&self, wanted: &[Filter], removed: &[Filter]) -> bool {
+        let mut has = self.has.clone();
+        has.retain(|one| !removed.contains(one));
+        let all_taken = wanted.iter().all(|filter| {
+            let is_taken = (self.refuses)(filter, &has).is_none();
+            has.push(*filter);
+            is_taken
+        });
+        all_taken && self.inner.would_have_room(wanted, removed)
+    }
+
+    fn memory_name(&self) -> &'static str {
+        self.inner.memory_name()
+    }
+
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.event_fd()
+    }
+
+    fn take_event(&mut self) -> Option<Event> {
+        self.inner.take_event()
+    }
+}
