@@ -4,8 +4,8 @@
 //! reports (RFC 4541) forwards a group's frames only to stations that report the group. Without reports, no
 //! solicitation would arrive behind such a switch, and the host would be unreachable by IPv6.
 //!
-//! Reports of other hosts do not suppress those of this host, although MLDv1 allows it (RFC 2710, 4): a switch that snoops
-//! needs the report of each station.
+//! Reports of other hosts do not suppress those of this host, although MLDv1 allows it (RFC 2710, 4): a switch that
+//! snoops needs the report of each station.
 //!
 //! Times are microseconds since an origin of the caller's choice.
 
@@ -79,7 +79,8 @@ impl Query {
         Some(Query { group, delay_us: millis * 1000, is_v1 })
     }
 
-    /// Reads an untagged frame. Returns `None` if the frame is no query, or one that a host must ignore (RFC 3810, 6.2).
+    /// Reads an untagged frame. Returns `None` if the frame is no query, or one that a host must ignore (RFC 3810,
+    /// 6.2).
     #[must_use]
     pub fn of_frame(frame: &[u8]) -> Option<Query> {
         let (ethernet, packet) = frame.split_at_checked(ETHERNET_BYTES)?;
@@ -133,8 +134,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Returns the report's frame, with the router alert option (RFC 3810, 5). `source`: a link-local address, or `::` for
-    /// a host that has none (RFC 3810, 5.2.13; RFC 3590).
+    /// Returns the report's frame, with the router alert option (RFC 3810, 5). `source`: a link-local address, or `::`
+    /// for a host that has none (RFC 3810, 5.2.13; RFC 3590).
     #[must_use]
     pub fn frame(&self, mac: [u8; 6], source: Ipv6Addr) -> Vec<u8> {
         let Report { dst, message } = self;
@@ -187,8 +188,8 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// Begins to listen to a group: the first report is due at `now_us`, the second within a second. Does nothing if the
-    /// host listens to the group already.
+    /// Begins to listen to a group: the first report is due at `now_us`, the second within a second. Does nothing if
+    /// the host listens to the group already.
     pub fn join(&mut self, now_us: u64, group: Ipv6Addr) {
         if let Err(at) = self.members.binary_search_by_key(&group, |one| one.group) {
             self.members.insert(at, Member { group, changes: ROBUSTNESS, answer: None });

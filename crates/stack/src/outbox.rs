@@ -11,8 +11,8 @@ const SPARE_BUFFERS: usize = 256;
 const FEW: usize = 16;
 /// The maximum capacity of a buffer to keep; larger ones are freed, and those of less than half as much.
 const SPARE_BYTES: usize = 2048 + 128;
-/// The accounted overhead of a frame, in bytes: its entry in a queue, and what the allocator adds. Linux counts the same
-/// by `truesize`.
+/// The accounted overhead of a frame, in bytes: its entry in a queue, and what the allocator adds. Linux counts such
+/// an overhead by `truesize`.
 pub(crate) const FRAME_OVERHEAD: usize = 128;
 
 /// Destination of a frame.

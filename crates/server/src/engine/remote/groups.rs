@@ -1,8 +1,8 @@
-//! Reports of the solicited-node groups of the IPv6 addresses here (MLD), so that solicitations for the addresses arrive
-//! behind a switch that snoops on reports.
+//! Reports of the solicited-node groups of the IPv6 addresses here (MLD), so that solicitations for the addresses
+//! arrive behind a switch that snoops on reports.
 //!
-//! The engine does not report that it leaves a group: the stack of the address's session may still listen to the group.
-//! The membership then ends with the querier's next rounds.
+//! The engine does not report that it leaves a group: the stack of the address's session may still listen to the
+//! group. The membership then ends with the querier's next rounds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
