@@ -8,6 +8,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
+use towpath_packet::ipv6::link_local;
+
 use crate::policy::{AddressRange, Reservation, Terms};
 use crate::rights::Addresses;
 
@@ -147,13 +149,6 @@ impl Lease {
             ],
         }
     }
-}
-
-/// Returns the link-local address made from a MAC address (RFC 4291, appendix A).
-#[must_use]
-pub(crate) fn link_local(mac: [u8; 6]) -> Ipv6Addr {
-    let [a, b, c, d, e, f] = mac;
-    Ipv6Addr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
 }
 
 /// The reasons for which the pool gives no lease.

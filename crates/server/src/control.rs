@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
-use towpath_device::{Device, DeviceError, Info, TakeOver};
+use towpath_device::{Device, DeviceError, HardwareQueues, Info, TakeOver};
 use towpath_memory::{Mapping, SharedFile};
 use towpath_protocol::message::{self, ErrorBody, Message, Refusal};
 use towpath_protocol::oob::OobAddress;
@@ -176,8 +176,8 @@ pub(crate) struct Control {
     pub(crate) unclaimed: VecDeque<(Instant, u64)>,
     pub(crate) ended: Option<Result<(), DeviceError>>,
     pub(crate) stopping: bool,
-    /// The number of hardware queues that receive packets and that the device does not serve.
-    pub(crate) unserved_queues: u32,
+    /// The hardware queues at the last change of their number, if it has changed.
+    pub(crate) hardware_queues: Option<HardwareQueues>,
     /// `true` if the server leaves its sessions to the next one: for an upgrade, or after a
     /// failure.
     pub(crate) leaves: bool,
@@ -255,7 +255,7 @@ impl Control {
             unclaimed: VecDeque::new(),
             ended: None,
             stopping: false,
-            unserved_queues: 0,
+            hardware_queues: None,
             leaves: false,
             failed: None,
             parts,
@@ -313,6 +313,7 @@ impl Control {
             self.go_on_with_queues();
             self.give_up_workers();
             self.end_failed_connections();
+            self.leave_for_added_queues();
         }
     }
 

@@ -119,8 +119,8 @@ impl Control {
     /// Leaves if the interface has more hardware queues than the device serves, so that the next server serves all. If
     /// that is not possible, logs the remedy.
     fn queues_changed(&mut self, device: String, queues: HardwareQueues) {
-        let HardwareQueues { present, served, can_serve_all } = queues;
-        let before = std::mem::replace(&mut self.unserved_queues, present.saturating_sub(served));
+        let HardwareQueues { present, served, .. } = queues;
+        let before = self.hardware_queues.replace(queues).map_or(0, unserved);
         if present <= served {
             // The kernel removes no queue that has a socket.
             if before > 0 {
@@ -128,14 +128,8 @@ impl Control {
             }
             return;
         }
-        // A session with an own queue would end.
-        if self.parts.leaves_after_changes && can_serve_all && !self.own_queues.are_taken() {
-            let what = format!(
-                "it has {present} hardware queues, and had {served}; the next server makes sockets for all of them"
-            );
-            warn!(device, "the interface has changed: {what}");
-            self.failed.get_or_insert(DeviceError::Changed { name: device, what });
-            return self.leave();
+        if self.leave_for_added_queues() {
+            return;
         }
         warn!(
             device,
@@ -144,4 +138,32 @@ impl Control {
              (ethtool -L {device}), or have another server start with room for all (towpath upgrade)"
         );
     }
+
+    /// Leaves if the interface has more hardware queues than the device serves, and the next server can serve all.
+    /// Returns `true` if the server leaves. While a session has an own queue, the server stays, because that session
+    /// would end. It also stays until the device serves the queue again: until then, the next server cannot have a
+    /// socket on that queue.
+    pub(crate) fn leave_for_added_queues(&mut self) -> bool {
+        let Some(queues) = self.hardware_queues.filter(|queues| unserved(*queues) > 0) else {
+            return false;
+        };
+        let HardwareQueues { present, served, can_serve_all } = queues;
+        let may_leave = self.parts.leaves_after_changes && can_serve_all && !self.stopping;
+        if !may_leave || !self.own_queues.are_all_back() {
+            return false;
+        }
+        let what = format!(
+            "it has {present} hardware queues, and had {served}; the next server makes sockets for all of them"
+        );
+        let device = self.parts.info.name.clone();
+        warn!(device, "the interface has changed: {what}");
+        self.failed.get_or_insert(DeviceError::Changed { name: device, what });
+        self.leave();
+        true
+    }
+}
+
+/// Returns the number of hardware queues that receive packets and that the device does not serve.
+pub(crate) fn unserved(queues: HardwareQueues) -> u32 {
+    queues.present.saturating_sub(queues.served)
 }

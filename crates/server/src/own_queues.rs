@@ -104,9 +104,9 @@ impl OwnQueues {
         self.taken.remove(&hardware);
     }
 
-    /// Returns `true` if a session has a hardware queue, or is about to have one.
-    pub(crate) fn are_taken(&self) -> bool {
-        !self.taken.is_empty()
+    /// Returns `true` if no session has a hardware queue or is about to have one, and the kernel has given all back.
+    pub(crate) fn are_all_back(&self) -> bool {
+        self.taken.is_empty() && self.tried.is_empty() && self.late.is_empty()
     }
 
     /// Returns `true` if a session may have a hardware queue.
@@ -192,9 +192,9 @@ mod tests {
         assert!(queues.next_deadline().unwrap() <= PAUSE && queues.take_late().is_empty());
         queues.next_attempt = Some(Instant::now());
         assert_eq!((queues.take_late(), queues.next_deadline()), (vec![3], None));
-        assert!(queues.take_late().is_empty() && !queues.is_free(3));
+        assert!(queues.take_late().is_empty() && !queues.is_free(3) && !queues.are_all_back());
         queues.tried(3);
-        assert!(queues.is_free(3));
+        assert!(queues.is_free(3) && queues.are_all_back());
         // A session that is to have it may yet give up.
         queues.reserve(3);
         queues.try_later(3);

@@ -10,6 +10,7 @@ use towpath_protocol::settings::Setting;
 
 use crate::connection::Refused;
 use crate::control::Control;
+use crate::events::unserved;
 use crate::policy::Standing;
 use crate::report;
 
@@ -64,7 +65,7 @@ impl Control {
             addresses: if self.parts.gives_addresses { self.parts.pool.size() } else { 0 },
             addresses_in_use: self.parts.pool.given(),
             counters: report::device_counters(&self.parts.state_mapping, lanes),
-            unserved_queues: self.unserved_queues,
+            unserved_queues: self.hardware_queues.map_or(0, unserved),
             hardware: self.parts.device.statistics().into_iter().collect(),
             lanes: report::lane_counters(&self.parts.state_mapping, lanes),
         });

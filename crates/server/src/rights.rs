@@ -13,6 +13,7 @@ use std::net::IpAddr;
 use towpath_packet::headers::{
     Arp, ETHERTYPE_SERVICE_VLAN, ETHERTYPE_VLAN, Fragment, Headers, Ip, Network, PROTOCOL_ICMPV6,
 };
+use towpath_packet::mld::{REPORT_V1 as MLD_REPORT_V1, REPORT_V2 as MLD_REPORT_V2};
 use towpath_packet::plain::{Plain, kind, link};
 use towpath_packet::transport::{NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_SOLICITATION, Transport};
 
@@ -220,7 +221,7 @@ impl Rights {
             }
             Network::Ipv6(ip) => {
                 if ip.protocol == PROTOCOL_ICMPV6 {
-                    self.check_icmpv6(ip.source, &ip.transport)?;
+                    self.check_icmpv6(ip)?;
                 } else if !self.addresses.ipv6.contains(&Some(ip.source)) {
                     return Err(Refused::TxSourceAddress);
                 }
@@ -292,12 +293,17 @@ impl Rights {
         Ok(())
     }
 
-    fn check_icmpv6(&self, source: u128, transport: &Transport) -> Result<(), Refused> {
+    fn check_icmpv6(&self, ip: &Ip<u128>) -> Result<(), Refused> {
+        let source = ip.source;
         let ours = self.addresses.ipv6.contains(&Some(source));
-        let allowed = match transport {
+        let allowed = match &ip.transport {
             // The source `::` asks whether a host has the target address (RFC 4862, 5.4.2).
             Transport::Neighbour { kind: NEIGHBOUR_SOLICITATION, target } if source == 0 => {
                 self.addresses.ipv6.contains(&Some(*target))
+            }
+            // A host without a link-local address reports its groups from `::` (RFC 3590; RFC 3810, 5.2.13).
+            Transport::Icmp { kind: MLD_REPORT_V1 | MLD_REPORT_V2, .. } if source == 0 => {
+                ip.hops == 1 && self.addresses.ipv6.iter().any(Option::is_some)
             }
             Transport::Neighbour { kind: NEIGHBOUR_ADVERTISEMENT, target } => {
                 ours && self.addresses.ipv6.contains(&Some(*target))
@@ -310,9 +316,13 @@ impl Rights {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv6Addr;
+
     use super::*;
     use towpath_packet::build::Flow;
     use towpath_packet::headers::PREFIX_BYTES;
+    use towpath_packet::ipv6::solicited_node;
+    use towpath_packet::mld::Groups;
 
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
 
@@ -334,6 +344,25 @@ mod tests {
     fn check(rights: &Rights, frame: &[u8]) -> Result<(), Refused> {
         let looked = &frame[..frame.len().min(PREFIX_BYTES)];
         rights.check(&Headers::parse(looked, frame.len()).unwrap(), || looked)
+    }
+
+    /// RFC 3590: from `::` only with the hop limit of a report, and only for a session that has IPv6.
+    #[test]
+    fn multicast_reports_may_come_from_no_address() {
+        let flow = Flow { source_mac: MAC, ..Flow::v6() };
+        let rights = Rights::new(rule(), MAC, addresses(&flow));
+        let mut groups = Groups::default();
+        groups.join(0, solicited_node(Ipv6Addr::LOCALHOST));
+        let [report] = &groups.due(0, || 0)[..] else { panic!() };
+        let mut frame = report.frame(MAC, Ipv6Addr::UNSPECIFIED);
+        assert_eq!(check(&rights, &frame), Ok(()));
+        let without = Rights::new(rule(), MAC, addresses(&Flow { source_mac: MAC, ..Flow::v4() }));
+        assert_eq!(check(&without, &frame), Err(Refused::TxSourceAddress));
+        frame[21] = 2;
+        assert_eq!(check(&rights, &frame), Err(Refused::TxSourceAddress));
+        // Another message from `::`.
+        (frame[21], frame[62]) = (1, 128);
+        assert_eq!(check(&rights, &frame), Err(Refused::TxSourceAddress));
     }
 
     #[test]

@@ -72,7 +72,6 @@ mod fragment;
 mod host;
 mod icmp;
 mod ip;
-mod mld;
 mod ndp;
 mod neighbour;
 mod outbox;

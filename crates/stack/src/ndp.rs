@@ -2,6 +2,8 @@
 
 use std::net::Ipv6Addr;
 
+pub(crate) use towpath_packet::ipv6::{link_local, solicited_node};
+
 const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
 const SOURCE_LINK_ADDRESS: u8 = 1;
@@ -92,18 +94,6 @@ impl Ndp {
         message[26..32].copy_from_slice(&link.unwrap_or([0; 6]));
         message
     }
-}
-
-/// Returns the multicast group for a solicitation of `address` (RFC 4291, 2.7.1).
-pub(crate) fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
-    let o = address.octets();
-    Ipv6Addr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, o[13], o[14], o[15]])
-}
-
-/// Returns the link-local address made of an Ethernet address (RFC 4291, appendix A).
-pub(crate) fn link_local(mac: [u8; 6]) -> Ipv6Addr {
-    let [a, b, c, d, e, f] = mac;
-    Ipv6Addr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
 }
 
 #[cfg(test)]

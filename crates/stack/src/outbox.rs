@@ -11,6 +11,9 @@ const SPARE_BUFFERS: usize = 256;
 const FEW: usize = 16;
 /// The maximum capacity of a buffer to keep; larger ones are freed, and those of less than half as much.
 const SPARE_BYTES: usize = 2048 + 128;
+/// The accounted overhead of a frame, in bytes: its entry in a queue, and what the allocator adds. Linux counts such
+/// an overhead by `truesize`.
+pub(crate) const FRAME_OVERHEAD: usize = 128;
 
 /// Destination of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +32,12 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
+    /// Returns the memory that the frame takes while it waits, in bytes. A frame that waited for a neighbour in an
+    /// allocation of its exact length stays in that allocation, so it also counts by its length in the outbox.
+    pub(crate) fn cost(&self) -> usize {
+        FRAME_OVERHEAD + self.bytes.len().max(self.bytes.capacity().min(SPARE_BYTES))
+    }
+
     /// Returns whether the frame is of IPv4, and its local UDP port; `None` for another protocol. The host sends no
     /// extension headers before a whole datagram, and no options.
     pub(crate) fn udp_port(&self) -> Option<(bool, u16)> {
@@ -74,9 +83,9 @@ impl Outbox {
         }
     }
 
-    /// Returns the accounted cost of a frame of `len` bytes.
+    /// Returns the cost of a new frame of `len` bytes, in a buffer of the pool.
     pub(crate) fn cost(len: usize) -> usize {
-        len.max(SPARE_BYTES)
+        FRAME_OVERHEAD + len.max(SPARE_BYTES)
     }
 
     /// Returns `true` if a socket may add frames of `len` bytes in total. The stack may always try
@@ -94,7 +103,7 @@ impl Outbox {
     /// Appends a frame. Returns `false`, and drops the frame, if even the stack's own share is used
     /// up.
     pub(crate) fn push(&mut self, frame: Frame) -> bool {
-        let cost = Self::cost(frame.bytes.len());
+        let cost = frame.cost();
         if self.bytes + cost > self.limit.saturating_mul(2).max(1 << 18) {
             self.recycle(frame.bytes);
             return false;
@@ -108,7 +117,7 @@ impl Outbox {
     /// Removes the oldest frame.
     pub(crate) fn pop(&mut self) -> Option<Frame> {
         let frame = self.queue.pop_front()?;
-        self.bytes -= Self::cost(frame.bytes.len());
+        self.bytes -= frame.cost();
         if self.queue.is_empty() {
             self.tidy();
         }
@@ -129,7 +138,7 @@ impl Outbox {
 
     /// Puts a frame back at the front of the queue.
     pub(crate) fn unpop(&mut self, frame: Frame) {
-        self.bytes += Self::cost(frame.bytes.len());
+        self.bytes += frame.cost();
         self.queue.push_front(frame);
     }
 

@@ -10,6 +10,7 @@ mod hostile_hosts;
 mod hosts;
 mod lanes;
 mod loopback;
+mod multicast_groups;
 mod oob;
 mod scale;
 mod silent;

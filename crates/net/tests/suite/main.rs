@@ -1,5 +1,6 @@
 //! The sockets over a server in this process.
 
+mod bursts;
 mod ended_sessions;
 mod last_datagrams;
 mod server_tap;

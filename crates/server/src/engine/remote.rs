@@ -6,6 +6,7 @@
 //! | `RemoteTable` | `table.rs` | the connections by QPN, and whose turn it is |
 //! | requests for connections | `setup.rs`, `answers.rs` | the messages of the InfiniBand communication manager |
 //! | link addresses | `neighbours.rs`, `link_addresses.rs`, `own_address.rs` | those of other hosts, and answers for endpoints here |
+//! | multicast groups | `groups.rs` | reports of those for solicitations, and answers to queries |
 //! | poll | `poll.rs` | what arrives, what is due, what is sent, within budgets |
 //! | ends | `ending.rs` | what becomes of requests and of the endpoint when a connection ends |
 //! | requests | `requests.rs`, `pending.rs` | from a transmit queue into a connection |
@@ -19,6 +20,7 @@
 
 mod answers;
 mod ending;
+mod groups;
 mod host;
 mod inbox;
 mod ledger;

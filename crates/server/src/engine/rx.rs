@@ -372,10 +372,18 @@ fn deliver_priority_tagged<const CAPTURES: bool>(
             counters.add(Count::RxMalformed, 1);
             return Work::default();
         };
-        // An untagged packet has no tag behind it. One within an own queue's flow matches no rule either.
+        // An untagged packet has no tag behind it. One within an own queue's flow matches no rule either. Promiscuous
+        // endpoints receive it all the same.
         if headers.is_tagged() {
-            counters.add(Count::RxNoMatch, 1);
-            return Work::default();
+            let promiscuous = if CAPTURES { flows.promiscuous() } else { &[] };
+            if promiscuous.is_empty() {
+                counters.add(Count::RxNoMatch, 1);
+            }
+            let mut work = Work::default();
+            for destination in promiscuous {
+                work += delivery.deliver_tagged(*destination, packet);
+            }
+            return work;
         }
         deliver_to_flows::<CAPTURES>(packet, &headers, flows, delivery, inbox, counters, found)
     })

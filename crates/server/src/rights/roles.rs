@@ -10,6 +10,7 @@ use towpath_packet::headers::{
     Fragment, Headers, Ip, Network, PREFIX_BYTES, PROTOCOL_ICMP, PROTOCOL_ICMPV6, PROTOCOL_TCP,
     PROTOCOL_UDP,
 };
+use towpath_packet::mld;
 use towpath_packet::plain::{Plain, kind};
 use towpath_packet::transport::Transport;
 
@@ -38,7 +39,6 @@ const ICMP_ROUTER_ADVERTISEMENT: u8 = 9;
 /// RFC 3376, 4.1, and RFC 2236, 2.1.
 const IGMP_QUERY: u8 = 0x11;
 /// RFC 2710, 3, and RFC 3810, 5.1.
-const MLD_QUERY: u8 = 130;
 /// RFC 4861, 4.1.
 const ROUTER_SOLICITATION: u8 = 133;
 /// RFC 4861, 4.2.
@@ -145,7 +145,7 @@ fn check_ipv6(ip: &Ip<u128>, headers: &Headers, bytes: &[u8], mac: [u8; 6]) -> R
         }
         PROTOCOL_ICMPV6 => {
             let options = match ip.transport {
-                Transport::Icmp { kind: MLD_QUERY | ROUTER_ADVERTISEMENT | REDIRECT, .. } => {
+                Transport::Icmp { kind: mld::QUERY | ROUTER_ADVERTISEMENT | REDIRECT, .. } => {
                     return Err(Refused::TxOutsideRule);
                 }
                 Transport::Icmp { kind: ROUTER_SOLICITATION, .. } => 8,

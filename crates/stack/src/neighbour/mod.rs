@@ -32,14 +32,6 @@ const LEAST_HELD_BYTES: usize = 1 << 18;
 
 /// The longest frame, in bytes, that is copied into an allocation of its exact length while it waits.
 const SHORT_BYTES: usize = 512;
-/// The accounted overhead of a waiting frame, in bytes.
-const FRAME_OVERHEAD: usize = 128;
-
-/// Returns the memory that a held frame takes.
-fn held_cost(frame: &Frame) -> usize {
-    let len = frame.bytes.len();
-    FRAME_OVERHEAD + if len <= SHORT_BYTES { len } else { Outbox::cost(len) }
-}
 
 #[derive(Default)]
 struct Entry {
@@ -159,7 +151,7 @@ impl Neighbours {
         counters.neighbour_dropped += entry.pending.len() as u64;
         self.held -= entry.pending.len();
         for frame in entry.pending {
-            self.held_bytes -= held_cost(&frame);
+            self.held_bytes -= frame.cost();
             outbox.recycle(frame.bytes);
         }
         entry.waiting
@@ -184,13 +176,13 @@ impl Neighbours {
             let short = frame.bytes.as_slice().to_vec();
             outbox.recycle(std::mem::replace(&mut frame.bytes, short));
         }
-        let cost = held_cost(&frame);
+        let cost = frame.cost();
         while entry.pending_bytes + cost > self.pending_limit
             && let Some(oldest) = entry.pending.pop_front()
         {
             counters.neighbour_dropped += 1;
-            entry.pending_bytes -= held_cost(&oldest);
-            self.held_bytes -= held_cost(&oldest);
+            entry.pending_bytes -= oldest.cost();
+            self.held_bytes -= oldest.cost();
             self.held -= 1;
             outbox.recycle(oldest.bytes);
         }

@@ -2,13 +2,14 @@
 
 use std::net::IpAddr;
 
+use towpath_packet::mld::{self, Query};
+
 use super::Stack;
 use crate::arp::Arp;
 use crate::checksum::Sum;
 use crate::host::Host;
 use crate::icmp::{self, Message, Problem, Report};
 use crate::ip::{self, Header, Packet, Parameter, Refusal};
-use crate::mld::{self, Query};
 use crate::ndp::{self, Ndp};
 use crate::outbox::NextHop;
 use crate::{Checksum, Instant, Meta, ethernet};
@@ -294,7 +295,7 @@ impl Stack {
             && packet.hop_limit == 1
             && ip::has_router_alert(packet);
         match Query::parse(packet.payload).filter(|_| is_near) {
-            Some(query) => self.groups.query(now, &mut self.host.random, &query),
+            Some(query) => self.groups.query(now.as_micros(), || self.host.random.next(), &query),
             None => self.host.counters.rx_malformed += 1,
         }
     }

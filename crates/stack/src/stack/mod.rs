@@ -6,12 +6,12 @@ mod sockets;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 
+use towpath_packet::mld::{self, Groups};
+
 use crate::arp::Arp;
-use crate::checksum::Sum;
 use crate::ethernet;
 use crate::host::Host;
 use crate::ip::{self, Header};
-use crate::mld::{self, Groups};
 use crate::ndp::{self, Ndp};
 use crate::neighbour::{Lookup, Outcome, Question};
 use crate::outbox::{Frame, NextHop};
@@ -52,12 +52,12 @@ impl Stack {
         let tcp = Tcp::new(&host, now);
         let reassembly =
             Reassembly::new(limits.reassemblies, limits.reassembly_bytes, limits.reassembly_time);
+        let mut groups = Groups::default();
         // The kernel reports the groups of shared addresses.
-        // Without a link-local address, reports would come from `::`, which others may send, too: servers refuse them.
-        let own = || host.ipv6.iter().map(|&(address, _)| address);
-        let reports = !host.config.shares_addresses && own().any(|one| one.is_unicast_link_local());
-        let groups = if reports { own().map(ndp::solicited_node).collect() } else { Vec::new() };
-        let groups = Groups::new(groups, now);
+        if !host.config.shares_addresses {
+            let own = host.ipv6.iter().map(|&(address, _)| ndp::solicited_node(address));
+            own.for_each(|group| groups.join(now.as_micros(), group));
+        }
         let mut stack = Stack {
             host,
             udp: Udp::new(),
@@ -119,30 +119,14 @@ impl Stack {
         self.host.send(now, header, to, &mut message.write(), &[], 2);
     }
 
-    /// Sends an MLD report with the router alert option, from a link-local address (RFC 3810, 5 and 5.2.13).
-    fn send_mld(&mut self, report: mld::Report) {
-        const ROUTER_ALERT: [u8; 8] = [ip::ICMPV6, 0, 5, 2, 0, 0, 1, 0];
-        let mld::Report { dst, mut message } = report;
+    /// Sends an MLD report, from `::` if the host has no link-local address: also a host that has none yet must receive
+    /// solicitations for its addresses (RFC 3590).
+    fn send_mld(&mut self, report: &mld::Report) {
         let mut own = self.host.ipv6.iter().map(|&(address, _)| address);
-        let Some(src) = own.find(Ipv6Addr::is_unicast_link_local) else { return };
-        let sum =
-            Sum::pseudo(src.into(), dst.into(), ip::ICMPV6, message.len()).add(&message).finish();
-        message[2..4].copy_from_slice(&sum.to_be_bytes());
-        let header = Header {
-            src: src.into(),
-            dst: dst.into(),
-            protocol: ip::HOP_BY_HOP,
-            hop_limit: 1,
-            payload_bytes: ROUTER_ALERT.len() + message.len(),
-            fragment: None,
-        };
-        let mut bytes = self.host.outbox.buffer();
-        bytes.resize(ethernet::HEADER_BYTES + header.len(), 0);
-        header.write(&mut bytes[ethernet::HEADER_BYTES..]);
-        bytes.extend_from_slice(&ROUTER_ALERT);
-        bytes.extend_from_slice(&message);
+        let source = own.find(Ipv6Addr::is_unicast_link_local).unwrap_or(Ipv6Addr::UNSPECIFIED);
+        let bytes = report.frame(self.host.config.mac, source);
         self.host.counters.mld_sent += 1;
-        let to = NextHop::Station(ethernet::multicast(dst.into()));
+        let to = NextHop::Station(*bytes.first_chunk().unwrap_or(&ethernet::BROADCAST));
         if !self.host.outbox.push(Frame { bytes, meta: Meta::FULL, to }) {
             self.host.counters.transmit_limit += 1;
         }
@@ -191,8 +175,8 @@ impl Stack {
         for question in questions {
             self.ask(now, question);
         }
-        for report in self.groups.due(now, &mut self.host.random) {
-            self.send_mld(report);
+        for report in self.groups.due(now.as_micros(), || self.host.random.next()) {
+            self.send_mld(&report);
             worked = true;
         }
         // Failed connections may have queued resets, and unknown neighbours requests.
@@ -256,7 +240,8 @@ impl Stack {
             return Some(now);
         }
         let tcp = if self.blocked { None } else { self.tcp.poll_at(now) };
-        let (neighbours, groups) = (self.host.neighbours.poll_at(), self.groups.poll_at());
+        let groups = self.groups.poll_at_us().map(Instant::from_micros);
+        let neighbours = self.host.neighbours.poll_at();
         [neighbours, self.reassembly.poll_at(), groups, tcp].into_iter().flatten().min()
     }
 

@@ -83,8 +83,12 @@ fn reports(world: &mut World) -> Vec<Vec<Ipv6Addr>> {
     let frames = frames.filter(|frame| frame.get(62) == Some(&143) && frame[20] == 0);
     let mut found = Vec::new();
     for frame in frames {
-        let IpAddr::V6(src) = world.v6(0) else { unreachable!() };
-        // From the link-local address to all routers of MLDv2, with a hop limit of 1 and a router alert.
+        let own = world.nodes[0].stack.addresses().filter_map(|(address, _)| match address {
+            IpAddr::V6(own) if own.is_unicast_link_local() => Some(own),
+            _ => None,
+        });
+        let src = own.min().unwrap_or(Ipv6Addr::UNSPECIFIED);
+        // From the link-local address, or `::` if there is none, to all routers of MLDv2, with a hop limit of 1 and a router alert.
         assert_eq!(frame[..6], [0x33, 0x33, 0, 0, 0, 0x16]);
         assert_eq!((frame[21], &frame[22..38]), (1, &src.octets()[..]));
         assert_eq!(frame[38..54], Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16).octets());
@@ -133,6 +137,26 @@ fn groups_are_reported_at_the_start_and_to_queriers() {
     }
     let counters = world.nodes[0].stack.counters();
     assert_eq!((counters.mld_received, counters.mld_sent, counters.rx_malformed), (4, 3, 3));
+}
+
+/// RFC 3590: solicitations for the addresses of a host without a link-local address arrive, too.
+#[test]
+fn a_host_without_a_link_local_address_reports_its_groups() {
+    let global = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0x12, 0x3456);
+    let mut without = config(0);
+    without.ipv6_link_local = false;
+    without.ipv6 = vec![(global, 64)];
+    let mut world = World::new(28, [without, config(1)]);
+    world.idle(Duration::from_secs(2));
+    world.heard.retain(|(_, to)| *to == 1);
+    let group = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff12, 0x3456);
+    assert_eq!(reports(&mut world), [[group], [group]]);
+    let now = world.now;
+    let router = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
+    world.nodes[0].stack.input(now, &query(router, 1, 5), Meta::FULL);
+    world.idle(Duration::from_millis(200));
+    world.heard.retain(|(_, to)| *to == 1);
+    assert_eq!(reports(&mut world), [[group]]);
 }
 
 /// Returns the frames of node 0 that answer a frame.

@@ -381,6 +381,40 @@ fn datagrams_wait_are_dropped_and_counted() {
     assert_eq!(world.nodes[0].news, [SocketId::Udp(from)]);
 }
 
+/// Short frames count by their lengths also after the neighbour's answer: they take no room from later datagrams, nor
+/// from the stack's own frames.
+#[test]
+fn short_datagrams_that_waited_for_a_neighbour_count_by_their_lengths() {
+    let mut small = config(0);
+    small.limits.transmit_bytes = 1 << 18;
+    let most = small.limits.pending_bytes / (128 + 43);
+    let mut world = World::new(14, [small, config(1)]);
+    let from = world.nodes[0].stack.udp_bind(at(0, 1000)).unwrap();
+    let to = world.nodes[1].stack.udp_bind(at(1, 1000)).unwrap();
+    let send = |world: &mut World| {
+        let now = world.now;
+        world.nodes[0].stack.udp_send(now, from, &[1], Some(at(1, 1000)))
+    };
+    // The first poll asks for the neighbour, whose answer comes after 20 ms.
+    world.delay_us = 10_000;
+    for _ in 0..most {
+        send(&mut world).unwrap();
+        world.idle(Duration::ZERO);
+    }
+    assert_eq!(world.nodes[0].stack.unsent(), most);
+    world.nodes[0].end.room = Some(0);
+    world.idle(Duration::from_millis(30));
+    assert!(world.nodes[0].stack.is_blocked());
+    assert_eq!(send(&mut world), Ok(()));
+    world.nodes[0].end.room = None;
+    world.idle(Duration::from_millis(30));
+    let (mut buffer, mut got) = ([0; 4], 0);
+    while world.nodes[1].stack.udp_recv(to, &mut buffer, false).is_ok() {
+        got += 1;
+    }
+    assert_eq!((got, world.nodes[0].stack.counters().neighbour_dropped), (most + 1, 0));
+}
+
 #[test]
 fn a_link_without_room_loses_no_segment() {
     let mut world = world(12);

@@ -13,6 +13,7 @@ use towpath_testkit::Namespace;
 
 use crate::beside_the_kernel::{FAR, NEAR, device, may_attach, sockets, until_bare, user};
 use crate::networks::{net, wire};
+use crate::policies::attach_by;
 use crate::running::*;
 use crate::sharing::{ECHO, Shared, remove_wire};
 
@@ -340,6 +341,47 @@ fn added_queues_without_a_next_server_are_reported() {
         set_queues(index, 1).unwrap();
         until("the server says so", || server.log().contains("sockets on all hardware queues"));
         until("all flows are answered", || answered(&far) == FLOWS);
+        assert_eq!(server.stop(Signal::TERM).code(), Some(0));
+    });
+}
+
+/// While a session has an own queue, a server whose interface gets more hardware queues stays. When that session has
+/// ended, the server leaves, and the next one has sockets on all queues.
+#[test]
+fn added_queues_get_sockets_when_an_own_queue_is_free_again() {
+    towpath_testkit::isolated!(|| {
+        let test = "interface_changes::added_queues_get_sockets_when_an_own_queue_is_free_again";
+        if !may_attach(test) {
+            return;
+        }
+        let Some(users) = other_users(test) else { return };
+        let far = wire_of_queues();
+        let index = net().index("uplink").unwrap();
+        set_queues(index, 2).unwrap();
+        let policy = sockets();
+        let file = policy.text("policy.toml");
+        std::fs::write(&file, "[[grant]]\nusers = [61002]\nown-queues = [1]\n").unwrap();
+        let (_directory, mut server, _network) =
+            serve_echo(&far, &device("generic"), &["--policy", &file]);
+        let options = towpath_client::Options {
+            own_queue: true,
+            receive_slots: 256,
+            transmit_slots: 256,
+            transmit_buffer_bytes: 2048,
+            ..SessionLink::options("own")
+        };
+        let session = attach_by(&users.applications[0], &server.socket, &options).unwrap();
+        assert!(session.info().own_queue);
+        set_queues(index, QUEUES).unwrap();
+        let says = "uplink has 4 hardware queues, and the server has sockets on 2";
+        until("the server says so", || server.log().contains(says));
+        assert_eq!(server.report()["device"]["unserved_queues"], QUEUES - 2);
+        drop(session);
+        until_served(&server, 2);
+        let log = server.log();
+        assert!(log.contains("4 hardware queues, and had 2"), "{log}");
+        until("all flows are answered", || answered(&far) == FLOWS);
+        assert!(server.report()["device"]["unserved_queues"].is_null());
         assert_eq!(server.stop(Signal::TERM).code(), Some(0));
     });
 }

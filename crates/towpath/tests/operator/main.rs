@@ -21,6 +21,7 @@ mod networks;
 mod offloads;
 mod own_queues;
 mod policies;
+mod promiscuous;
 mod refusals;
 mod refused_calls;
 mod restarting;

@@ -7,16 +7,18 @@ use std::net::IpAddr;
 
 use towpath_packet::build::Flow;
 use towpath_packet::headers::{Headers, Network};
+use towpath_packet::mld;
 use towpath_packet::roce::UDP_PORT;
 use towpath_packet::transport::{NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_SOLICITATION, Transport};
 
 use super::table::RemoteTable;
 
-/// `true` if a packet is for connections with other hosts, or tells of a link address.
+/// `true` if a packet is for connections with other hosts, tells of a link address, or asks for multicast groups.
 pub(crate) fn concerns(headers: &Headers) -> bool {
     match (&headers.network, headers.transport()) {
         (Network::Arp(_), _) => true,
         (Network::Ipv6(_), Transport::Neighbour { .. }) => true,
+        (Network::Ipv6(_), Transport::Icmp { kind: mld::QUERY, .. }) => true,
         (_, Transport::Udp { destination, .. }) => destination == UDP_PORT,
         _ => false,
     }

@@ -3,6 +3,7 @@
 
 use towpath_device::DeviceError;
 use towpath_packet::headers::Headers;
+use towpath_packet::mld::Query;
 use towpath_packet::roce::cm::reason;
 use towpath_packet::roce::{
     DEFAULT_PKEY, GENERAL_SERVICES_QP, Opcode, Received, RoceError, read_frame,
@@ -67,6 +68,7 @@ pub(crate) fn poll(
     let dropped = inbox.take_dropped() + std::mem::take(&mut parts.remote.dropped);
     counters.add(Count::RdmaOverBudget, dropped);
     parts.remote.wake_due();
+    parts.remote.report_groups();
     let (mut packets, mut bytes) = (0, 0);
     while way.has_room()
         && let Some(frame) = parts.remote.outgoing.pop_front()
@@ -121,6 +123,9 @@ fn receive(frame: &[u8], oob: &OobTable, parts: &mut Parts<'_>, counters: &mut D
             }
         }
         Err(RoceError::Protocol(_) | RoceError::Ethertype(_)) => {
+            if let Some(query) = Query::of_frame(frame) {
+                return parts.remote.query_groups(&query);
+            }
             let headers = Headers::parse(frame, frame.len());
             let headers = headers.ok().filter(|headers| headers.malformed.is_none());
             if let Some(headers) = headers {

@@ -4,11 +4,14 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
 
 use towpath_memory::Region;
+use towpath_packet::ipv6::link_local;
+use towpath_packet::mld::Query;
 use towpath_packet::roce::{Path, cm};
 use towpath_protocol::oob::OobAddress;
 use towpath_rdma::Connection as Wire;
 use towpath_rdma::responder::Progress;
 
+use super::groups::ReportedGroups;
 use super::ledger::{Ledger, MOST_CONNECTIONS, Recorded};
 use super::link_addresses::LinkAddresses;
 use super::lists::{Listed, Lists};
@@ -129,6 +132,7 @@ pub(crate) struct RemoteTable {
     pub(super) lists: Lists,
     pub(super) own: HashMap<IpAddr, (OwnAddress, usize)>,
     pub(super) link_addresses: LinkAddresses,
+    groups: ReportedGroups,
     random: Random,
     pub(super) outgoing: VecDeque<Vec<u8>>,
     /// Frames that had no room there.
@@ -209,6 +213,7 @@ impl RemoteTable {
             lists: Lists::default(),
             own: HashMap::new(),
             link_addresses: LinkAddresses::default(),
+            groups: ReportedGroups::default(),
             random: Random::default(),
             outgoing: VecDeque::new(),
             dropped: 0,
@@ -233,15 +238,17 @@ impl RemoteTable {
     pub(crate) fn add_addresses(&mut self, reachable: &[(IpAddr, OwnAddress)]) {
         for (ip, address) in reachable.iter().filter(|_| self.ledger.is_some()) {
             self.own.entry(*ip).or_insert((*address, 0)).1 += 1;
+            self.groups.join(self.now, address.mac, *ip);
         }
     }
 
     /// Ends that for an endpoint that is closed.
     pub(crate) fn remove_addresses(&mut self, reachable: &[(IpAddr, OwnAddress)]) {
         for (ip, _) in reachable.iter().filter(|_| self.ledger.is_some()) {
-            if let Some((_, uses)) = self.own.get_mut(ip) {
+            if let Some((address, uses)) = self.own.get_mut(ip) {
                 *uses -= 1;
                 if *uses == 0 {
+                    self.groups.leave(address.mac, *ip);
                     self.own.remove(ip);
                 }
             }
@@ -436,7 +443,7 @@ impl RemoteTable {
 
     /// `true` if there is nothing to do before a frame arrives.
     pub(crate) fn is_idle(&self) -> bool {
-        !self.has_work() && self.timers.is_empty()
+        !self.has_work() && self.timers.is_empty() && self.groups.next_due().is_none()
     }
 
     /// `true` if there is something to send.
@@ -446,7 +453,32 @@ impl RemoteTable {
 
     /// Returns when there is something to do without a packet, in nanoseconds.
     pub(crate) fn next_due(&self) -> Option<u64> {
-        self.timers.first().map(|(due, _)| *due)
+        let groups = self.groups.next_due().filter(|_| self.has_room_for_reports());
+        let connections = self.timers.first().map(|(due, _)| *due);
+        connections.into_iter().chain(groups).min()
+    }
+
+    /// `true` if the frames of other kinds leave room for reports. Otherwise, reports wait.
+    fn has_room_for_reports(&self) -> bool {
+        self.outgoing.len() < MOST_OUTGOING / 2
+    }
+
+    /// Queues the reports of multicast groups that are due.
+    pub(super) fn report_groups(&mut self) {
+        if !self.has_room_for_reports() {
+            return;
+        }
+        let random = &mut self.random;
+        for (mac, report) in self.groups.due(self.now, || random.next_u64()) {
+            // The lease of a session includes the link-local address.
+            self.send_frame(report.frame(mac, link_local(mac)));
+        }
+    }
+
+    /// Takes a query for multicast groups.
+    pub(super) fn query_groups(&mut self, query: &Query) {
+        let random = &mut self.random;
+        self.groups.query(self.now, query, || random.next_u64());
     }
 
     /// Queues a frame that is no packet of a connection. Drops and counts it if too many wait.
@@ -466,6 +498,10 @@ struct Random {
 }
 
 impl Random {
+    fn next_u64(&mut self) -> u64 {
+        u64::from(self.next()) << 32 | u64::from(self.next())
+    }
+
     fn next(&mut self) -> u32 {
         loop {
             if let Some(number) = self.numbers.pop() {

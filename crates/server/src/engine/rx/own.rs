@@ -303,7 +303,7 @@ impl Queue<'_, '_> {
             return (false, work);
         };
         for destination in self.flows.promiscuous() {
-            work += self.delivery.deliver(*destination, &packet, 0);
+            work += self.delivery.deliver_tagged(*destination, &packet);
         }
         if is_group(headers.destination) {
             // A device that cannot choose packets by their flows.

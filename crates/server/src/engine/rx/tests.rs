@@ -207,6 +207,33 @@ fn tags_and_hashes_of_the_device_change_no_outcome() {
     }
 }
 
+/// A promiscuous endpoint receives priority-tagged packets without that tag, also those that match no rule: they have
+/// another address, or a second tag.
+#[test]
+fn promiscuous_endpoints_receive_priority_tagged_packets() {
+    for reception in
+        [Reception::default(), Reception { removes_tags: true, ..Reception::default() }]
+    {
+        let mut world = World::on(&loopback::Config { reception, ..Default::default() });
+        world.flows.add_promiscuous(Destination { session: 0, endpoint: 0 });
+        let elsewhere = inward(PORT).macs([2, 0, 0, 0, 0, 66], [2, 0, 0, 0, 0, 77]);
+        let mut twice = inward(PORT).vlan(7).udp(b"hello");
+        let inside = twice.clone();
+        twice.splice(12..12, [0x81, 0, 0xe0, 0]);
+        let packets = [
+            (inward(PORT).vlan(0xe000).udp(b"hello"), inward(PORT).udp(b"hello"), 2),
+            (elsewhere.vlan(0).udp(b"hello"), elsewhere.udp(b"hello"), 1),
+            (twice, inside, 1),
+        ];
+        for ((frame, expected, times), iteration) in packets.into_iter().zip(1..) {
+            assert!(world.far.send(&frame, Meta::FULL));
+            assert_eq!(world.poll(64, iteration), 1);
+            assert_eq!(world.application.packets(), vec![(0, expected); times], "{iteration}");
+        }
+        assert_eq!(world.counters.get(Count::RxNoMatch), 0);
+    }
+}
+
 #[test]
 fn offloads_that_an_endpoint_does_not_take_are_counted() {
     for (port, offload, received, made) in [(PORT + 1, false, 5, 2), (PORT + 2, true, 3, 0)] {

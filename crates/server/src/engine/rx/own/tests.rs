@@ -246,8 +246,13 @@ fn priority_tagged_packets_arrive_untagged() {
     let tag = VlanTag { protocol: TagProtocol::Customer, control: 0xe000 };
     world.arrive_without(Some(tag), &expected, Meta::FULL);
     world.poll();
-    assert_eq!(world.application.packets(), [(0, expected)]);
+    assert_eq!(world.application.packets(), [(0, expected.clone())]);
     assert_eq!(world.count(EndpointCount::RxCopies), 1);
+    // A promiscuous endpoint receives the packet without the tag, too.
+    world.flows.add_promiscuous(Destination { session: 0, endpoint: 0 });
+    world.arrive(&inward(PORT).vlan(0xe000).udp(&[7; 300]), Meta::FULL);
+    world.poll();
+    assert_eq!(world.application.packets(), [(0, expected.clone()), (0, expected)]);
 }
 
 #[test]

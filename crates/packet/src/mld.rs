@@ -1,0 +1,462 @@
+//! Reports of the multicast groups that this host listens to (MLDv2, RFC 3810; MLDv1, RFC 2710).
+//!
+//! The groups are those of neighbour discovery: a solicited-node group for each IPv6 address. A switch that snoops on
+//! reports (RFC 4541) forwards a group's frames only to stations that report the group. Without reports, no
+//! solicitation would arrive behind such a switch, and the host would be unreachable by IPv6.
+//!
+//! Reports of other hosts do not suppress those of this host, although MLDv1 allows it (RFC 2710, 4): a switch that
+//! snoops needs the report of each station.
+//!
+//! Times are microseconds since an origin of the caller's choice.
+
+use std::net::Ipv6Addr;
+
+use crate::checksum::Sum;
+use crate::numbers::{ETHERTYPE_IPV6, PROTOCOL_ICMPV6};
+
+/// The ICMPv6 type of a query.
+pub const QUERY: u8 = 130;
+/// The ICMPv6 type of a report of MLDv1, which names one group.
+pub const REPORT_V1: u8 = 131;
+/// The ICMPv6 type of a report of MLDv2.
+pub const REPORT_V2: u8 = 143;
+/// The destination of reports of MLDv2 (RFC 3810, 5.2.14).
+const ALL_ROUTERS_V2: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
+/// Record type: the host listens to all sources of a group (RFC 3810, 5.2.12).
+const IS_EXCLUDE: u8 = 2;
+/// Record type: the host begins to listen to all sources of a group.
+const TO_EXCLUDE: u8 = 4;
+/// The number of times that a change is reported: the robustness variable (RFC 3810, 9.1).
+const ROBUSTNESS: u8 = 2;
+/// The longest time until a change is reported again (RFC 3810, 9.11), in microseconds.
+const UNSOLICITED_INTERVAL_US: u64 = 1_000_000;
+/// The time for which reports are those of MLDv1 after its last query: the robustness variable times the query
+/// interval, and the query response interval (RFC 3810, 9.12), in microseconds.
+const OLDER_QUERIER_US: u64 = 260_000_000;
+/// The least time between answers to queries, which anyone on the link may forge, in microseconds.
+const ANSWER_PAUSE_US: u64 = 100_000;
+/// The most records of a report: it fits into the least MTU of IPv6.
+const MOST_RECORDS: usize = 60;
+
+/// The bytes of the Ethernet and IPv6 headers of a report, and its hop-by-hop header, which alerts routers (RFC 2711).
+const ETHERNET_BYTES: usize = 14;
+const IPV6_BYTES: usize = 40;
+const ROUTER_ALERT: [u8; 8] = [PROTOCOL_ICMPV6, 0, 5, 2, 0, 0, 1, 0];
+/// The next header number of hop-by-hop options (RFC 8200, 4.3).
+const HOP_BY_HOP: u8 = 0;
+
+/// A query.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Query {
+    /// The group; `None` asks for all.
+    group: Option<Ipv6Addr>,
+    /// The longest time until the answer, in microseconds.
+    delay_us: u64,
+    /// `true` if the query is one of MLDv1.
+    is_v1: bool,
+}
+
+impl Query {
+    /// Parses an MLD query: an ICMPv6 message. Returns `None` if it is malformed. The caller has checked that the query
+    /// is from a link-local address, and has a hop limit of 1 and a router alert (RFC 3810, 6.2).
+    #[must_use]
+    pub fn parse(message: &[u8]) -> Option<Query> {
+        // RFC 3810, 8.1: a length of 24 bytes means MLDv1, and 28 or more MLDv2.
+        let is_v1 = message.len() == 24;
+        if message.first() != Some(&QUERY) || !is_v1 && message.len() < 28 {
+            return None;
+        }
+        let code = u64::from(u16::from_be_bytes([message[4], message[5]]));
+        let millis = match code {
+            // RFC 3810, 5.1.3: a floating-point value.
+            0x8000.. if !is_v1 => (code & 0xfff | 0x1000) << ((code >> 12 & 7) + 3),
+            code => code,
+        };
+        let mut group = [0; 16];
+        group.copy_from_slice(&message[8..24]);
+        let group = Ipv6Addr::from(group);
+        let group = (!group.is_unspecified()).then_some(group);
+        Some(Query { group, delay_us: millis * 1000, is_v1 })
+    }
+
+    /// Reads an untagged frame. Returns `None` if the frame is no query, or one that a host must ignore (RFC 3810,
+    /// 6.2).
+    #[must_use]
+    pub fn of_frame(frame: &[u8]) -> Option<Query> {
+        let (ethernet, packet) = frame.split_at_checked(ETHERNET_BYTES)?;
+        let (header, payload) = packet.split_first_chunk::<IPV6_BYTES>()?;
+        if ethernet[12..] != ETHERTYPE_IPV6.to_be_bytes() || header[0] >> 4 != 6 {
+            return None;
+        }
+        let payload = payload.get(..usize::from(u16::from_be_bytes([header[4], header[5]])))?;
+        let [source, destination] = [8, 24].map(|at| {
+            let mut address = [0; 16];
+            address.copy_from_slice(&header[at..at + 16]);
+            Ipv6Addr::from(address)
+        });
+        if !source.is_unicast_link_local() || (header[6], header[7]) != (HOP_BY_HOP, 1) {
+            return None;
+        }
+        let options_bytes = 8 + usize::from(*payload.get(1)?) * 8;
+        let (options, message) = payload.split_at_checked(options_bytes)?;
+        if options[0] != PROTOCOL_ICMPV6 || !has_router_alert(&options[2..]) {
+            return None;
+        }
+        let (from, to) = (source.to_bits(), destination.to_bits());
+        let mut sum = Sum::pseudo6(from, to, PROTOCOL_ICMPV6, message.len() as u32);
+        sum.add(message);
+        if sum.is_right() { Query::parse(message) } else { None }
+    }
+}
+
+/// Returns `true` if hop-by-hop options have a router alert.
+fn has_router_alert(mut options: &[u8]) -> bool {
+    while let [kind, rest @ ..] = options {
+        if *kind == 0 {
+            options = rest;
+            continue;
+        }
+        let Some((&len, rest)) = rest.split_first() else { return false };
+        if (*kind, len) == (ROUTER_ALERT[2], ROUTER_ALERT[3]) {
+            return true;
+        }
+        options = rest.get(usize::from(len)..).unwrap_or_default();
+    }
+    false
+}
+
+/// A report to send.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    dst: Ipv6Addr,
+    /// The ICMPv6 message, without its checksum.
+    message: Vec<u8>,
+}
+
+impl Report {
+    /// Returns the report's frame, with the router alert option (RFC 3810, 5). `source`: a link-local address, or `::`
+    /// for a host that has none (RFC 3810, 5.2.13; RFC 3590).
+    #[must_use]
+    pub fn frame(&self, mac: [u8; 6], source: Ipv6Addr) -> Vec<u8> {
+        let Report { dst, message } = self;
+        let (from, to, len) = (source.to_bits(), dst.to_bits(), message.len());
+        let mut sum = Sum::pseudo6(from, to, PROTOCOL_ICMPV6, len as u32);
+        sum.add(message);
+        let payload_bytes = (ROUTER_ALERT.len() + len) as u16;
+        let [.., a, b, c, d] = dst.octets();
+        let mut frame =
+            Vec::with_capacity(ETHERNET_BYTES + IPV6_BYTES + usize::from(payload_bytes));
+        frame.extend_from_slice(&[0x33, 0x33, a, b, c, d]);
+        frame.extend_from_slice(&mac);
+        frame.extend_from_slice(&ETHERTYPE_IPV6.to_be_bytes());
+        frame.extend_from_slice(&[0x60, 0, 0, 0]);
+        frame.extend_from_slice(&payload_bytes.to_be_bytes());
+        frame.extend_from_slice(&[HOP_BY_HOP, 1]);
+        frame.extend_from_slice(&source.octets());
+        frame.extend_from_slice(&dst.octets());
+        frame.extend_from_slice(&ROUTER_ALERT);
+        let at = frame.len();
+        frame.extend_from_slice(message);
+        frame[at + 2..at + 4].copy_from_slice(&sum.checksum().to_be_bytes());
+        frame
+    }
+}
+
+/// A group that the host listens to.
+#[derive(Debug)]
+struct Member {
+    group: Ipv6Addr,
+    /// The number of reports of the group as new that are left.
+    changes: u8,
+    /// When to answer a query about the group.
+    answer: Option<u64>,
+}
+
+/// The groups of a host, and when to report them.
+#[derive(Debug, Default)]
+pub struct Groups {
+    /// In the order of their addresses.
+    members: Vec<Member>,
+    /// The time of the next report of new groups.
+    change: Option<u64>,
+    /// The time of the last answers.
+    answered: Option<u64>,
+    /// Until when a querier of MLDv1 counts as present.
+    older_until: Option<u64>,
+    /// When reports are due next: each poll asks.
+    next: Option<u64>,
+}
+
+impl Groups {
+    /// Begins to listen to a group: the first report is due at `now_us`, the second within a second. Does nothing if
+    /// the host listens to the group already.
+    pub fn join(&mut self, now_us: u64, group: Ipv6Addr) {
+        if let Err(at) = self.members.binary_search_by_key(&group, |one| one.group) {
+            self.members.insert(at, Member { group, changes: ROBUSTNESS, answer: None });
+            self.change = Some(now_us);
+            self.schedule();
+        }
+    }
+
+    /// Ends to listen to a group, without a report.
+    pub fn leave(&mut self, group: Ipv6Addr) {
+        self.members.retain(|one| one.group != group);
+        self.change = self.change.filter(|_| self.members.iter().any(|one| one.changes > 0));
+        self.schedule();
+    }
+
+    /// Takes a query, whose answer waits for a random part of the querier's delay (RFC 3810, 6.2).
+    pub fn query(&mut self, now_us: u64, mut random: impl FnMut() -> u64, query: &Query) {
+        if query.is_v1 {
+            self.older_until = Some(now_us + OLDER_QUERIER_US);
+        }
+        let earliest = self.answered.map_or(now_us, |at| now_us.max(at + ANSWER_PAUSE_US));
+        let together = random_time(&mut random, query.delay_us);
+        for one in &mut self.members {
+            if query.group.is_none_or(|asked| asked == one.group) {
+                // With MLDv1, each group has its own time (RFC 2710, 4).
+                let delay =
+                    if query.is_v1 { random_time(&mut random, query.delay_us) } else { together };
+                let at = earliest.max(now_us + delay);
+                one.answer = Some(one.answer.map_or(at, |earlier| earlier.min(at)));
+            }
+        }
+        self.schedule();
+    }
+
+    /// Returns when reports are due next.
+    #[must_use]
+    pub fn poll_at_us(&self) -> Option<u64> {
+        self.next
+    }
+
+    fn schedule(&mut self) {
+        let answers = self.members.iter().map(|one| one.answer);
+        self.next = answers.chain([self.change]).flatten().min();
+    }
+
+    /// Returns the reports that are due.
+    pub fn due(&mut self, now_us: u64, mut random: impl FnMut() -> u64) -> Vec<Report> {
+        if self.next.is_none_or(|at| at > now_us) {
+            return Vec::new();
+        }
+        let is_older = self.older_until.is_some_and(|until| now_us < until);
+        let mut reports = Vec::new();
+        if self.change.is_some_and(|at| at <= now_us) {
+            let next = now_us + random_time(&mut random, UNSOLICITED_INTERVAL_US);
+            let mut changed = Vec::new();
+            for one in self.members.iter_mut().filter(|one| one.changes > 0) {
+                one.changes -= 1;
+                changed.push(one.group);
+            }
+            self.change = self.members.iter().any(|one| one.changes > 0).then_some(next);
+            report(&changed, TO_EXCLUDE, is_older, &mut reports);
+        }
+        let mut asked = Vec::new();
+        for one in &mut self.members {
+            if one.answer.is_some_and(|at| at <= now_us) {
+                one.answer = None;
+                asked.push(one.group);
+            }
+        }
+        if !asked.is_empty() {
+            self.answered = Some(now_us);
+        }
+        self.schedule();
+        report(&asked, IS_EXCLUDE, is_older, &mut reports);
+        reports
+    }
+}
+
+/// Returns a random time up to a limit.
+fn random_time(random: &mut impl FnMut() -> u64, most_us: u64) -> u64 {
+    random() % (most_us + 1)
+}
+
+/// Adds the reports about groups: with MLDv1 one for each.
+fn report(groups: &[Ipv6Addr], kind: u8, is_older: bool, reports: &mut Vec<Report>) {
+    if is_older {
+        reports.extend(groups.iter().map(|&group| {
+            let message = [&[REPORT_V1, 0, 0, 0, 0, 0, 0, 0][..], &group.octets()].concat();
+            Report { dst: group, message }
+        }));
+        return;
+    }
+    for groups in groups.chunks(MOST_RECORDS) {
+        let mut message = vec![REPORT_V2, 0, 0, 0, 0, 0, 0, groups.len() as u8];
+        for group in groups {
+            message.extend_from_slice(&[kind, 0, 0, 0]);
+            message.extend_from_slice(&group.octets());
+        }
+        reports.push(Report { dst: ALL_ROUTERS_V2, message });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GROUP: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 1);
+    const OTHER: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 2);
+
+    fn query(code: u16, group: Ipv6Addr, len: usize) -> Option<Query> {
+        let mut message = vec![QUERY, 0, 0, 0];
+        message.extend_from_slice(&code.to_be_bytes());
+        message.extend_from_slice(&[0, 0]);
+        message.extend_from_slice(&group.octets());
+        message.resize(len, 0);
+        Query::parse(&message)
+    }
+
+    fn ms(millis: u64) -> u64 {
+        millis * 1000
+    }
+
+    /// Returns numbers from a seed.
+    fn numbers(seed: u64) -> impl FnMut() -> u64 {
+        let mut state = seed;
+        move || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            state >> 33
+        }
+    }
+
+    fn groups(all: &[Ipv6Addr], now_us: u64) -> Groups {
+        let mut groups = Groups::default();
+        all.iter().for_each(|group| groups.join(now_us, *group));
+        groups
+    }
+
+    #[test]
+    fn queries_of_both_versions_are_read() {
+        let v2 = query(10_000, Ipv6Addr::UNSPECIFIED, 28).unwrap();
+        let delay_us = 10_000_000;
+        assert_eq!(v2, Query { group: None, delay_us, is_v1: false });
+        assert_eq!(
+            query(10_000, GROUP, 24),
+            Some(Query { group: Some(GROUP), delay_us, is_v1: true })
+        );
+        // A mantissa of 0 and an exponent of 0: 0x1000 << 3 (RFC 3810, 5.1.3). MLDv1 has no such values.
+        let long = query(0x8000, GROUP, 40).unwrap();
+        assert_eq!(long.delay_us, (0x1000 << 3) * 1000);
+        assert_eq!(query(0x8000, GROUP, 24).unwrap().delay_us, 0x8000 * 1000);
+        for len in [8, 23, 25, 27] {
+            assert_eq!(query(1, GROUP, len), None, "{len}");
+        }
+    }
+
+    #[test]
+    fn groups_are_reported_at_the_start_twice() {
+        let mut random = numbers(1);
+        let mut groups = groups(&[OTHER, GROUP, GROUP], ms(5));
+        let first = groups.due(ms(5), &mut random);
+        let [report] = first.as_slice() else { panic!("{first:?}") };
+        assert_eq!(report.dst, ALL_ROUTERS_V2);
+        assert_eq!(report.message[..12], [143, 0, 0, 0, 0, 0, 0, 2, 4, 0, 0, 0]);
+        assert_eq!(report.message[12..28], GROUP.octets());
+        assert_eq!(report.message[32..48], OTHER.octets());
+        let again = groups.poll_at_us().unwrap();
+        assert!(again <= ms(1005));
+        assert_eq!(groups.due(again, &mut random), first);
+        assert_eq!(groups.poll_at_us(), None);
+        assert_eq!(Groups::default().poll_at_us(), None);
+    }
+
+    /// A group that comes later is reported without those before it, also while the report of those waits; one that has
+    /// gone is not reported.
+    #[test]
+    fn only_what_has_changed_is_reported() {
+        let mut random = numbers(5);
+        let mut groups = groups(&[GROUP], ms(0));
+        assert_eq!(groups.due(ms(0), &mut random)[0].message[7], 1);
+        groups.join(ms(1), OTHER);
+        let both = groups.due(ms(1), &mut random);
+        assert_eq!(both[0].message[7], 2);
+        let last = groups.poll_at_us().unwrap();
+        let [report] = &groups.due(last, &mut random)[..] else { panic!() };
+        assert_eq!(report.message[12..], OTHER.octets());
+        assert_eq!(groups.poll_at_us(), None);
+        groups.leave(GROUP);
+        groups.join(ms(9_000), GROUP);
+        groups.leave(GROUP);
+        assert_eq!(groups.poll_at_us(), None);
+    }
+
+    /// A querier's frame is read, and each of its defects makes a host ignore it.
+    #[test]
+    fn frames_with_defects_are_no_queries() {
+        let mut message = vec![QUERY, 0, 0, 0, 0, 100, 0, 0];
+        message.resize(28, 0);
+        let router = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
+        let query = Report { dst: Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1), message };
+        let frame = query.frame([2; 6], router);
+        let expected = Query { group: None, delay_us: 100_000, is_v1: false };
+        assert_eq!(Query::of_frame(&frame), Some(expected));
+        let padded = [&frame[..], &[7; 9]].concat();
+        assert_eq!(Query::of_frame(&padded), Some(expected));
+        let global = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+        assert_eq!(Query::of_frame(&query.frame([2; 6], global)), None);
+        // The ethertype, the version, the hop limit, the next headers, the option, and the checksum.
+        for at in [13, 14, 20, 21, 54, 56, 63, 64, 70] {
+            let mut frame = frame.clone();
+            frame[at] ^= 0x12;
+            assert_eq!(Query::of_frame(&frame), None, "{at}");
+        }
+        for len in 0..frame.len() {
+            assert_eq!(Query::of_frame(&frame[..len]), None, "{len}");
+        }
+    }
+
+    #[test]
+    fn answers_come_within_the_delay_and_name_what_was_asked() {
+        let mut random = numbers(2);
+        let mut groups = groups(&[GROUP, OTHER], ms(0));
+        while let Some(at) = groups.poll_at_us() {
+            groups.due(at, &mut random);
+        }
+        let now = ms(10_000);
+        groups.query(now, &mut random, &query(500, OTHER, 28).unwrap());
+        let at = groups.poll_at_us().unwrap();
+        assert!(at >= now && at <= ms(10_500));
+        let reports = groups.due(at, &mut random);
+        assert_eq!(reports.len(), 1);
+        assert_eq!(reports[0].message[7..12], [1, 2, 0, 0, 0]);
+        assert_eq!(reports[0].message[12..], OTHER.octets());
+        let unknown = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 3);
+        groups.query(now, &mut random, &query(500, unknown, 28).unwrap());
+        assert_eq!(groups.poll_at_us(), None);
+    }
+
+    #[test]
+    fn a_flood_of_queries_gets_few_answers() {
+        let mut random = numbers(4);
+        let mut groups = groups(&[GROUP], ms(0));
+        while let Some(at) = groups.poll_at_us() {
+            groups.due(at, &mut random);
+        }
+        let mut answers = 0;
+        for now in 5000..6000 {
+            groups.query(ms(now), &mut random, &query(0, GROUP, 28).unwrap());
+            answers += groups.due(ms(now), &mut random).len();
+        }
+        assert_eq!(answers, 10);
+    }
+
+    #[test]
+    fn a_querier_of_version_1_gets_its_reports_until_it_has_gone() {
+        let mut random = numbers(3);
+        let mut groups = groups(&[GROUP, OTHER], ms(0));
+        while let Some(at) = groups.poll_at_us() {
+            groups.due(at, &mut random);
+        }
+        groups.query(ms(2000), &mut random, &query(0, Ipv6Addr::UNSPECIFIED, 24).unwrap());
+        let reports = groups.due(ms(2000), &mut random);
+        assert_eq!(reports.iter().map(|report| report.dst).collect::<Vec<_>>(), [GROUP, OTHER]);
+        assert!(reports.iter().all(|report| report.message[0] == 131));
+        let general = query(0, Ipv6Addr::UNSPECIFIED, 28).unwrap();
+        for (now, count) in [(100_000, 2), (262_000, 1)] {
+            groups.query(ms(now), &mut random, &general);
+            assert_eq!(groups.due(ms(now), &mut random).len(), count, "{now}");
+        }
+    }
+}
