@@ -461,6 +461,11 @@ impl PacketRing {
         self.socket.as_fd()
     }
 
+    /// Returns the number of packets that the ring holds.
+    pub(crate) fn slots(&self) -> usize {
+        self.socket.slots as usize
+    }
+
     /// Returns the number of packets that the ring had no room for, or that were dropped at the
     /// beginning, since the last call.
     pub(crate) fn take_drops(&mut self) -> u64 {

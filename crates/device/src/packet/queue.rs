@@ -12,6 +12,7 @@ use rustix::time::{
 };
 
 use super::shared::Shared;
+use crate::kernel_interface::full_rings::FullRings;
 use crate::kernel_interface::host_traffic;
 use crate::kernel_interface::packet_sender::Sending;
 use crate::kernel_interface::packet_socket::{PacketRing, Target};
@@ -64,6 +65,7 @@ pub(super) struct PacketQueue {
     full: bool,
     /// `true` if the last packet found the interface down.
     down: bool,
+    full_rings: FullRings,
     sleeps: u32,
     polls: u32,
     counters: Counters,
@@ -87,6 +89,7 @@ impl PacketQueue {
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)
             .map_err(|errno| failed("timerfd_create")(errno.into()))?;
         let sleep = sleep_fd(&sources, &shared, timer.as_fd()).map_err(failed("epoll"))?;
+        let full_rings = FullRings::new(sources.iter().map(|source| source.ring.slots()));
         let host_bytes = if host.is_some() { host_traffic::FRAME_BYTES } else { 0 };
         Ok(PacketQueue {
             info,
@@ -101,6 +104,7 @@ impl PacketQueue {
             timer,
             full: false,
             down: false,
+            full_rings,
             sleeps: 0,
             polls: 0,
             counters: Counters::default(),
@@ -260,6 +264,9 @@ impl DeviceQueue for PacketQueue {
             polled += self.poll_source(source, spaces, out, budget - polled);
         }
         self.next_source = (self.next_source + 1) % count;
+        if self.full_rings.polled(polled) {
+            self.count_kernel_drops();
+        }
         Ok((self.counters.rx_packets - before) as usize)
     }
 

@@ -21,6 +21,7 @@ use super::left_packets::Taken;
 use super::ring::CONTINUES;
 use super::shared::{Lane, Shared};
 use super::socket::{RX_ENTRIES, TX_ENTRIES, Umem, XdpSocket};
+use crate::kernel_interface::full_rings::FullRings;
 use crate::kernel_interface::host_traffic;
 use crate::kernel_interface::packet_socket::PacketRing;
 use crate::{
@@ -62,6 +63,7 @@ pub(super) struct XdpQueue {
     /// The most receive buffers of one of several hardware queues: no other one can get them, even
     /// if it is served only later.
     most_held: u32,
+    full_rings: FullRings,
     /// The hardware queues that sessions have to themselves.
     ceded: Vec<u32>,
     /// The space of the receive buffers, once the engine provided some.
@@ -115,6 +117,9 @@ impl XdpQueue {
             1 => u32::MAX,
             several => info.limits.rx_ring.div_ceil(several) as u32,
         };
+        let served = lane.hardware_queues().max(1);
+        let rings = packet_ring.iter().chain(&host_ring).map(PacketRing::slots);
+        let full_rings = FullRings::new(rings.chain([info.limits.rx_ring / served]));
         let in_flight_chunks = (umem.memory.len() >> IN_FLIGHT_SHIFT) as u32 + 1;
         let mut queue = XdpQueue {
             info,
@@ -126,6 +131,7 @@ impl XdpQueue {
             left_packets,
             chunks,
             most_held,
+            full_rings,
             ceded: Vec::new(),
             pool: None,
             in_flight: InFlight::new(TX_ENTRIES, in_flight_chunks, IN_FLIGHT_SHIFT),
@@ -334,6 +340,9 @@ impl DeviceQueue for XdpQueue {
             };
         }
         self.next_source = (self.next_source + 1) % sources;
+        if self.full_rings.polled(polled) {
+            self.count_kernel_drops();
+        }
         Ok((self.counters.rx_packets - before) as usize)
     }
 

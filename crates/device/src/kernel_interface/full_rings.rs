@@ -1,0 +1,42 @@
+//! When to ask the kernel how many packets it has dropped: after a ring may have been full.
+
+/// Counts packets that a driver receives without finding all rings of the kernel empty.
+///
+/// The kernel drops a packet when a ring has no room, so a ring's worth of packets comes in a row before or after each
+/// drop. Asking costs system calls, and an idle engine does not ask by itself.
+#[derive(Debug)]
+pub(crate) struct FullRings {
+    in_a_row: usize,
+    /// The number of packets that the smallest ring holds.
+    fewest: usize,
+}
+
+impl FullRings {
+    /// `rings`: how many packets each ring holds.
+    pub(crate) fn new(rings: impl Iterator<Item = usize>) -> FullRings {
+        FullRings { in_a_row: 0, fewest: rings.min().unwrap_or(0) }
+    }
+
+    /// Counts the packets of a poll. Returns `true` if all rings are empty now, and one may have been full.
+    #[inline]
+    pub(crate) fn polled(&mut self, packets: usize) -> bool {
+        if packets > 0 {
+            self.in_a_row += packets;
+            return false;
+        }
+        std::mem::take(&mut self.in_a_row) >= self.fewest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_may_have_been_full_only_after_as_many_packets_in_a_row() {
+        let mut rings = FullRings::new([200, 100].into_iter());
+        assert!(![99, 0, 64, 35, 0].into_iter().any(|packets| rings.polled(packets)));
+        assert!(!rings.polled(64) && !rings.polled(36) && rings.polled(0));
+        assert!(!rings.polled(0), "only once");
+    }
+}
