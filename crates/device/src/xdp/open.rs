@@ -19,7 +19,7 @@ use super::queue::PACKET_SOCKET_BUFFERS;
 use super::shared::{Lane, Properties, Shared};
 use super::socket::{self, Binding, CopyMode, RX_ENTRIES, TX_ENTRIES, TxChecksum};
 use super::tx_checksum::{self, Asked};
-use crate::kernel_interface::ethtool::Ethtool;
+use crate::kernel_interface::ethtool::{self, Ethtool};
 use crate::kernel_interface::host_traffic::{self, HostTraffic};
 use crate::kernel_interface::other_server;
 use crate::kernel_interface::packet_sender::{self, PacketSender};
@@ -59,10 +59,12 @@ pub(super) struct Opened {
 
 /// Attaches to an interface, after an earlier server.
 pub(super) fn open(options: &Options, earlier: &mut EarlierObjects) -> Result<Opened, XdpError> {
-    let name = &options.interface;
-    let link = Netlink::open()?.link(name)?;
+    let link = ethtool::link(&options.interface, options.index)?;
+    // The interface's name at this time: it may change while the server starts.
+    let name = &link.name;
+    let options = &Options { interface: name.clone(), ..options.clone() };
     let mac = link.mac.ok_or_else(|| XdpError::NotEthernet { name: name.clone() })?;
-    let ethtool = Ethtool::of(name).map_err(refused(name, "a socket for ethtool"))?;
+    let ethtool = Ethtool::of(link.index).map_err(refused(name, "a socket for ethtool"))?;
     let queues = ethtool.queues();
     let lanes = lanes(options, queues)?;
     let frame_bytes = link.mtu as usize + ETHERNET_HEADER_BYTES + VLAN_TAG_BYTES;
@@ -410,7 +412,7 @@ fn has_program(error: &towpath_bpf::Error) -> bool {
 fn other(name: &str, index: u32) -> XdpError {
     let name = name.to_owned();
     let id =
-        Netlink::open().and_then(|mut kernel| kernel.link(&name)).ok().and_then(|link| link.xdp);
+        Netlink::open().and_then(|mut kernel| kernel.link_at(index)).ok().and_then(|link| link.xdp);
     let program = match id.map(|id| (id, towpath_bpf::attached(index, id))) {
         Some((_, Ok(attached))) if other_server::has_xdp_name(&attached) => {
             return XdpError::OtherServer { name, program: attached.to_string() };

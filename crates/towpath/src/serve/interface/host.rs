@@ -130,6 +130,7 @@ impl Wanted {
         let interface = self.interface.clone();
         let options = xdp::Options {
             interface,
+            index: None,
             host: self.host,
             owner: self.owner,
             lanes: self.lanes,
@@ -145,6 +146,7 @@ impl Wanted {
     pub(super) fn packet(&self, earlier: &EarlierObjects) -> Result<Attached, Failure> {
         let options = packet::Options {
             interface: self.interface.clone(),
+            index: None,
             host: self.host,
             owner: self.owner,
         };
