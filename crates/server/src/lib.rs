@@ -65,9 +65,9 @@ pub use engine::demux::FlowCache;
 pub use engine::solo::packet_costs;
 pub use host::HostAccess;
 pub use keeper::{
-    Begin, Continued, DeviceState, DeviceStatus, KeeperAccess, KeeperOptions, KeeperStore,
-    LeftObjects, ServerEnd, Start, Supervised, Supervision, Upgrade, device_status,
-    drop_capabilities, followed_interface, keeper_path, status_path, supervise,
+    Begin, Continued, DeviceState, DeviceStatus, FollowedInterface, Follows, KeeperAccess,
+    KeeperOptions, KeeperStore, LeftObjects, ServerEnd, Start, Supervised, Supervision, Upgrade,
+    device_status, drop_capabilities, followed_interface, keeper_path, status_path, supervise,
     take_device_objects, upgrade,
 };
 pub use policy::{

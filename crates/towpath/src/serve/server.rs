@@ -11,8 +11,8 @@ use towpath_device::fault::FaultDevice;
 use towpath_device::{Device, DeviceError};
 use towpath_protocol::store::Store;
 use towpath_server::{
-    Config, Crash, HostAccess, KeeperAccess, KeeperStore, Policy, Server, StartError,
-    followed_interface, take_device_objects,
+    Config, Crash, FollowedInterface, HostAccess, KeeperAccess, KeeperStore, Policy, Server,
+    StartError, followed_interface, take_device_objects,
 };
 use tracing::{info, warn};
 
@@ -87,7 +87,8 @@ fn run_with(
     let socket = settings.socket.clone().unwrap_or_default();
     start_log(settings.log.unwrap_or(Level::Info));
     // The keeper follows the interface, which may have another name than on the command line.
-    let interface = followed_interface(&found).unwrap_or_else(|| served.interface.to_string());
+    let interface =
+        followed_interface(&found).unwrap_or_else(|| FollowedInterface::named(&served.interface));
     let mut earlier = take_device_objects(&mut found, args.crash().is_some());
     earlier.set_keeper(Arc::new(keeper.clone()));
     let last = found.iter().find(|(name, _)| name == LAST_POLICY);
@@ -104,7 +105,7 @@ fn run_with(
         ..configured
     };
     let own_queues = config.policy.own_queues();
-    let Opened { device, subnets, xdp_sockets } =
+    let Opened { device, subnets, xdp_sockets, index } =
         interface::open((served, &interface), &settings, own_queues, &mut earlier)?;
     // The device has copies of what it needs.
     drop(earlier);
@@ -120,7 +121,9 @@ fn run_with(
         allowed.or_else(|error| if args.again { Ok(()) } else { Err(failed(error)) })?;
     }
     device.set_keeper(Arc::new(keeper.clone()));
-    config.host = settings.share_host.then(|| HostAccess::new(keeper, &name));
+    let mut shared = FollowedInterface::named(&name);
+    shared.index = index;
+    config.host = settings.share_host.then(|| HostAccess::new(keeper, shared));
     give_up_rights(&settings, &socket, pcap.as_mut())?;
     let failed = |error: StartError| explain(&error, &settings);
     let server = Server::start(&config, device, Box::new(store)).map_err(failed)?;
