@@ -144,9 +144,10 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "SETTING=VALUE")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) set: Vec<Assignment>,
-    /// Engine threads, 1 to 8; 1 by default. Each serves some of the interface's hardware queues,
+    /// Engine threads, 1 to 8; 1 by default. Several serve more packets per second, if each has a processor
+    /// (--engine-cpu). Each serves some of the interface's hardware queues,
     /// and each direction of a flow stays on one of them. More than one only for xdp, at most
-    /// as many as the interface has queues, and 2 for an Intel 82574L
+    /// as many as the interface has queues (ethtool -l), and 2 for an Intel 82574L. tap and packet have one
     #[arg(long, value_name = "COUNT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) lanes: Option<Number<1, 8>>,
@@ -164,7 +165,10 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "SPEC")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<Fault>,
-    /// Write every packet between server and device to a pcapng file
+    /// Write every packet between server and device to a pcapng file, from the start of the server to its end, without a
+    /// limit of size; wireshark and tcpdump -r read it. The server empties an existing file, and makes a
+    /// missing one, which only its user may read; a server that follows a killed one appends. FILE may be a FIFO. If the file cannot be written any more, the
+    /// capture ends, and the server continues. towpath capture captures from a running server
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) pcap: Option<PathBuf>,
