@@ -21,6 +21,17 @@ pub(crate) struct Report {
     /// What the keeper tells; `None` for a server without one.
     pub(crate) keeper: Option<DeviceStatus>,
     pub(crate) sessions: Vec<Session>,
+    /// Why the report has nothing of the server, if it did not answer.
+    pub(crate) unanswered: Option<Unanswered>,
+}
+
+/// A server that did not answer.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Unanswered {
+    /// `true` if the server had not answered in time.
+    pub(crate) is_late: bool,
+    pub(crate) reason: String,
 }
 
 /// The device and its engine.

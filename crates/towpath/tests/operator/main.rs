@@ -10,6 +10,7 @@ mod completing;
 mod containers;
 mod counters;
 mod devices;
+mod finding;
 mod hosts;
 mod interface_changes;
 mod keeping;
