@@ -35,15 +35,15 @@ use crate::{
 pub(super) const HEADROOM_BYTES: usize = 256;
 /// The sizes of a receive buffer, in bytes: for packets that fit into one, and for others. The
 /// kernel allows 2048 to a page. Merged packets of 64 KiB in buffers of 2048 bytes took 9 % more processor time.
-const SMALL_CHUNK_BYTES: usize = 2048;
-const LARGE_CHUNK_BYTES: usize = 4096;
+pub(super) const SMALL_CHUNK_BYTES: usize = 2048;
+pub(super) const LARGE_CHUNK_BYTES: usize = 4096;
 /// The most parts of a packet to send. A part that crosses a chunk's end takes two descriptors, and
 /// a packet at most 17.
 pub(super) const PACKET_PARTS: usize = 8;
 /// Receive buffers for each hardware queue: the packets of a burst that the queue holds, since each packet takes at
 /// least one. They take 8 MiB in the small size, and 16 MiB in the large size. A process with the usual limit of
 /// locked memory, 8 MiB, has half or a quarter of them (`locked`).
-const RX_BUFFERS: usize = RX_ENTRIES as usize;
+pub(super) const RX_BUFFERS: usize = RX_ENTRIES as usize;
 /// The most receive buffers of a queue to open. More hardware queues share them.
 const MAX_RX_BUFFERS: usize = 8192;
 
