@@ -74,6 +74,7 @@ pub use policy::{
     AddressRange, Admission, Grant, Policy, PolicyChange, PortRange, Reservation, Standing, Terms,
 };
 pub use position::Crash;
+pub use prepare::session_bytes;
 pub use reach::Reach;
 pub use server::Server;
 pub use towpath_protocol::settings::{Setting, SettingError, Values};

@@ -47,6 +47,8 @@ pub(crate) struct Device {
     pub(crate) version: String,
     pub(crate) addresses: u64,
     pub(crate) addresses_in_use: u64,
+    pub(crate) total_bytes: Option<u64>,
+    pub(crate) bytes_in_use: u64,
     pub(crate) counters: BTreeMap<String, u64>,
     pub(crate) hardware: BTreeMap<String, u64>,
     /// The number of hardware queues that the server does not serve.

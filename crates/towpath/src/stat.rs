@@ -125,6 +125,10 @@ fn head(report: &Report) -> String {
         let restarts = count(keeper.restarts, "restart");
         text += &format!("{restarts}; last end: {}\n", report::last_end(keeper));
     }
+    if let Some(most) = device.total_bytes {
+        let (used, most) = (device.bytes_in_use >> 10, most >> 10);
+        text += &format!("sessions have {used} KiB of {most} KiB (total-bytes)\n");
+    }
     if device.unserved_queues > 0 {
         let has = if device.unserved_queues == 1 { "has" } else { "have" };
         let queues = count(device.unserved_queues, "hardware queue");

@@ -24,7 +24,7 @@ use super::notify::{notify, notify_now};
 use super::pcap::Pcap;
 use super::settings::{Level, Settings};
 use super::values::InterfaceName;
-use super::{confine, explain, explain_policy};
+use super::{confine, explain, explain_policy, memory_limit};
 use crate::failure::{Failure, remedy, says};
 use crate::signals::Signals;
 use crate::standard_error;
@@ -113,6 +113,8 @@ fn run_with(
     let name = device_info.name;
     config.subnets = subnets.unwrap_or(config.subnets);
     warn_without_grants(&config.policy, &served.interface);
+    let total_bytes = config.policy.total_bytes;
+    memory_limit::warn_of_little(total_bytes, settings.lanes());
     let device = with_faults(device, &settings);
     let (mut device, mut pcap) = Pcap::wrap(device, &settings, args.again)?;
     if let Some(busy_poll) = xdp_sockets {
@@ -135,6 +137,7 @@ fn run_with(
         socket = %socket.display(),
         uid = rustix::process::geteuid().as_raw(),
         version = env!("CARGO_PKG_VERSION"),
+        total_bytes,
         "serving"
     );
     report_started(keeper)?;
