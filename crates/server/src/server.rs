@@ -273,11 +273,14 @@ impl Unstarted {
         let (rdma, rdma_mapping) = rdma_ledger(config, &mut left, store.as_mut())?.unzip();
         let relays = relays.into_iter().zip(positions);
         let (mut engines, ends) = maker.all(&mut *device, region, relays, rdma)?;
+        let device_name = config.device_name.clone().unwrap_or_else(|| info.name.clone());
+        engines.iter_mut().for_each(|engine| engine.set_device_name(&device_name));
         let memories = engines.iter().map(Engine::memory_file);
         keep_device(store.as_mut(), device.as_ref(), config.server_number, memories)?;
         let parts = Parts {
             listener,
             device,
+            device_name,
             info,
             state: file,
             state_mapping: mapping,

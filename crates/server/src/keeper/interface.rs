@@ -209,7 +209,8 @@ impl Interface {
         let configured = &self.configured;
         if let Some(name) = self.other_name() {
             tracing::info!(
-                interface = configured,
+                device = configured,
+                interface = name,
                 "the next server serves {configured} under its name {name}"
             );
         }
@@ -234,7 +235,8 @@ impl Interface {
         let (index, name) = (found.index, &found.name);
         if let Some(known) = self.known.as_ref().filter(|known| known.index != index) {
             tracing::warn!(
-                interface = configured,
+                device = configured,
+                interface = name,
                 "the interface {} with the number {} was deleted, and another interface has the name {name}: \
                  the next server serves that one, with the number {index}",
                 known.name,

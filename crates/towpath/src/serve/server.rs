@@ -100,6 +100,7 @@ fn run_with(
     let mut config = Config {
         resumes_all: args.upgrade,
         crash: args.crash(),
+        device_name: Some(served.interface.to_string()),
         server_number: keeper.server_number(),
         leaves_after_changes: settings.hold.is_none_or(|hold| hold.get() > 0),
         ..configured
@@ -132,7 +133,8 @@ fn run_with(
     drop(config);
     policy.set(&policy_text);
     info!(
-        device = name,
+        device = &*served.interface,
+        interface = name,
         mtu = device_info.mtu,
         socket = %socket.display(),
         uid = rustix::process::geteuid().as_raw(),
@@ -146,7 +148,11 @@ fn run_with(
     signals.release_soon();
     let leaves = action == Action::Leave;
     let outcome = end(server, keeper, action);
-    info!(device = name, "{}", if leaves { "left to the next server" } else { "ended" });
+    info!(
+        device = &*served.interface,
+        "{}",
+        if leaves { "left to the next server" } else { "ended" }
+    );
     outcome.map_err(|error| ended(&error))
 }
 

@@ -86,6 +86,21 @@ fn a_renamed_interface_is_followed() {
             let log = shared.server.log();
             assert!(log.contains("serves uplink under its name lan1"), "{mode}: {log}");
             assert!(!log.contains("before it served"), "{mode}: {log}");
+            // One field has the device's name, and another one the interface's present name.
+            let fields = |line: &str, key: &str| line.contains(&format!(" {key}="));
+            assert!(log.lines().filter(|line| fields(line, "device")).count() > 5, "{mode}: {log}");
+            for line in log.lines().filter(|line| fields(line, "device")) {
+                assert!(line.contains("device=\"uplink\""), "{mode}: {line}");
+            }
+            for (says, name) in [
+                ("has the name lan0 now", "lan0"),
+                ("under its name lan1", "lan1"),
+                ("serving", "lan1"),
+            ] {
+                let mut lines = log.lines().rev();
+                let line = lines.find(|line| line.contains(&format!(" {says} "))).unwrap();
+                assert!(line.contains(&format!("interface=\"{name}\"")), "{mode}: {line}");
+            }
             assert_eq!(shared.server.stop(Signal::TERM).code(), Some(0), "{mode}");
             net().delete_link("lan1").unwrap();
             net().delete_link("uplink").unwrap();

@@ -74,7 +74,7 @@ impl DeviceKeeper {
         let mut keeper = Keeper::from_state(left, &options)?;
         if let Err(error) = keeper.held.start_closers() {
             // The keeper closes the objects itself, then.
-            tracing::error!(interface = options.interface, "no thread for closing: {error}");
+            tracing::error!(device = options.interface, "no thread for closing: {error}");
         }
         if let Some(asking) = keeper.upgrade_request.take() {
             asking.answer(Ok(None));
