@@ -61,8 +61,16 @@ pub(super) struct Opened {
 pub(super) fn open(options: &Options, earlier: &mut EarlierObjects) -> Result<Opened, XdpError> {
     let link = ethtool::link(&options.interface, options.index)?;
     // The interface's name at this time: it may change while the server starts.
+    let options = Options { interface: link.name.clone(), ..options.clone() };
+    open_link(&link, &options, earlier)
+}
+
+fn open_link(
+    link: &towpath_netlink::Link,
+    options: &Options,
+    earlier: &mut EarlierObjects,
+) -> Result<Opened, XdpError> {
     let name = &link.name;
-    let options = &Options { interface: name.clone(), ..options.clone() };
     let mac = link.mac.ok_or_else(|| XdpError::NotEthernet { name: name.clone() })?;
     let ethtool = Ethtool::of(link.index).map_err(refused(name, "a socket for ethtool"))?;
     let queues = ethtool.queues();
@@ -80,7 +88,7 @@ pub(super) fn open(options: &Options, earlier: &mut EarlierObjects) -> Result<Op
     let host_traffic = HostTraffic::begin(options.host, mac, options.owner, earlier);
     let (Sockets { unbound, packet_socket, members }, mut attached_program) =
         sockets_and_program(options, link.index, queues, frame_bytes, (groups, program))?;
-    let attached = attach_after(earlier, &link, options.mode, &mut attached_program)?;
+    let attached = attach_after(earlier, link, options.mode, &mut attached_program)?;
     let is_generic = attached == XdpMode::Generic;
     let spans = needs_to_span(name, &ethtool, is_generic, frame_bytes, attached_program.spans())?;
     let chunk_bytes = if spans { LARGE_CHUNK_BYTES } else { SMALL_CHUNK_BYTES };
@@ -93,10 +101,10 @@ pub(super) fn open(options: &Options, earlier: &mut EarlierObjects) -> Result<Op
     }
 
     let copies = is_generic || is_virtual || options.copying == CopyMode::Copy;
-    let large = large_senders(&link, copies, lanes)
+    let large = large_senders(link, copies, lanes)
         .map_err(refused(name, "opening a packet socket for large packets"))?;
     let asked = Asked { index: link.index, copies, room: chunk_bytes.saturating_sub(frame_bytes) };
-    let mut notes = notes(&link, options, attached, &own_queues, &ethtool);
+    let mut notes = notes(link, options, attached, &own_queues, &ethtool);
     notes.warnings.extend(tx_checksum::check(name, options.tx_checksum, asked)?);
     locked::tell(&mut notes, name, (rx_buffers, chunk_bytes), RX_BUFFERS);
     let host_traffic = host_traffic.finish(&mut notes.warnings);
@@ -113,7 +121,7 @@ pub(super) fn open(options: &Options, earlier: &mut EarlierObjects) -> Result<Op
         busy_poll: options.busy_poll,
         gives_queues,
     };
-    let mut info = info(&link, mac, &properties, rx_buffers, !large.is_empty());
+    let mut info = info(link, mac, &properties, rx_buffers, !large.is_empty());
     if host_traffic.is_some() {
         announce_host_traffic(&mut info, chunk_bytes);
     }

@@ -10,13 +10,14 @@
 #![forbid(unsafe_code)]
 
 mod host;
+mod link;
 mod pci;
 mod tap;
 
 use std::os::fd::OwnedFd;
 
 use towpath_device::{Device, EarlierObjects};
-use towpath_netlink::{Link, Netlink};
+use towpath_netlink::Netlink;
 use towpath_server::{FollowedInterface, Subnets};
 
 use super::kind::Kind;
@@ -24,6 +25,7 @@ use super::settings::Settings;
 use super::values::{DeviceSpec, Driver};
 use crate::failure::Failure;
 use host::Attached;
+use link::link_of;
 
 /// The driver of a TAP interface, as rtnetlink names it.
 const TAP_KIND: &str = "tun";
@@ -96,17 +98,6 @@ fn is_tap(interface: &FollowedInterface) -> Result<bool, Failure> {
     let link = Netlink::open().and_then(|mut kernel| link_of(&mut kernel, interface));
     let link = link.map_err(refused)?;
     Ok(link.kind.as_deref() == Some(TAP_KIND))
-}
-
-/// Returns the kernel's description of an interface: by its number, or by its name if the number is not known.
-fn link_of(
-    kernel: &mut Netlink,
-    interface: &FollowedInterface,
-) -> Result<Link, towpath_netlink::Error> {
-    match interface.index {
-        Some(index) => kernel.link_at(index),
-        None => kernel.link(&interface.name),
-    }
 }
 
 fn open_tap(

@@ -11,7 +11,7 @@ use tracing::{info, warn};
 
 use super::super::settings::Settings;
 use super::super::values::{Lease, Subnet as GivenSubnet, limit};
-use super::link_of;
+use super::link::link_of;
 use crate::failure::Failure;
 
 /// What the server asks of the driver.
