@@ -78,9 +78,7 @@ fn open_link(
     let frame_bytes = link.mtu as usize + ETHERNET_HEADER_BYTES + VLAN_TAG_BYTES;
     let is_virtual = link.kind.is_some();
 
-    if let Some(program) = other_server::at_ingress(link.index, earlier) {
-        return Err(XdpError::OtherServer { name: name.clone(), program });
-    }
+    check_ingress(link, earlier)?;
     // The kernel makes each of these wait, so all wait at once.
     let parts = EarlierParts::find(earlier, options, link.index, (queues, lanes), frame_bytes);
     let EarlierParts { left_packets, kept, groups, program } =
@@ -96,9 +94,7 @@ fn open_link(
     let gives_queues = options.own_queues.iter().any(|one| own_queues.contains(one));
     let rx_buffers =
         locked::receive_buffers(RX_BUFFERS, chunk_bytes, (queues, lanes), gives_queues);
-    if options.copying == CopyMode::ZeroCopy && is_generic {
-        return Err(XdpError::NoZeroCopy { name: name.clone() });
-    }
+    check_zero_copy(options, is_generic)?;
 
     let copies = is_generic || is_virtual || options.copying == CopyMode::Copy;
     let large = large_senders(link, copies, lanes)
@@ -137,6 +133,21 @@ fn open_link(
     let lane = |number| Arc::new(Lane::new(shared.clone(), number, large.next(), kept.next()));
     let lanes = (0..lanes).map(lane).collect();
     Ok(Opened { info, index: link.index, shared, lanes, members: Arc::new(members), notes })
+}
+
+/// Checks that no other server has its program at the interface's ingress hook.
+fn check_ingress(link: &towpath_netlink::Link, earlier: &EarlierObjects) -> Result<(), XdpError> {
+    let other = other_server::at_ingress(link.index, earlier);
+    let name = || link.name.clone();
+    other.map_or(Ok(()), |program| Err(XdpError::OtherServer { name: name(), program }))
+}
+
+/// Checks that the hardware may reach the server's memory if that was asked for.
+fn check_zero_copy(options: &Options, is_generic: bool) -> Result<(), XdpError> {
+    if options.copying == CopyMode::ZeroCopy && is_generic {
+        return Err(XdpError::NoZeroCopy { name: options.interface.clone() });
+    }
+    Ok(())
 }
 
 /// What an earlier server left.

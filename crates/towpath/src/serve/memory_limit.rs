@@ -7,7 +7,7 @@ use std::path::{Component, Path};
 use towpath_client::Options;
 use towpath_net::SessionLink;
 use towpath_protocol::layout::SessionShape;
-use towpath_server::session_bytes;
+use towpath_server::{Policy, session_bytes};
 use tracing::warn;
 
 use crate::failure::Failure;
@@ -74,7 +74,9 @@ pub(super) fn check(total: usize, lanes: usize) -> Result<(), Failure> {
 }
 
 /// Warns of a limit without room for a session of a program that uses sockets, of a user who is no administrator.
-pub(super) fn warn_of_little(total: usize, lanes: usize) {
+/// Returns the limit.
+pub(super) fn warn_of_little(policy: &Policy, lanes: usize) -> usize {
+    let total = policy.total_bytes;
     let wanted = session_of_sockets(lanes);
     if total / USER_DIVISOR < wanted {
         warn!(
@@ -83,6 +85,7 @@ pub(super) fn warn_of_little(total: usize, lanes: usize) {
             wanted * USER_DIVISOR
         );
     }
+    total
 }
 
 /// Returns the lowest limit of the groups in `own`, the text of `/proc/self/cgroup`, and of the groups above them.

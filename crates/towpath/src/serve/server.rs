@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sd_notify::NotifyState;
 use towpath_device::fault::FaultDevice;
-use towpath_device::{Device, DeviceError};
+use towpath_device::{Device, DeviceError, Info};
 use towpath_protocol::store::Store;
 use towpath_server::{
     Config, Crash, FollowedInterface, HostAccess, KeeperAccess, KeeperStore, Policy, Server,
@@ -86,13 +86,10 @@ fn run_with(
     let served = settings.served()?;
     let socket = settings.socket.clone().unwrap_or_default();
     start_log(settings.log.unwrap_or(Level::Info));
-    // The keeper follows the interface, which may have another name than on the command line.
-    let interface =
-        followed_interface(&found).unwrap_or_else(|| FollowedInterface::named(&served.interface));
+    let interface = interface_of(&found, &served.interface);
     let mut earlier = take_device_objects(&mut found, args.crash().is_some());
     earlier.set_keeper(Arc::new(keeper.clone()));
-    let last = found.iter().find(|(name, _)| name == LAST_POLICY);
-    let last = last.map(|(_, file)| file.try_clone()).transpose().map_err(failed)?;
+    let last = last_policy_of(&found).map_err(failed)?;
     let mut store = KeeperStore::new(keeper, found);
     let policy = keep_policy(last, &mut store).map_err(failed)?;
 
@@ -108,25 +105,15 @@ fn run_with(
     let own_queues = config.policy.own_queues();
     let Opened { device, subnets, xdp_sockets, index } =
         interface::open((served, &interface), &settings, own_queues, &mut earlier)?;
-    // The device has copies of what it needs.
-    drop(earlier);
-    let device_info = device.info().clone();
-    let name = device_info.name;
+    drop(earlier); // The device has copies of what it needs.
+    let Info { name, mtu, .. } = device.info().clone();
     config.subnets = subnets.unwrap_or(config.subnets);
     warn_without_grants(&config.policy, &served.interface);
-    let total_bytes = config.policy.total_bytes;
-    memory_limit::warn_of_little(total_bytes, settings.lanes());
-    let device = with_faults(device, &settings);
-    let (mut device, mut pcap) = Pcap::wrap(device, &settings, args.again)?;
-    if let Some(busy_poll) = xdp_sockets {
-        let allowed = keeper.allow_xdp_sockets(busy_poll);
-        // The keeper refuses a change once a server has served; the first setting stays.
-        allowed.or_else(|error| if args.again { Ok(()) } else { Err(failed(error)) })?;
-    }
+    let total_bytes = memory_limit::warn_of_little(&config.policy, settings.lanes());
+    let (mut device, mut pcap) = Pcap::wrap(with_faults(device, &settings), &settings, args.again)?;
+    allow_xdp_sockets(keeper, xdp_sockets, args.again).map_err(failed)?;
     device.set_keeper(Arc::new(keeper.clone()));
-    let mut shared = FollowedInterface::named(&name);
-    shared.index = index;
-    config.host = settings.share_host.then(|| HostAccess::new(keeper, shared));
+    config.host = settings.share_host.then(|| host_access(keeper, &name, index));
     give_up_rights(&settings, &socket, pcap.as_mut())?;
     let failed = |error: StartError| explain(&error, &settings);
     let server = Server::start(&config, device, Box::new(store)).map_err(failed)?;
@@ -135,7 +122,7 @@ fn run_with(
     info!(
         device = &*served.interface,
         interface = name,
-        mtu = device_info.mtu,
+        mtu,
         socket = %socket.display(),
         uid = rustix::process::geteuid().as_raw(),
         version = env!("CARGO_PKG_VERSION"),
@@ -154,6 +141,36 @@ fn run_with(
         if leaves { "left to the next server" } else { "ended" }
     );
     outcome.map_err(|error| ended(&error))
+}
+
+/// Returns the file of an earlier server's last policy.
+fn last_policy_of(found: &[(String, OwnedFd)]) -> std::io::Result<Option<OwnedFd>> {
+    let last = found.iter().find(|(name, _)| name == LAST_POLICY);
+    last.map(|(_, file)| file.try_clone()).transpose()
+}
+
+/// Returns the interface, which may have another name than on the command line. The keeper follows it.
+fn interface_of(found: &[(String, OwnedFd)], configured: &str) -> FollowedInterface {
+    followed_interface(found).unwrap_or_else(|| FollowedInterface::named(configured))
+}
+
+/// Returns what the server needs to share the addresses of the interface with this name and number.
+fn host_access(keeper: &KeeperAccess, name: &str, index: Option<u32>) -> HostAccess {
+    let mut interface = FollowedInterface::named(name);
+    interface.index = index;
+    HostAccess::new(keeper, interface)
+}
+
+/// Tells the keeper whether the device needs AF_XDP sockets. `again`: an earlier server has told it.
+fn allow_xdp_sockets(
+    keeper: &KeeperAccess,
+    xdp_sockets: Option<bool>,
+    again: bool,
+) -> std::io::Result<()> {
+    let Some(busy_poll) = xdp_sockets else { return Ok(()) };
+    let allowed = keeper.allow_xdp_sockets(busy_poll);
+    // The keeper refuses a change once a server has served; the first setting stays.
+    allowed.or_else(|error| if again { Ok(()) } else { Err(error) })
 }
 
 /// Returns the settings that the keeper gave.
