@@ -92,6 +92,25 @@ impl TapDevice {
         Self::new(fd, offloads)
     }
 
+    /// Returns the interface's present name, which an administrator may change at any time.
+    ///
+    /// ```no_run
+    /// use towpath_device::tap::{Options, TapDevice};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let tap = TapDevice::open(&Options { name: "tap0".to_owned(), offloads: true })?;
+    /// // ip link set tap0 name lan0
+    /// assert_eq!(tap.present_name()?, "lan0");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// If the interface is gone.
+    pub fn present_name(&self) -> io::Result<String> {
+        open::name(&self.fd)
+    }
+
     fn new(fd: OwnedFd, offloads: bool) -> Result<TapDevice, TapError> {
         let interface = open::describe(&fd)?;
         let refused = |what| {
@@ -130,8 +149,7 @@ impl TapDevice {
             },
             rx_queue_packets: interface.queue_packets,
         };
-        let index = Netlink::open().and_then(|mut netlink| netlink.index(&info.name));
-        let watch = index.and_then(LinkWatch::new).ok();
+        let watch = interface.index.and_then(|index| LinkWatch::new(index).ok());
         Ok(TapDevice {
             name: info.name.clone(),
             info,
@@ -152,7 +170,7 @@ impl TapDevice {
     /// # Errors
     /// If the earlier server's memory cannot be read.
     pub fn receive_left(&mut self, earlier: &EarlierObjects) -> io::Result<()> {
-        let left = hand::left(earlier, sent(&self.info.name))?;
+        let left = hand::left(earlier, sent(&self.fd))?;
         let count = left.len();
         if !earlier.is_after_crash() {
             self.left.extend(left.into_iter().flatten());
@@ -167,8 +185,9 @@ impl TapDevice {
 
 /// Returns the kernel's count of the packets that were read from an interface. `None` if the kernel does not
 /// say.
-fn sent(name: &str) -> Option<Sent> {
-    Netlink::open().and_then(|mut netlink| netlink.sent(name)).ok()
+fn sent(tap: &OwnedFd) -> Option<Sent> {
+    let name = open::name(tap).ok()?;
+    Netlink::open().and_then(|mut netlink| netlink.sent(&name)).ok()
 }
 
 impl Device for TapDevice {
@@ -191,7 +210,7 @@ impl Device for TapDevice {
             DeviceError::Failed { name, what: "its ledger", cause }
         };
         let ledger = self.ledger.try_clone().map_err(failed)?;
-        let hand = Hand::new(ledger, sent(&self.info.name)).map_err(failed)?;
+        let hand = Hand::new(ledger, sent(&self.fd)).map_err(failed)?;
         let mut queue = TapQueue::new(self.info.clone(), self.fd.clone(), hand)?;
         if let Some(file) = self.left_file.as_ref().filter(|_| !self.left.is_empty()) {
             let file = file.try_clone().map_err(failed)?;

@@ -68,6 +68,33 @@ pub fn is_program(name: &str) -> bool {
     [flow_filter::PROGRAM_FLOWS, flow_filter::PROGRAM_ALL].contains(&name)
 }
 
+/// Returns the number of bytes that a device locks for an interface with one hardware queue and an MTU of 1500, if the
+/// limit allows: with [`Mode::Native`] for a driver that runs the program, otherwise with the larger buffers of generic
+/// mode.
+///
+/// ```
+/// use towpath_device::xdp::{Mode, wanted_locked_bytes};
+/// assert!(wanted_locked_bytes(Mode::Native) < wanted_locked_bytes(Mode::Generic));
+/// ```
+#[must_use]
+pub fn wanted_locked_bytes(mode: Mode) -> usize {
+    let chunk_bytes =
+        if mode == Mode::Native { open::SMALL_CHUNK_BYTES } else { open::LARGE_CHUNK_BYTES };
+    locked::THREAD_BYTES + open::RX_BUFFERS * chunk_bytes
+}
+
+/// Returns the fewest bytes that a device locks for such an interface, with the fewest receive buffers. With a lower
+/// limit, the device does not open.
+///
+/// ```
+/// use towpath_device::xdp::{Mode, least_locked_bytes, wanted_locked_bytes};
+/// assert!(least_locked_bytes() < wanted_locked_bytes(Mode::Native));
+/// ```
+#[must_use]
+pub fn least_locked_bytes() -> usize {
+    locked::THREAD_BYTES + locked::MIN_RX_BUFFERS * open::SMALL_CHUNK_BYTES
+}
+
 /// An AF_XDP device on one host interface.
 pub struct XdpDevice {
     info: Info,

@@ -64,6 +64,9 @@ pub struct Config {
     /// `true` if a successor resumes the sessions of a server that leaves; `false` by default. If `true`, the server
     /// leaves when the interface gets more hardware queues.
     pub leaves_after_changes: bool,
+    /// The device's name in the log, which stays when the interface gets another name; `None`, the default: the
+    /// interface's name at the start.
+    pub device_name: Option<String>,
     /// `true` if the server must be able to resume every session that an earlier one left. If it is
     /// not, its start fails before it changes anything.
     pub resumes_all: bool,
@@ -87,6 +90,7 @@ impl Default for Config {
             crash: None,
             server_number: 0,
             leaves_after_changes: false,
+            device_name: None,
             resumes_all: false,
         }
     }

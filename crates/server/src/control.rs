@@ -86,7 +86,9 @@ pub(crate) struct Parts {
     pub(crate) listener: Option<OwnedFd>,
     /// The control part of the device, which lives as long as its queue.
     pub(crate) device: Box<dyn Device>,
-    /// The device's properties.
+    /// The device's name in the log.
+    pub(crate) device_name: String,
+    /// The device's properties. The name is the interface's present one.
     pub(crate) info: Info,
     /// The state page.
     pub(crate) state: SharedFile,
@@ -543,11 +545,11 @@ impl Control {
                     self.log_violation(session, violation)
                 }
                 EngineReport::Stalled { packets } => warn!(
-                    device = self.parts.info.name,
+                    device = self.parts.device_name,
                     packets, "the device stalled: it is reset, and what it kept is sent again"
                 ),
                 EngineReport::Recovered { resets } => {
-                    info!(device = self.parts.info.name, resets, "the device works again");
+                    info!(device = self.parts.device_name, resets, "the device works again");
                 }
                 // Only this lane's engine knows of the claim: announcements arrive on one lane.
                 EngineReport::FreedClaimed { mac } => self.stop_answering_for(mac),

@@ -241,6 +241,11 @@ impl Engine {
         (self.port.name(), self.port.memory())
     }
 
+    /// Sets the device's name in the log.
+    pub(crate) fn set_device_name(&mut self, name: &str) {
+        self.port.set_name(name);
+    }
+
     /// Returns `true` if the engine goes on with the memory of an earlier server's packets.
     pub(crate) fn goes_on(&self) -> bool {
         self.port.goes_on()

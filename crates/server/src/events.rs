@@ -75,13 +75,14 @@ impl Control {
     }
 
     fn device_event(&mut self, event: Event) {
-        let device = self.parts.info.name.clone();
+        let device = self.parts.device_name.clone();
+        let interface = self.parts.info.name.clone();
         match event {
             Event::Link { up } => {
                 if up {
-                    info!(device, "the link is up");
+                    info!(device, interface, "the link is up");
                 } else {
-                    warn!(device, "the link is down");
+                    warn!(device, interface, "the link is down");
                 }
                 self.command(Command::Link { up }, Reply::Nothing);
             }
@@ -89,28 +90,37 @@ impl Control {
                 // The memory of the engine has room for the MTU of its start.
                 let most = self.parts.device.info().mtu;
                 if bytes > most {
-                    warn!(device, mtu = bytes, "the MTU grew: {most} holds until a new start");
+                    warn!(
+                        device,
+                        interface,
+                        mtu = bytes,
+                        "the MTU grew: {most} holds until a new start"
+                    );
                 } else {
-                    info!(device, mtu = bytes, "the MTU changed");
+                    info!(device, interface, mtu = bytes, "the MTU changed");
                 }
                 self.parts.info.mtu = bytes.min(most);
                 self.command(Command::Mtu { bytes }, Reply::Nothing);
             }
             Event::Address(mac) => {
-                info!(device, ?mac, "the device's address changed");
+                info!(device, interface, ?mac, "the device's address changed");
                 self.parts.info.mac = mac;
             }
             Event::Name(name) => {
-                info!(device = name, "the interface {device} has the name {name} now");
+                info!(
+                    device,
+                    interface = name,
+                    "the interface {interface} has the name {name} now"
+                );
                 if let Some(host) = &mut self.parts.host {
                     host.rename(&name);
                 }
                 self.parts.info.name = name;
             }
-            Event::HardwareQueues(queues) => self.queues_changed(device, queues),
+            Event::HardwareQueues(queues) => self.queues_changed(interface, queues),
             Event::Removed => {
                 let cause = io::Error::from(rustix::io::Errno::NODEV);
-                self.failed.get_or_insert(DeviceError::Gone { name: device, cause });
+                self.failed.get_or_insert(DeviceError::Gone { name: interface, cause });
                 self.stop();
             }
         }
@@ -118,13 +128,17 @@ impl Control {
 
     /// Leaves if the interface has more hardware queues than the device serves, so that the next server serves all. If
     /// that is not possible, logs the remedy.
-    fn queues_changed(&mut self, device: String, queues: HardwareQueues) {
+    fn queues_changed(&mut self, interface: String, queues: HardwareQueues) {
+        let device = self.parts.device_name.clone();
         let HardwareQueues { present, served, .. } = queues;
         let before = self.hardware_queues.replace(queues).map_or(0, unserved);
         if present <= served {
             // The kernel removes no queue that has a socket.
             if before > 0 {
-                info!(device, "the server has sockets on all hardware queues again: {present}");
+                info!(
+                    device,
+                    interface, "the server has sockets on all hardware queues again: {present}"
+                );
             }
             return;
         }
@@ -133,9 +147,10 @@ impl Control {
         }
         warn!(
             device,
-            "{device} has {present} hardware queues, and the server has sockets on {served}: packets for applications \
+            interface,
+            "{interface} has {present} hardware queues, and the server has sockets on {served}: packets for applications \
              that arrive on other queues are dropped and counted (rx_dropped_driver); set {served} queues \
-             (ethtool -L {device}), or have another server start with room for all (towpath upgrade)"
+             (ethtool -L {interface}), or have another server start with room for all (towpath upgrade)"
         );
     }
 
@@ -155,9 +170,9 @@ impl Control {
         let what = format!(
             "it has {present} hardware queues, and had {served}; the next server makes sockets for all of them"
         );
-        let device = self.parts.info.name.clone();
-        warn!(device, "the interface has changed: {what}");
-        self.failed.get_or_insert(DeviceError::Changed { name: device, what });
+        let (device, interface) = (self.parts.device_name.clone(), self.parts.info.name.clone());
+        warn!(device, interface, "the interface has changed: {what}");
+        self.failed.get_or_insert(DeviceError::Changed { name: interface, what });
         self.leave();
         true
     }

@@ -22,7 +22,7 @@ use towpath_protocol::message::Refusal;
 use crate::addresses::Lease;
 use crate::connection::Refused;
 use crate::engine::demux::Rule;
-use crate::keeper::{KeeperAccess, PortProtocol, port_name};
+use crate::keeper::{FollowedInterface, KeeperAccess, PortProtocol, port_name};
 use crate::log::LogLimit;
 use crate::policy::{Account, Policy, PortRange, Terms};
 use neighbours::Neighbours;
@@ -34,7 +34,7 @@ const PORTS_TRIED: usize = 64;
 #[derive(Clone, Debug)]
 pub struct HostAccess {
     keeper: KeeperAccess,
-    interface: String,
+    interface: FollowedInterface,
 }
 
 impl HostAccess {
@@ -42,8 +42,8 @@ impl HostAccess {
     /// namespace of the thread that starts the server. `keeper`: the server's keeper, which was
     /// started with `shares_host`.
     #[must_use]
-    pub fn new(keeper: &KeeperAccess, interface: &str) -> HostAccess {
-        HostAccess { keeper: keeper.clone(), interface: interface.to_owned() }
+    pub fn new(keeper: &KeeperAccess, interface: FollowedInterface) -> HostAccess {
+        HostAccess { keeper: keeper.clone(), interface }
     }
 }
 
@@ -115,12 +115,14 @@ impl Host {
         // Changes from here on are not missed.
         let watch = HostWatch::new().map_err(failed)?;
         let mut netlink = Netlink::open().map_err(failed)?;
-        let index = netlink.index(&access.interface).map_err(failed)?;
+        let known = access.interface.index;
+        let index = known.map_or_else(|| netlink.index(&access.interface.name), Ok);
+        let index = index.map_err(failed)?;
         let mut host = Host {
             keeper: access.keeper.clone(),
             netlink,
             watch,
-            interface: access.interface.clone(),
+            interface: access.interface.name.clone(),
             index,
             mac: device.mac,
             reaches_itself: device.can.tx_to_host,

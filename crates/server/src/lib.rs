@@ -65,15 +65,16 @@ pub use engine::demux::FlowCache;
 pub use engine::solo::packet_costs;
 pub use host::HostAccess;
 pub use keeper::{
-    Begin, Continued, DeviceState, DeviceStatus, KeeperAccess, KeeperOptions, KeeperStore,
-    LeftObjects, ServerEnd, Start, Supervised, Supervision, Upgrade, device_status,
-    drop_capabilities, followed_interface, keeper_path, status_path, supervise,
+    Begin, Continued, DeviceState, DeviceStatus, FollowedInterface, Follows, KeeperAccess,
+    KeeperOptions, KeeperStore, LeftObjects, ServerEnd, Start, Supervised, Supervision, Upgrade,
+    device_status, drop_capabilities, followed_interface, keeper_path, status_path, supervise,
     take_device_objects, upgrade,
 };
 pub use policy::{
     AddressRange, Admission, Grant, Policy, PolicyChange, PortRange, Reservation, Standing, Terms,
 };
 pub use position::Crash;
+pub use prepare::session_bytes;
 pub use reach::Reach;
 pub use server::Server;
 pub use towpath_protocol::settings::{Setting, SettingError, Values};

@@ -71,8 +71,19 @@ pub(crate) type Joined = (Arc<Mapping>, Offsets);
 /// Returns the bytes that a session takes on a server with so many lanes. These are all of its
 /// memories, and the server's own memory for as many endpoints and queue pairs as the session may
 /// have.
+///
+/// ```
+/// use towpath_protocol::layout::SessionShape;
+/// use towpath_server::session_bytes;
+///
+/// let shape = SessionShape::new(1, 1, 64, 64, 2048, 2048)?;
+/// // The data of both pools is only a part.
+/// assert!(session_bytes(&shape, 1) > 2 * 64 * 2048);
+/// assert!(session_bytes(&shape, 2) > session_bytes(&shape, 1));
+/// # Ok::<(), towpath_protocol::layout::ShapeError>(())
+/// ```
 #[must_use]
-pub(crate) fn session_bytes(shape: &SessionShape, lanes: usize) -> usize {
+pub fn session_bytes(shape: &SessionShape, lanes: usize) -> usize {
     let lane = (shape.server_words() + shape.application_words() + shape.ledger_words()) * 8
         + shape.receive_pool.pool_bytes()
         + shape.endpoints as usize * ENDPOINT_BYTES

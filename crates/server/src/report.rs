@@ -63,6 +63,11 @@ pub(crate) struct Device {
     pub addresses: usize,
     /// Of these, those that sessions have.
     pub addresses_in_use: usize,
+    /// Bytes of memory that all sessions may have together; `None` without a limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total_bytes: Option<usize>,
+    /// Of these, the bytes that sessions have.
+    pub bytes_in_use: usize,
     /// The device's counters, those of all lanes together.
     pub counters: BTreeMap<&'static str, u64>,
     /// The number of hardware queues without a socket of the server. Packets that arrive there are dropped.

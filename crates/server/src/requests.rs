@@ -64,6 +64,8 @@ impl Control {
             version: env!("CARGO_PKG_VERSION"),
             addresses: if self.parts.gives_addresses { self.parts.pool.size() } else { 0 },
             addresses_in_use: self.parts.pool.given(),
+            total_bytes: Some(self.parts.policy.total_bytes).filter(|most| *most < usize::MAX),
+            bytes_in_use: self.connections.bytes(),
             counters: report::device_counters(&self.parts.state_mapping, lanes),
             unserved_queues: self.hardware_queues.map_or(0, unserved),
             hardware: self.parts.device.statistics().into_iter().collect(),

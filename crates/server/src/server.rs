@@ -1,7 +1,7 @@
 //! A server: engines and a control thread around a device.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
@@ -273,11 +273,11 @@ impl Unstarted {
         let (rdma, rdma_mapping) = rdma_ledger(config, &mut left, store.as_mut())?.unzip();
         let relays = relays.into_iter().zip(positions);
         let (mut engines, ends) = maker.all(&mut *device, region, relays, rdma)?;
-        let memories = engines.iter().map(Engine::memory_file);
-        keep_device(store.as_mut(), device.as_ref(), config.server_number, memories)?;
+        keep_device(store.as_mut(), device.as_ref(), config.server_number, &engines)?;
         let parts = Parts {
             listener,
             device,
+            device_name: name_engines(&mut engines, config, &info.name),
             info,
             state: file,
             state_mapping: mapping,
@@ -547,19 +547,26 @@ fn keep(
     Ok(())
 }
 
+/// Tells the engines the device's name in the log, and returns it.
+fn name_engines(engines: &mut [Engine], config: &Config, interface: &str) -> String {
+    let name = config.device_name.as_deref().unwrap_or(interface);
+    engines.iter_mut().for_each(|engine| engine.set_device_name(name));
+    name.to_owned()
+}
+
 /// Puts the device's objects that must outlive the server into the store, and the file of its
 /// memory.
-fn keep_device<'a>(
+fn keep_device(
     store: &mut dyn Store,
     device: &dyn Device,
     server: u32,
-    memories: impl Iterator<Item = Option<BorrowedFd<'a>>>,
+    engines: &[Engine],
 ) -> Result<(), StartError> {
     let failed = resources("keeping the device");
     for (name, object) in device.objects() {
         store.put(&stored_name(name, server), object).map_err(&failed)?;
     }
-    for (lane, file) in memories.enumerate() {
+    for (lane, file) in engines.iter().map(Engine::memory_file).enumerate() {
         let Some(file) = file else { continue };
         let name = stored_name(&format!("{}-{lane}", device.memory_name()), server);
         store.put(&name, file).map_err(&failed)?;

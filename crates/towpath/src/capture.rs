@@ -75,8 +75,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         session.open(&Rule::capture()).map_err(|error| Failure::new(forbidden(&error, &device)))?;
     let file = Out::open(&args.write, signals.clone())
         .map_err(|error| Failure::new(format!("capture: -w {}: {error}", args.write)))?;
-    let mut capture = Capture::new(file, &device)
-        .map_err(|error| Failure::new(format!("capture: {}: {}", args.write, says(&error))))?;
+    let mut capture = Capture::new(file, &device).map_err(|error| not_written(args, &error, ""))?;
     let limits = Limits {
         packets: args.count.map_or(u64::MAX, |count| count.get() as u64),
         until: args
@@ -106,13 +105,25 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         {
             Ok(())
         }
-        Err(End::Write(error)) => Err(Failure::new(format!(
-            "capture: {}: {}; the file keeps the packets written before, and lacks its end",
-            args.write,
-            says(&error)
-        ))),
+        Err(End::Write(error)) => Err(not_written(
+            args,
+            &error,
+            "; the file keeps the packets written before, and lacks its end",
+        )),
         Err(End::Failed(text)) => Err(Failure::new(format!("capture: {text}"))),
     }
+}
+
+/// Returns the failure of a write, with a remedy. `then`: what became of the file.
+fn not_written(args: &Args, error: &io::Error, then: &str) -> Failure {
+    let remedy = match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "make room on its file system, or choose a file on another one with -w"
+        }
+        io::ErrorKind::FileTooLarge => "raise the limit of file sizes (ulimit -f), or capture less",
+        _ => "with -w, choose a file that can be written",
+    };
+    Failure::new(format!("capture: {}: {}{then}; {remedy}", args.write, says(error)))
 }
 
 /// Returns the text for a capture that the server refused, with a remedy.

@@ -46,6 +46,11 @@ impl Failure {
         Failure { text: format!("{place}: {}", self.text), ..self }
     }
 
+    /// Returns the failure with more text at the end.
+    pub(crate) fn with(self, more: &str) -> Failure {
+        Failure { text: format!("{}{more}", self.text), ..self }
+    }
+
     /// Returns the failure's line.
     pub(crate) fn text(&self) -> &str {
         &self.text

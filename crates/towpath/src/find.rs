@@ -81,7 +81,7 @@ impl Target {
     /// Returns the socket of the server that the options name.
     pub(crate) fn resolve(&self) -> Result<PathBuf, Failure> {
         if let Some(socket) = &self.socket {
-            return Ok(socket.clone());
+            return at_path(socket);
         }
         let directories = directories();
         match &self.device {
@@ -94,9 +94,25 @@ impl Target {
 /// Returns the socket of a device's server, or the socket at a path: `tap0` or `./tap0.sock`.
 pub(crate) fn named(name: &str) -> Result<PathBuf, Failure> {
     if name.contains('/') {
-        return Ok(PathBuf::from(name));
+        return at_path(Path::new(name));
     }
     of_device(name, &directories())
+}
+
+/// Returns the path of a server's socket, unless the path shows that something else is meant.
+fn at_path(path: &Path) -> Result<PathBuf, Failure> {
+    let shown = path.display();
+    match path.metadata() {
+        Ok(found) if !found.file_type().is_socket() => Err(Failure::usage(format!(
+            "{shown} is no socket; give the device's name, or the path of its server's socket, such as \
+             {SYSTEM}/tap0{SUFFIX}"
+        ))),
+        Err(_) if path.components().count() == 1 => Err(Failure::usage(format!(
+            "--socket {shown}: there is no such socket; --device {shown} finds the server of a device, and \
+             --socket takes the path of its socket"
+        ))),
+        _ => Ok(path.to_owned()),
+    }
 }
 
 /// Returns this user's directory, and the system's.
@@ -133,27 +149,61 @@ fn of_device(device: &str, directories: &[PathBuf]) -> Result<PathBuf, Failure> 
             "{device:?} is not a device's name; give a path with --socket"
         )));
     }
+    if let Some(name) = name_in(device) {
+        return Err(Failure::usage(format!(
+            "{device} is a value for towpath serve --device; here the device's name is enough: {name}"
+        )));
+    }
     let paths = directories.iter().map(|one| one.join(format!("{device}{SUFFIX}")));
-    let is_there =
-        |path: &PathBuf| path.symlink_metadata().is_ok() || device_status(path).is_some();
-    let found: Vec<PathBuf> = paths.filter(is_there).collect();
+    let paths: Vec<PathBuf> = paths.collect();
     // A server that answers goes before a socket that a dead server left.
-    let answers = found.iter().find(|path| answers(path));
-    let found = answers.or(found.first()).cloned();
-    found.or_else(|| of_interface(device, directories)).ok_or_else(|| {
-        Failure::new(format!(
-            "no server of {device} in {}; start one with towpath serve, or give its socket's path",
-            shown(directories)
-        ))
-    })
+    let is_alive = |path: &&PathBuf| answers(path) || device_status(path).is_some();
+    let alive = paths.iter().filter(is_alive).cloned();
+    let servers: BTreeSet<_> = alive.chain(of_interface(device, directories)).collect();
+    let left = || paths.iter().find(|path| path.symlink_metadata().is_ok()).cloned();
+    match servers.len() {
+        0 => left().ok_or_else(|| {
+            Failure::new(format!(
+                "no server of {device} in {}; start one with towpath serve, or give its socket's path",
+                shown(directories)
+            ))
+        }),
+        1 => Ok(servers.into_iter().next().unwrap_or_default()),
+        _ => {
+            let each: Vec<_> = servers.iter().map(|socket| described(socket)).collect();
+            Err(Failure::new(format!(
+                "{device} means several servers: {}; choose one with --socket",
+                each.join(", and ")
+            )))
+        }
+    }
 }
 
-/// Returns the socket of the device whose interface now has this name.
-fn of_interface(name: &str, directories: &[PathBuf]) -> Option<PathBuf> {
+/// Returns a server's socket with the interface that the server serves.
+fn described(socket: &Path) -> String {
+    let shown = socket.display();
+    let Some(status) = device_status(socket) else { return shown.to_string() };
+    match status.interface {
+        Some(now) => format!("{shown} serves {now}, which had the name {}", status.device),
+        None => format!("{shown} serves {}", status.device),
+    }
+}
+
+/// Returns the name in a value such as `tap:NAME` or `xdp:NAME,mode=native`.
+fn name_in(device: &str) -> Option<&str> {
+    let (driver, rest) = device.split_once(':')?;
+    let name = rest.split(',').next().filter(|name| !name.is_empty())?;
+    ["tap", "xdp", "packet", "pci", "auto"].contains(&driver).then_some(name)
+}
+
+/// Returns the sockets of the devices whose interface has this name now, or was served by it first.
+fn of_interface(name: &str, directories: &[PathBuf]) -> Vec<PathBuf> {
     let has_name = |path: &PathBuf| {
-        device_status(path).is_some_and(|status| status.interface.as_deref() == Some(name))
+        device_status(path).is_some_and(|status| {
+            status.device == name || status.interface.as_deref() == Some(name)
+        })
     };
-    all(directories).into_iter().find(has_name)
+    all(directories).into_iter().filter(has_name).collect()
 }
 
 /// Returns the sockets of all devices in these directories: those at which a server answers, and those
@@ -277,5 +327,23 @@ mod tests {
         }
         drop((first, second));
         fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn a_value_for_serve_or_a_bare_name_is_no_socket() {
+        for (given, name) in
+            [("tap:t0", Some("t0")), ("xdp:eth0,mode=native", Some("eth0")), ("tap:", None)]
+        {
+            assert_eq!(name_in(given), name, "{given}");
+        }
+        assert_eq!(name_in("pci:0000:00:03.0"), Some("0000:00:03.0"));
+        for name in ["tap0", "0000:00:03.0", "eth0:1"] {
+            assert_eq!(name_in(name), None, "{name}");
+        }
+        let said = at_path(Path::new("no-such-socket")).unwrap_err();
+        assert!(said.text().contains("--device no-such-socket"), "{said:?}");
+        let said = at_path(Path::new("/dev/null")).unwrap_err();
+        assert!(said.text().contains("is no socket"), "{said:?}");
+        assert!(at_path(Path::new("/run/no/such.sock")).is_ok(), "the attempt names the error");
     }
 }

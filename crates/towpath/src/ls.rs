@@ -2,7 +2,9 @@
 //! endpoints.
 #![forbid(unsafe_code)]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
 use towpath_server::{DeviceState, DeviceStatus};
 
@@ -16,7 +18,8 @@ pub(crate) const EXAMPLES: &str = "\
 Root and the server's user see all sessions, other users only their own. DEVICE is the interface's name,
 and in parentheses the device's own name if the two differ. STATE is what the device's
 keeper does: starting, serving, restarting (it holds all sessions for the next server), failed (the
-sessions have ended, and it tries again) or ending. LAST END is the reason of the last restart.
+sessions have ended, and it tries again), ending, or no answer (the server does not answer; the last lines
+name the remedy). LAST END is the reason of the last restart.
 PEER is the other end of an endpoint's connection for out-of-band messages and requests: an endpoint
 of this server, or the address of one of another host.
 
@@ -24,6 +27,9 @@ Examples:
   towpath ls
   towpath ls tap0
   towpath ls --socket /run/towpath/tap0.sock --json";
+
+/// The time that each of several servers has to answer: longer than a keeper needs to tell of a server's end.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Options of `towpath ls`.
 #[derive(Debug, clap::Args)]
@@ -38,15 +44,10 @@ pub(crate) struct Args {
 /// Lists the devices and the applications.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let sockets = args.server.resolve_all()?;
-    let mut values = Vec::new();
-    for socket in &sockets {
-        match report::ask_keeper_too(socket) {
-            Ok(value) => values.push(value),
-            // A server that ends meanwhile, or refuses this user, is no reason to show no other one.
-            Err(_) if sockets.len() > 1 => values.push(unanswered(socket)),
-            Err(failure) => return Err(failure),
-        }
-    }
+    let values = match &sockets[..] {
+        [one] => vec![report::ask_keeper_too(one)?],
+        several => ask_all(several),
+    };
     if args.json {
         let value = match <[_; 1]>::try_from(values) {
             Ok([one]) => one,
@@ -58,12 +59,57 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     print(&to_text(&reports.collect::<Result<Vec<_>, _>>()?))
 }
 
-/// Returns the report of a server that did not answer.
-fn unanswered(socket: &Path) -> serde_json::Value {
+/// Asks several servers at once. A server that ends in the meantime, does not answer, or refuses this user is no reason
+/// to show no other one.
+fn ask_all(sockets: &[PathBuf]) -> Vec<serde_json::Value> {
+    let (tell, told) = channel();
+    let late = sockets.iter().map(|socket| unanswered(socket, true, &late_reason(socket)));
+    let mut values: Vec<_> = late.collect();
+    for (number, socket) in sockets.iter().enumerate() {
+        let (tell, path) = (tell.clone(), socket.clone());
+        // At the end of this program, threads whose server did not answer end with it.
+        let ask = move || drop(tell.send((number, report::ask_keeper_too(&path))));
+        if let Err(error) = std::thread::Builder::new().spawn(ask) {
+            values[number] = unanswered(socket, false, &format!("no thread to ask it: {error}"));
+        }
+    }
+    drop(tell);
+    let until = Instant::now() + ANSWER_TIMEOUT;
+    while let Ok((number, asked)) =
+        told.recv_timeout(until.saturating_duration_since(Instant::now()))
+    {
+        values[number] =
+            asked.unwrap_or_else(|failure| unanswered(&sockets[number], false, &failure.line()));
+    }
+    values
+}
+
+/// Returns why a server has no sessions to show, if it has not answered in time.
+fn late_reason(socket: &Path) -> String {
+    let within = format!("its server did not answer within {} s", ANSWER_TIMEOUT.as_secs());
+    match towpath_server::device_status(socket) {
+        Some(status) => format!(
+            "{within}; see whether it is stopped (ps --ppid {}), continue it with kill -CONT PID, or end it with kill \
+             -KILL PID: then its keeper starts another one",
+            status.keeper
+        ),
+        None => format!("{within}; see whether it is stopped, and continue it with kill -CONT PID"),
+    }
+}
+
+/// Returns the report of a server that did not answer. `is_late`: it may still do so.
+fn unanswered(socket: &Path, is_late: bool, reason: &str) -> serde_json::Value {
     let name = socket.file_name().unwrap_or_default().to_string_lossy();
     let name = name.strip_suffix(".sock").unwrap_or(&name);
     let status = towpath_server::device_status(socket);
-    serde_json::json!({ "device": { "name": name }, "keeper": status, "sessions": [] })
+    // The keeper knows the device's names.
+    let name = if status.is_some() { "" } else { name };
+    serde_json::json!({
+        "device": { "name": name },
+        "keeper": status,
+        "sessions": [],
+        "unanswered": { "is_late": is_late, "reason": reason },
+    })
 }
 
 fn to_text(reports: &[Report]) -> String {
@@ -84,6 +130,11 @@ fn to_text(reports: &[Report]) -> String {
         devices.row(device(report));
     }
     let mut text = devices.to_text();
+    for report in reports {
+        if let Some(unanswered) = &report.unanswered {
+            text += &format!("\n{}: {}\n", report::name(report), unanswered.reason);
+        }
+    }
     for report in reports.iter().filter(|report| !report.sessions.is_empty()) {
         if reports.len() > 1 {
             text += &format!("\n{}:", report::name(report));
@@ -98,12 +149,16 @@ fn device(report: &Report) -> [String; 11] {
     let (device, keeper) = (&report.device, report.keeper.as_ref());
     let of_keeper = |show: fn(&DeviceStatus) -> String| keeper.map_or_else(none, show);
     let has_answered = !device.mac.is_empty();
+    let is_late = report.unanswered.as_ref().is_some_and(|one| one.is_late);
     let of_server = |text: String| if has_answered { text } else { none() };
     [
         report::name(report),
         // A server that has answered serves, also one whose keeper tells nothing.
-        keeper.map_or_else(
-            || of_server(DeviceState::Serving.to_string()),
+        keeper.filter(|_| !is_late).map_or_else(
+            || {
+                let no_answer = || "no answer".to_owned();
+                if is_late { no_answer() } else { of_server(DeviceState::Serving.to_string()) }
+            },
             |status| status.state.to_string(),
         ),
         of_server(device.mac.clone()),

@@ -21,6 +21,17 @@ pub(crate) struct Report {
     /// What the keeper tells; `None` for a server without one.
     pub(crate) keeper: Option<DeviceStatus>,
     pub(crate) sessions: Vec<Session>,
+    /// Why the report has nothing of the server, if it did not answer.
+    pub(crate) unanswered: Option<Unanswered>,
+}
+
+/// A server that did not answer.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Unanswered {
+    /// `true` if the server had not answered in time.
+    pub(crate) is_late: bool,
+    pub(crate) reason: String,
 }
 
 /// The device and its engine.
@@ -36,6 +47,8 @@ pub(crate) struct Device {
     pub(crate) version: String,
     pub(crate) addresses: u64,
     pub(crate) addresses_in_use: u64,
+    pub(crate) total_bytes: Option<u64>,
+    pub(crate) bytes_in_use: u64,
     pub(crate) counters: BTreeMap<String, u64>,
     pub(crate) hardware: BTreeMap<String, u64>,
     /// The number of hardware queues that the server does not serve.

@@ -102,6 +102,12 @@ fn print_while_read(text: &str) -> Result<(), Failure> {
     }
 }
 
+/// Returns a number with its noun, in the plural unless the number is 1.
+fn count(number: u64, noun: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {noun}{plural}")
+}
+
 /// Returns the lines about the device before its counters.
 fn head(report: &Report) -> String {
     let device = &report.device;
@@ -116,12 +122,18 @@ fn head(report: &Report) -> String {
         version
     );
     if let Some(keeper) = &report.keeper {
-        text += &format!("{} restarts; last end: {}\n", keeper.restarts, report::last_end(keeper));
+        let restarts = count(keeper.restarts, "restart");
+        text += &format!("{restarts}; last end: {}\n", report::last_end(keeper));
+    }
+    if let Some(most) = device.total_bytes {
+        let (used, most) = (device.bytes_in_use >> 10, most >> 10);
+        text += &format!("sessions have {used} KiB of {most} KiB (total-bytes)\n");
     }
     if device.unserved_queues > 0 {
+        let has = if device.unserved_queues == 1 { "has" } else { "have" };
+        let queues = count(device.unserved_queues, "hardware queue");
         text += &format!(
-            "{} hardware queues have no socket: packets for applications that arrive there are dropped; see the log\n",
-            device.unserved_queues
+            "{queues} {has} no socket: packets for applications that arrive there are dropped; see the log\n"
         );
     }
     text

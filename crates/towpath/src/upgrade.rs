@@ -29,7 +29,9 @@ pub(crate) struct Args {
 
 /// Upgrades, and returns once the new server serves.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let socket = args.server.resolve()?;
+    let socket = args.server.resolve().map_err(|failure| {
+        failure.with("; an upgrade takes the device, and not the new program: install that at the old one's path")
+    })?;
     let shown = socket.display();
     match upgrade(&socket) {
         Ok(Upgrade::Done) => {

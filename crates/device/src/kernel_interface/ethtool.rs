@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use towpath_netlink::{Link, Netlink};
 
 /// `ETHTOOL_GGRO`: does the interface merge received packets?
 const GET_GRO: u32 = 0x0000_002b;
@@ -18,6 +19,8 @@ const GET_RSS_TABLE: u32 = 0x0000_0038;
 const RSS_ENTRIES: usize = 4096;
 /// `ETHTOOL_GDRVINFO`: its driver.
 const GET_DRIVER: u32 = 0x0000_0003;
+/// The most attempts to ask an interface whose name changes in between.
+const ATTEMPTS: usize = 16;
 
 /// `struct ethtool_value`.
 #[repr(C)]
@@ -57,30 +60,59 @@ struct Driver {
     rest: [u8; 160],
 }
 
-/// Asks about one interface.
+/// Asks about one interface. The kernel finds it by its name, which may change at any time, so each question asks
+/// for the name first.
 pub(crate) struct Ethtool {
     socket: OwnedFd,
-    name: [libc::c_char; libc::IFNAMSIZ],
+    index: i32,
+}
+
+/// Returns an interface by its number, or by its name if the number is not known.
+pub(crate) fn link(name: &str, index: Option<u32>) -> Result<Link, towpath_netlink::Error> {
+    let mut netlink = Netlink::open()?;
+    match index {
+        Some(index) => netlink.link_at(index),
+        None => netlink.link(name),
+    }
 }
 
 impl Ethtool {
     /// Prepares questions about an interface of this thread's network namespace.
-    pub(crate) fn of(interface: &str) -> io::Result<Ethtool> {
+    pub(crate) fn of(index: u32) -> io::Result<Ethtool> {
         let flags = SocketFlags::CLOEXEC;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
-        let mut name = [0; libc::IFNAMSIZ];
-        // The last byte stays zero.
-        for (to, from) in name[..libc::IFNAMSIZ - 1].iter_mut().zip(interface.bytes()) {
-            *to = from as libc::c_char;
-        }
-        Ok(Ethtool { socket, name })
+        Ok(Ethtool { socket, index: index as i32 })
     }
 
     /// Asks a question whose structure begins with its command.
     fn ask<T>(&self, question: &mut T) -> io::Result<()> {
+        for _ in 1..ATTEMPTS {
+            match self.ask_by_name(&self.name()?, question) {
+                // It has another name by now.
+                Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
+                other => return other,
+            }
+        }
+        self.ask_by_name(&self.name()?, question)
+    }
+
+    /// Returns the interface's present name, in the first part of a request.
+    fn name(&self) -> io::Result<libc::ifreq> {
         // SAFETY: `ifreq` consists of integers, arrays and pointers, so all zeros is a valid value.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        request.ifr_name = self.name;
+        request.ifr_ifru.ifru_ifindex = self.index;
+        // SAFETY: the request takes a live `ifreq`.
+        let result = unsafe {
+            libc::ioctl(self.socket.as_raw_fd(), libc::SIOCGIFNAME as libc::Ioctl, &raw mut request)
+        };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(request) }
+    }
+
+    /// Asks the interface that has a name.
+    fn ask_by_name<T>(&self, name: &libc::ifreq, question: &mut T) -> io::Result<()> {
+        // SAFETY: `ifreq` consists of integers, arrays and pointers, so all zeros is a valid value.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        request.ifr_name = name.ifr_name;
         request.ifr_ifru.ifru_data = std::ptr::from_mut(question).cast();
         // SAFETY: the request takes a live `ifreq`, and the kernel writes no more than the
         // structure of the command.
@@ -130,15 +162,41 @@ impl Ethtool {
         self.ask(&mut value).is_ok() && value.data & RX_VLAN != 0
     }
 
-    /// Returns the driver's name; an empty one for an interface that does not say.
+    /// Returns the driver's name; "unknown" for an interface that does not say.
     pub(crate) fn driver(&self) -> String {
         let mut driver = Driver { command: GET_DRIVER, driver: [0; 32], rest: [0; 160] };
-        if self.ask(&mut driver).is_err() {
-            return String::new();
-        }
+        let is_answered = self.ask(&mut driver).is_ok();
         let name = driver.driver.into_iter().take_while(|byte| *byte != 0).collect();
-        String::from_utf8(name).unwrap_or_default()
+        let name = String::from_utf8(name).ok().filter(|name| is_answered && !name.is_empty());
+        name.unwrap_or_else(|| "unknown".to_owned())
     }
 }
 
 const _: () = assert!(size_of::<Driver>() == 196 && size_of::<Channels>() == 36);
+
+#[cfg(test)]
+mod tests {
+    use towpath_netlink::Veth;
+    use towpath_testkit::isolated;
+
+    use super::*;
+
+    /// The interface gets another name after the driver has found it, and another interface gets the old one.
+    #[test]
+    fn an_interface_answers_under_any_name() {
+        isolated!(|| {
+            let mut netlink = Netlink::open().unwrap();
+            netlink.create_veth(&Veth { queues: Some(3), ..Veth::new("eth0", "far0") }).unwrap();
+            let found = link("eth0", None).unwrap();
+            let ethtool = Ethtool::of(found.index).unwrap();
+            let before = (ethtool.queues(), ethtool.driver());
+            assert_eq!(before.1, "veth");
+            netlink.rename("eth0", "lan0").unwrap();
+            netlink.create_bridge("eth0").unwrap();
+            assert_eq!((ethtool.queues(), ethtool.driver()), before);
+            assert_eq!(link("eth0", Some(found.index)).unwrap().name, "lan0");
+            netlink.delete_link("lan0").unwrap();
+            assert_eq!((ethtool.queues(), ethtool.driver()), (1, "unknown".to_owned()));
+        });
+    }
+}

@@ -4,11 +4,10 @@ use std::io;
 use std::sync::Arc;
 
 use towpath_bpf::Link;
-use towpath_netlink::Netlink;
 
 use super::error::{PacketError, refused};
 use super::shared::Shared;
-use crate::kernel_interface::ethtool::Ethtool;
+use crate::kernel_interface::ethtool::{self, Ethtool};
 use crate::kernel_interface::flow_filter::PacketFilter;
 use crate::kernel_interface::host_traffic::HostTraffic;
 use crate::kernel_interface::other_server;
@@ -31,6 +30,8 @@ const BUFFER_BYTES: usize = 4096;
 pub struct Options {
     /// The interface's name.
     pub interface: String,
+    /// The interface's number, if the caller knows it: the driver then finds the interface by it, under any name.
+    pub index: Option<u32>,
     /// `true` to carry packets between applications and the kernel's sockets of this host, too, if
     /// they share the interface's addresses.
     pub host: bool,
@@ -52,12 +53,12 @@ pub(super) struct Opened {
 
 /// Attaches to an interface.
 pub(super) fn open(options: &Options, earlier: &EarlierObjects) -> Result<Opened, PacketError> {
-    let name = &options.interface;
-    let link = Netlink::open()?.link(name)?;
+    let link = ethtool::link(&options.interface, options.index)?;
+    let name = &link.name;
     let (index, mtu) = (link.index, link.mtu as usize);
     let mac = link.mac.filter(|mac| *mac != [0; 6]);
     let mac = mac.ok_or_else(|| PacketError::NotEthernet { name: name.clone() })?;
-    let ethtool = Ethtool::of(name).map_err(refused(name, "a socket for ethtool"))?;
+    let ethtool = Ethtool::of(link.index).map_err(refused(name, "a socket for ethtool"))?;
     let frame_bytes = mtu + ETHERNET_HEADER_BYTES + VLAN_TAG_BYTES;
 
     let xdp = || other_server::with_xdp(index, link.xdp?);

@@ -83,6 +83,8 @@ pub enum TapError {
 /// The kernel's description of the interface.
 pub(super) struct Interface {
     pub(super) name: String,
+    /// The interface's number; `None` if the kernel does not say.
+    pub(super) index: Option<u32>,
     pub(super) mac: [u8; 6],
     pub(super) mtu: usize,
     /// The number of packets that the kernel queues for the reader of the descriptor.
@@ -97,6 +99,9 @@ pub(super) struct Interface {
 const QUEUE_PACKETS: u32 = 4096;
 /// The number that the kernel gives a TAP when an operator makes it (`DEFAULT_TX_QUEUE_LEN`).
 const KERNELS_QUEUE_PACKETS: u32 = 1000;
+
+/// The most attempts to describe an interface whose name changes in between.
+const ATTEMPTS: usize = 16;
 
 /// # Safety
 /// The argument matches the documentation of `request` (linux/if_tun.h, netdevice(7)): a live
@@ -189,7 +194,19 @@ pub(super) fn name(fd: &OwnedFd) -> io::Result<String> {
 /// Returns the interface's description. The MTU comes from a socket, so the interface must be in
 /// the calling thread's network namespace.
 pub(super) fn describe(fd: &OwnedFd) -> Result<Interface, TapError> {
-    let name = name(fd).map_err(|cause| TapError::BadDescriptor { cause })?;
+    let name_now = || name(fd).map_err(|cause| TapError::BadDescriptor { cause });
+    for _ in 1..ATTEMPTS {
+        let name = name_now()?;
+        let described = describe_as(fd, name.clone());
+        // The kernel finds the interface by its name, which may have changed in between, even twice.
+        if described.is_ok() && name_now()? == name {
+            return described;
+        }
+    }
+    describe_as(fd, name_now()?)
+}
+
+fn describe_as(fd: &OwnedFd, name: String) -> Result<Interface, TapError> {
     let refused = |what| move |name: String, cause| TapError::Refused { name, what, cause };
     let mut request = request(&name);
     // SAFETY: the request takes a live `ifreq`.
@@ -215,7 +232,8 @@ pub(super) fn describe(fd: &OwnedFd) -> Result<Interface, TapError> {
     // SAFETY: SIOCGIFMTU has filled in the MTU.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
     let queue_packets = queue_packets(fd, &name).unwrap_or(0);
-    Ok(Interface { name, mac, mtu: usize::try_from(mtu).unwrap_or(0), queue_packets })
+    let index = Netlink::open().and_then(|mut netlink| netlink.index(&name)).ok();
+    Ok(Interface { name, index, mac, mtu: usize::try_from(mtu).unwrap_or(0), queue_packets })
 }
 
 /// Returns how many packets the kernel queues for the reader (netdevice(7), `txqueuelen`), after it

@@ -6,11 +6,11 @@ use super::options::Notes;
 
 /// The memory of a thread beside its receive buffers, in bytes: for packets to send, and for a
 /// batch of received ones.
-const THREAD_BYTES: usize = 2560 << 10;
+pub(super) const THREAD_BYTES: usize = 2560 << 10;
 /// The bytes of receive buffers of one hardware queue and one thread that the usual limit leaves.
 const USUAL_BYTES: usize = 4 << 20;
 /// The fewest receive buffers of a hardware queue.
-const MIN_RX_BUFFERS: usize = 64;
+pub(super) const MIN_RX_BUFFERS: usize = 64;
 
 /// Returns the number of bytes that this process may lock; `None` without a limit.
 fn limit() -> Option<usize> {

@@ -19,7 +19,7 @@ use super::queue::PACKET_SOCKET_BUFFERS;
 use super::shared::{Lane, Properties, Shared};
 use super::socket::{self, Binding, CopyMode, RX_ENTRIES, TX_ENTRIES, TxChecksum};
 use super::tx_checksum::{self, Asked};
-use crate::kernel_interface::ethtool::Ethtool;
+use crate::kernel_interface::ethtool::{self, Ethtool};
 use crate::kernel_interface::host_traffic::{self, HostTraffic};
 use crate::kernel_interface::other_server;
 use crate::kernel_interface::packet_sender::{self, PacketSender};
@@ -35,15 +35,15 @@ use crate::{
 pub(super) const HEADROOM_BYTES: usize = 256;
 /// The sizes of a receive buffer, in bytes: for packets that fit into one, and for others. The
 /// kernel allows 2048 to a page. Merged packets of 64 KiB in buffers of 2048 bytes took 9 % more processor time.
-const SMALL_CHUNK_BYTES: usize = 2048;
-const LARGE_CHUNK_BYTES: usize = 4096;
+pub(super) const SMALL_CHUNK_BYTES: usize = 2048;
+pub(super) const LARGE_CHUNK_BYTES: usize = 4096;
 /// The most parts of a packet to send. A part that crosses a chunk's end takes two descriptors, and
 /// a packet at most 17.
 pub(super) const PACKET_PARTS: usize = 8;
 /// Receive buffers for each hardware queue: the packets of a burst that the queue holds, since each packet takes at
 /// least one. They take 8 MiB in the small size, and 16 MiB in the large size. A process with the usual limit of
 /// locked memory, 8 MiB, has half or a quarter of them (`locked`).
-const RX_BUFFERS: usize = RX_ENTRIES as usize;
+pub(super) const RX_BUFFERS: usize = RX_ENTRIES as usize;
 /// The most receive buffers of a queue to open. More hardware queues share them.
 const MAX_RX_BUFFERS: usize = 8192;
 
@@ -59,18 +59,26 @@ pub(super) struct Opened {
 
 /// Attaches to an interface, after an earlier server.
 pub(super) fn open(options: &Options, earlier: &mut EarlierObjects) -> Result<Opened, XdpError> {
-    let name = &options.interface;
-    let link = Netlink::open()?.link(name)?;
+    let link = ethtool::link(&options.interface, options.index)?;
+    // The interface's name at this time: it may change while the server starts.
+    let options = Options { interface: link.name.clone(), ..options.clone() };
+    open_link(&link, &options, earlier)
+}
+
+fn open_link(
+    link: &towpath_netlink::Link,
+    options: &Options,
+    earlier: &mut EarlierObjects,
+) -> Result<Opened, XdpError> {
+    let name = &link.name;
     let mac = link.mac.ok_or_else(|| XdpError::NotEthernet { name: name.clone() })?;
-    let ethtool = Ethtool::of(name).map_err(refused(name, "a socket for ethtool"))?;
+    let ethtool = Ethtool::of(link.index).map_err(refused(name, "a socket for ethtool"))?;
     let queues = ethtool.queues();
     let lanes = lanes(options, queues)?;
     let frame_bytes = link.mtu as usize + ETHERNET_HEADER_BYTES + VLAN_TAG_BYTES;
     let is_virtual = link.kind.is_some();
 
-    if let Some(program) = other_server::at_ingress(link.index, earlier) {
-        return Err(XdpError::OtherServer { name: name.clone(), program });
-    }
+    check_ingress(link, earlier)?;
     // The kernel makes each of these wait, so all wait at once.
     let parts = EarlierParts::find(earlier, options, link.index, (queues, lanes), frame_bytes);
     let EarlierParts { left_packets, kept, groups, program } =
@@ -78,7 +86,7 @@ pub(super) fn open(options: &Options, earlier: &mut EarlierObjects) -> Result<Op
     let host_traffic = HostTraffic::begin(options.host, mac, options.owner, earlier);
     let (Sockets { unbound, packet_socket, members }, mut attached_program) =
         sockets_and_program(options, link.index, queues, frame_bytes, (groups, program))?;
-    let attached = attach_after(earlier, &link, options.mode, &mut attached_program)?;
+    let attached = attach_after(earlier, link, options.mode, &mut attached_program)?;
     let is_generic = attached == XdpMode::Generic;
     let spans = needs_to_span(name, &ethtool, is_generic, frame_bytes, attached_program.spans())?;
     let chunk_bytes = if spans { LARGE_CHUNK_BYTES } else { SMALL_CHUNK_BYTES };
@@ -86,15 +94,13 @@ pub(super) fn open(options: &Options, earlier: &mut EarlierObjects) -> Result<Op
     let gives_queues = options.own_queues.iter().any(|one| own_queues.contains(one));
     let rx_buffers =
         locked::receive_buffers(RX_BUFFERS, chunk_bytes, (queues, lanes), gives_queues);
-    if options.copying == CopyMode::ZeroCopy && is_generic {
-        return Err(XdpError::NoZeroCopy { name: name.clone() });
-    }
+    check_zero_copy(options, is_generic)?;
 
     let copies = is_generic || is_virtual || options.copying == CopyMode::Copy;
-    let large = large_senders(&link, copies, lanes)
+    let large = large_senders(link, copies, lanes)
         .map_err(refused(name, "opening a packet socket for large packets"))?;
     let asked = Asked { index: link.index, copies, room: chunk_bytes.saturating_sub(frame_bytes) };
-    let mut notes = notes(&link, options, attached, &own_queues, &ethtool);
+    let mut notes = notes(link, options, attached, &own_queues, &ethtool);
     notes.warnings.extend(tx_checksum::check(name, options.tx_checksum, asked)?);
     locked::tell(&mut notes, name, (rx_buffers, chunk_bytes), RX_BUFFERS);
     let host_traffic = host_traffic.finish(&mut notes.warnings);
@@ -111,7 +117,7 @@ pub(super) fn open(options: &Options, earlier: &mut EarlierObjects) -> Result<Op
         busy_poll: options.busy_poll,
         gives_queues,
     };
-    let mut info = info(&link, mac, &properties, rx_buffers, !large.is_empty());
+    let mut info = info(link, mac, &properties, rx_buffers, !large.is_empty());
     if host_traffic.is_some() {
         announce_host_traffic(&mut info, chunk_bytes);
     }
@@ -127,6 +133,21 @@ pub(super) fn open(options: &Options, earlier: &mut EarlierObjects) -> Result<Op
     let lane = |number| Arc::new(Lane::new(shared.clone(), number, large.next(), kept.next()));
     let lanes = (0..lanes).map(lane).collect();
     Ok(Opened { info, index: link.index, shared, lanes, members: Arc::new(members), notes })
+}
+
+/// Checks that no other server has its program at the interface's ingress hook.
+fn check_ingress(link: &towpath_netlink::Link, earlier: &EarlierObjects) -> Result<(), XdpError> {
+    let other = other_server::at_ingress(link.index, earlier);
+    let name = || link.name.clone();
+    other.map_or(Ok(()), |program| Err(XdpError::OtherServer { name: name(), program }))
+}
+
+/// Checks that the hardware may reach the server's memory if that was asked for.
+fn check_zero_copy(options: &Options, is_generic: bool) -> Result<(), XdpError> {
+    if options.copying == CopyMode::ZeroCopy && is_generic {
+        return Err(XdpError::NoZeroCopy { name: options.interface.clone() });
+    }
+    Ok(())
 }
 
 /// What an earlier server left.
@@ -410,7 +431,7 @@ fn has_program(error: &towpath_bpf::Error) -> bool {
 fn other(name: &str, index: u32) -> XdpError {
     let name = name.to_owned();
     let id =
-        Netlink::open().and_then(|mut kernel| kernel.link(&name)).ok().and_then(|link| link.xdp);
+        Netlink::open().and_then(|mut kernel| kernel.link_at(index)).ok().and_then(|link| link.xdp);
     let program = match id.map(|id| (id, towpath_bpf::attached(index, id))) {
         Some((_, Ok(attached))) if other_server::has_xdp_name(&attached) => {
             return XdpError::OtherServer { name, program: attached.to_string() };

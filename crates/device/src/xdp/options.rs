@@ -21,6 +21,8 @@ pub enum Mode {
 pub struct Options {
     /// The interface's name.
     pub interface: String,
+    /// The interface's number, if the caller knows it: the driver then finds the interface by it, under any name.
+    pub index: Option<u32>,
     /// How the kernel runs the program.
     pub mode: Mode,
     /// Copy or zero-copy mode.

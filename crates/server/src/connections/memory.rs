@@ -19,6 +19,11 @@ fn shares(total: usize) -> (usize, usize) {
 }
 
 impl Connections {
+    /// Returns the bytes of all sessions.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Returns the limit that `bytes` more bytes of an account would exceed. The account's own limits come
     /// first: a user can do more about these than about the limits of all users.
     pub(super) fn exceeds(
@@ -43,7 +48,7 @@ impl Connections {
         if account.is_limited && wanted > half {
             return Some(format!(
                 "the sessions of user {uid} would have {wanted} bytes; at most {half} are allowed (half of \
-                 total-bytes of the server){kept}"
+                 total-bytes of the server; towpath serve --total-bytes raises it){kept}"
             ));
         }
         let held = account.group.and_then(|group| self.groups.get(&group)).copied();
@@ -55,21 +60,22 @@ impl Connections {
             let kept = held.unfreeable();
             return Some(format!(
                 "the sessions of the users let in by group {group} would have {wanted} bytes; at most \
-                 {half} are allowed (half of total-bytes of the server){kept}"
+                 {half} are allowed (half of total-bytes of the server; towpath serve --total-bytes raises it){kept}"
             ));
         }
         let wanted = self.granted_bytes.saturating_add(bytes);
         if account.is_limited && wanted > granted {
             return Some(format!(
                 "all sessions of granted users would have {wanted} bytes together; at most {granted} are \
-                 allowed (seven eighths of total-bytes of the server)"
+                 allowed (seven eighths of total-bytes of the server; towpath serve --total-bytes raises it)"
             ));
         }
         let wanted = self.bytes.saturating_add(bytes);
         (wanted > most).then(|| {
             format!(
                 "all sessions would have {wanted} bytes together; at most {most} are allowed (total-bytes \
-                 of the server, by default half of the memory of the machine or of its control group)"
+                 of the server, by default half of the memory of the machine or of its control group; towpath serve \
+                 --total-bytes raises it)"
             )
         })
     }
@@ -343,6 +349,7 @@ mod tests {
         let text = all.exceeds(&limits, user, 101).unwrap();
         assert!(text.contains("user 7 would have 401 bytes; at most 400"), "{text}");
         assert!(text.contains("half of total-bytes"), "{text}");
+        assert!(text.contains("--total-bytes raises it"), "{text}");
         // A memory of the session counts as well.
         assert!(all.charge_bytes(1, &limits, 101).is_err());
         assert_eq!(all.charge_bytes(1, &limits, 100), Ok(()));

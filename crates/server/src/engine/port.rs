@@ -206,9 +206,14 @@ impl DevicePort {
         self.goes_on
     }
 
-    /// Returns the interface's name.
+    /// Returns the device's name in the log.
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Sets the device's name in the log.
+    pub(crate) fn set_name(&mut self, name: &str) {
+        name.clone_into(&mut self.name);
     }
 
     /// Returns the largest IP packet, in bytes.

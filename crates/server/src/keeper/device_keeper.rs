@@ -265,7 +265,7 @@ impl DeviceKeeper {
             return Instant::now();
         }
         tracing::error!(
-            interface = self.options.interface,
+            device = self.options.interface,
             "a server does not start: {error}; another attempt follows"
         );
         self.status.add_end(&format!("a server does not start: {error}"));
@@ -326,7 +326,7 @@ impl DeviceKeeper {
         }
         if self.server_deadline().is_some_and(|deadline| deadline <= Instant::now()) {
             tracing::error!(
-                interface = self.options.interface,
+                device = self.options.interface,
                 "the server takes too long to end or to start, and is killed"
             );
             self.is_late = true;
@@ -345,7 +345,7 @@ impl DeviceKeeper {
         }
         if let Err(error) = self.keeper.give() {
             tracing::error!(
-                interface = self.options.interface,
+                device = self.options.interface,
                 "the server does not get the keeper's objects, and is killed: {error}"
             );
             process.signal(Signal::KILL);

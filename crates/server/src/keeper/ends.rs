@@ -148,23 +148,23 @@ pub(super) enum Next {
 impl Next {
     /// Tells the operator what follows the end of a server.
     pub(super) fn log(&self, options: &KeeperOptions, end: &str) {
-        let interface = &options.interface;
+        let device = &options.interface;
         match self {
             Next::AtOnce => {
-                tracing::warn!(interface, "{end}: another server starts, and resumes the sessions");
+                tracing::warn!(device, "{end}: another server starts, and resumes the sessions");
             }
             Next::AfterCrashes { crashes, pause } => tracing::error!(
-                interface,
+                device,
                 "{end}: {crashes} crashes in a row, each soon after a start; another start in {} ms",
                 pause.as_millis()
             ),
             Next::AfterFailedStarts { attempt, pause } => tracing::error!(
-                interface,
+                device,
                 "{end} before it served (attempt {attempt}): another start in {} ms",
                 pause.as_millis()
             ),
             Next::Anew { attempt, pause } => tracing::error!(
-                interface,
+                device,
                 "{end}: the device has failed, and its sessions end (attempt {attempt}): another start \
                  in {} ms; remove the cause that the lines before give",
                 pause.as_millis()
@@ -175,7 +175,7 @@ impl Next {
                     hold => format!("no server has served for {hold} s"),
                 };
                 tracing::error!(
-                    interface,
+                    device,
                     "{end}: {why}, and the keeper ends; remove the cause that the lines before \
                      give, and start towpath serve again"
                 );

@@ -10,6 +10,7 @@ use rustix::net::AddressFamily;
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
+use super::device_objects::parse;
 use super::interface::INTERFACE;
 use super::options::OWN;
 use super::port_holder::PORT;
@@ -203,6 +204,15 @@ impl Held {
         let left = all.into_iter().filter(|(name, _)| !name.starts_with(OWN) || name == INTERFACE);
         left.flat_map(|(name, objects)| objects.into_iter().map(move |one| (name.clone(), one)))
             .collect()
+    }
+
+    /// Returns the object that the last server's device left under a name.
+    pub(super) fn last_of_device(&self, wanted: &str) -> Option<BorrowedFd<'_>> {
+        let found = self.all().filter_map(|(name, object)| {
+            let (name, server) = parse(name)?;
+            (name == wanted).then_some((server, object))
+        });
+        found.max_by_key(|(server, _)| *server).map(|(_, object)| object)
     }
 
     /// Returns all descriptors with their names, borrowed.

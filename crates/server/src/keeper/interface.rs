@@ -5,15 +5,23 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use serde::{Deserialize, Serialize};
 use towpath_netlink::{Link, LinkWatch, Netlink, Watched};
 
+use super::options::Follows;
+
 /// The name of the interface's file among the keeper's own objects.
 pub(super) const INTERFACE: &str = "keeper-interface";
+
+/// The name of a TAP's descriptor among a server's objects.
+pub(super) const TAP: &str = "device-tap";
+
+/// The most attempts to find an interface whose name changes in between.
+const ATTEMPTS: usize = 16;
 
 /// The longest file, in bytes. A name has at most 15 bytes.
 const MOST_BYTES: usize = 256;
@@ -49,14 +57,51 @@ impl Known {
     }
 }
 
-/// Returns the present name of the interface that a keeper follows, by what the keeper gave its server:
-/// `left`, the descriptors with their names. `None` for a device whose keeper follows none.
+/// The interface that a keeper follows, as its server knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FollowedInterface {
+    /// Its present name.
+    pub name: String,
+    /// Its number, which stays when the interface gets another name. `None` if it is not known, and if no interface
+    /// has it any more.
+    pub index: Option<u32>,
+}
+
+impl FollowedInterface {
+    /// Returns an interface that is known by its name only.
+    ///
+    /// ```
+    /// use towpath_server::FollowedInterface;
+    /// let interface = FollowedInterface::named("eth0");
+    /// assert_eq!((interface.name.as_str(), interface.index), ("eth0", None));
+    /// ```
+    #[must_use]
+    pub fn named(name: &str) -> FollowedInterface {
+        FollowedInterface { name: name.to_owned(), index: None }
+    }
+}
+
+/// Returns the interface that a keeper follows, by what the keeper gave its server: `left`, the
+/// descriptors with their names. `None` for a device whose keeper follows none.
 #[must_use]
-pub fn followed_interface(left: &[(String, OwnedFd)]) -> Option<String> {
+pub fn followed_interface(left: &[(String, OwnedFd)]) -> Option<FollowedInterface> {
     let (_, file) = left.iter().find(|(name, _)| name == INTERFACE)?;
     let known = Known::read(file.as_fd()).ok()?;
     let now = Netlink::open().and_then(|mut netlink| netlink.link_at(known.index));
-    Some(now.map_or(known.name, |link| link.name))
+    Some(match now {
+        Ok(link) => FollowedInterface { name: link.name, index: Some(link.index) },
+        Err(_) => FollowedInterface { name: known.name, index: None },
+    })
+}
+
+/// Returns the name of a TAP's interface, by an open descriptor. The kernel writes it without a request to the
+/// descriptor's file, which may be any file that a server sent. `None` for another file, and before Linux 5.14.
+fn tap_name(descriptor: BorrowedFd<'_>) -> Option<String> {
+    let path = format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd());
+    let text = std::fs::read_to_string(path).ok()?;
+    let name = text.lines().find_map(|line| line.strip_prefix("iff:"))?.trim();
+    (!name.is_empty()).then(|| name.to_owned())
 }
 
 /// The interface that a keeper follows.
@@ -64,8 +109,7 @@ pub fn followed_interface(left: &[(String, OwnedFd)]) -> Option<String> {
 pub(super) struct Interface {
     /// The name of the command line.
     configured: String,
-    /// `false` for a device whose servers find the interface otherwise, such as a TAP by its descriptor.
-    follows: bool,
+    follows: Follows,
     /// `None` until the interface was found.
     known: Option<Known>,
     /// Reports another name; `None` where the kernel refuses.
@@ -73,7 +117,7 @@ pub(super) struct Interface {
 }
 
 impl Interface {
-    pub(super) fn new(configured: &str, follows: bool) -> Interface {
+    pub(super) fn new(configured: &str, follows: Follows) -> Interface {
         Interface { configured: configured.to_owned(), follows, known: None, watch: None }
     }
 
@@ -102,14 +146,25 @@ impl Interface {
         }
     }
 
+    /// Returns `true` if the keeper knows the interface.
+    pub(super) fn is_known(&self) -> bool {
+        self.known.is_some()
+    }
+
     /// Finds the interface for a server that is to start: by its number, or else by its names. Returns
     /// the file for the server, if the interface has changed. A missing interface is no error here: the
-    /// server reports it.
+    /// server reports it. `tap`: the descriptor of the TAP that an earlier server left.
     ///
     /// # Errors
     /// An error that names the interface.
-    pub(super) fn find(&mut self) -> io::Result<Option<OwnedFd>> {
-        self.look().map_err(|error| self.named(&error))
+    pub(super) fn find(&mut self, tap: Option<BorrowedFd<'_>>) -> io::Result<Option<OwnedFd>> {
+        let found = match (self.follows, tap) {
+            (Follows::Nothing, _) => Ok(None),
+            (Follows::Interface, _) => self.find_interface(),
+            (Follows::Tap, Some(tap)) => self.look_at_tap(tap).inspect(|_| self.tell_other_name()),
+            (Follows::Tap, None) => self.find_persistent_tap(),
+        };
+        found.map_err(|error| self.named(&error))
     }
 
     /// Returns an error with the interface's last name.
@@ -118,10 +173,64 @@ impl Interface {
         io::Error::new(error.kind(), format!("{name}: {error}"))
     }
 
-    fn look(&mut self) -> io::Result<Option<OwnedFd>> {
-        if !self.follows {
+    /// Finds the interface of a TAP by its descriptor. Returns as `find` does.
+    ///
+    /// # Errors
+    /// An error that names the interface.
+    pub(super) fn find_tap(&mut self, tap: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
+        self.look_at_tap(tap).map_err(|error| self.named(&error))
+    }
+
+    fn look_at_tap(&mut self, tap: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
+        if self.follows != Follows::Tap {
             return Ok(None);
         }
+        let mut netlink = Netlink::open().map_err(io::Error::other)?;
+        for _ in 0..ATTEMPTS {
+            let Some(name) = tap_name(tap) else { break };
+            match netlink.link(&name) {
+                Ok(link) => return self.change(Known::of(link)),
+                // The interface has another name by now, or is in another namespace.
+                Err(error) if error.not_found() => {}
+                Err(error) => return Err(io::Error::other(error)),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Finds a TAP that no server has left, by its number. If it is gone, the next server makes it by the name of
+    /// the command line.
+    fn find_persistent_tap(&mut self) -> io::Result<Option<OwnedFd>> {
+        let Some(known) = &self.known else { return Ok(None) };
+        let found = Netlink::open().and_then(|mut netlink| netlink.link_at(known.index));
+        match found {
+            Ok(link) => {
+                let changed = self.change(Known::of(link))?;
+                self.tell_other_name();
+                Ok(changed)
+            }
+            Err(error) if error.not_found() => {
+                (self.known, self.watch) = (None, None);
+                Ok(None)
+            }
+            Err(error) => Err(io::Error::other(error)),
+        }
+    }
+
+    /// Logs the interface's present name, if it is not the one on the command line.
+    fn tell_other_name(&self) {
+        let configured = &self.configured;
+        if let Some(name) = self.other_name() {
+            tracing::info!(
+                device = configured,
+                interface = name,
+                "the next server serves {configured} under its name {name}"
+            );
+        }
+    }
+
+    /// Finds an interface that the kernel keeps.
+    fn find_interface(&mut self) -> io::Result<Option<OwnedFd>> {
         let mut netlink = Netlink::open().map_err(io::Error::other)?;
         let by_number = self.known.as_ref().map(|known| netlink.link_at(known.index));
         let found = match by_number {
@@ -137,21 +246,20 @@ impl Interface {
         let found = Known::of(found);
         let configured = &self.configured;
         let (index, name) = (found.index, &found.name);
-        match &self.known {
-            Some(known) if known.index != index => tracing::warn!(
-                interface = configured,
+        if let Some(known) = self.known.as_ref().filter(|known| known.index != index) {
+            tracing::warn!(
+                device = configured,
+                interface = name,
                 "the interface {} with the number {} was deleted, and another interface has the name {name}: \
                  the next server serves that one, with the number {index}",
                 known.name,
                 known.index
-            ),
-            _ if name != configured => tracing::info!(
-                interface = configured,
-                "the next server serves {configured} under its name {name}"
-            ),
-            _ => {}
+            );
+            return self.change(found);
         }
-        self.change(found)
+        let changed = self.change(found)?;
+        self.tell_other_name();
+        Ok(changed)
     }
 
     /// Takes news of the interface. Returns the file for later servers, if it has another name.
@@ -189,13 +297,14 @@ impl Interface {
 #[cfg(test)]
 mod tests {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    use towpath_device::tap::{Options, TapDevice};
     use towpath_netlink::Veth;
     use towpath_testkit::isolated;
 
     use super::*;
 
     fn interface_of(file: OwnedFd) -> Option<String> {
-        followed_interface(&[(INTERFACE.to_owned(), file)])
+        followed_interface(&[(INTERFACE.to_owned(), file)]).map(|interface| interface.name)
     }
 
     /// The number decides, then the last name, then the name of the command line.
@@ -204,10 +313,13 @@ mod tests {
         isolated!(|| {
             let mut netlink = Netlink::open().unwrap();
             netlink.create_veth(&Veth::new("eth0", "far0")).unwrap();
-            let mut interface = Interface::new("eth0", true);
-            let file = interface.find().unwrap().unwrap();
+            let mut interface = Interface::new("eth0", Follows::Interface);
+            let file = interface.find(None).unwrap().unwrap();
             assert_eq!(interface.index().unwrap(), netlink.index("eth0").unwrap());
-            assert_eq!((interface.find().unwrap().is_none(), interface.other_name()), (true, None));
+            assert_eq!(
+                (interface.find(None).unwrap().is_none(), interface.other_name()),
+                (true, None)
+            );
             assert_eq!(interface_of(file.try_clone().unwrap()).as_deref(), Some("eth0"));
             assert!(rustix::io::write(&file, b"x").is_err(), "no server can change it");
 
@@ -218,22 +330,22 @@ mod tests {
             assert!(interface.hear().unwrap().is_none());
             assert_eq!(interface.other_name(), Some("lan0"));
             netlink.create_veth(&Veth::new("eth0", "far1")).unwrap();
-            assert!(interface.find().unwrap().is_none());
+            assert!(interface.find(None).unwrap().is_none());
 
             netlink.delete_link("lan0").unwrap();
             netlink.create_veth(&Veth::new("lan0", "far2")).unwrap();
-            let file = interface.find().unwrap().unwrap();
+            let file = interface.find(None).unwrap().unwrap();
             assert_eq!(interface.index().unwrap(), netlink.index("lan0").unwrap());
-            let mut next = Interface::new("eth0", true);
+            let mut next = Interface::new("eth0", Follows::Interface);
             next.adopt(file.as_fd());
             assert_eq!(next.index().unwrap(), netlink.index("lan0").unwrap());
             netlink.delete_link("lan0").unwrap();
-            assert!(next.find().unwrap().is_some());
+            assert!(next.find(None).unwrap().is_some());
             assert_eq!(next.index().unwrap(), netlink.index("eth0").unwrap());
             netlink.delete_link("eth0").unwrap();
-            assert!(next.find().unwrap().is_none());
+            assert!(next.find(None).unwrap().is_none());
 
-            assert!(Interface::new("lo", false).find().unwrap().is_none());
+            assert!(Interface::new("lo", Follows::Nothing).find(None).unwrap().is_none());
             assert_eq!(followed_interface(&[]), None);
         });
     }
@@ -242,10 +354,10 @@ mod tests {
     #[test]
     fn an_error_names_the_interface() {
         isolated!(|| {
-            let mut interface = Interface::new("eth0", true);
+            let mut interface = Interface::new("eth0", Follows::Interface);
             let limits = getrlimit(Resource::Nofile);
             setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..limits }).unwrap();
-            let error = interface.find().unwrap_err().to_string();
+            let error = interface.find(None).unwrap_err().to_string();
             setrlimit(Resource::Nofile, limits).unwrap();
             assert!(
                 error.starts_with("eth0: ") && error.contains("Too many open files"),
@@ -254,7 +366,7 @@ mod tests {
 
             let mut netlink = Netlink::open().unwrap();
             netlink.create_veth(&Veth::new("eth0", "far0")).unwrap();
-            interface.find().unwrap().unwrap();
+            interface.find(None).unwrap().unwrap();
             netlink.rename("eth0", "lan0").unwrap();
             setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..limits }).unwrap();
             let error = interface.hear().unwrap_err().to_string();
@@ -263,6 +375,40 @@ mod tests {
                 error.starts_with("eth0: ") && error.contains("Too many open files"),
                 "{error}"
             );
+        });
+    }
+
+    /// A TAP is found by its descriptor, and one that outlived its server by its number. If neither is there, the
+    /// name of the command line counts.
+    #[test]
+    fn a_tap_is_found_by_its_descriptor_and_then_by_its_number() {
+        isolated!(|| {
+            let options = Options { name: "t0".to_owned(), offloads: true };
+            let Ok(tap) = TapDevice::open(&options) else {
+                println!(
+                    "SKIP a_tap_is_found_by_its_descriptor_and_then_by_its_number: no TAP here"
+                );
+                return;
+            };
+            let mut netlink = Netlink::open().unwrap();
+            let mut interface = Interface::new("t0", Follows::Tap);
+            assert!(interface.find(None).unwrap().is_none() && !interface.is_known());
+            netlink.rename("t0", "t1").unwrap();
+            netlink.create_veth(&Veth::new("t0", "far0")).unwrap();
+            let file = interface.find(Some(tap.as_fd())).unwrap().unwrap();
+            assert_eq!(interface.other_name(), Some("t1"));
+            assert_eq!(interface.index().unwrap(), netlink.index("t1").unwrap());
+            let followed = followed_interface(&[(INTERFACE.to_owned(), file)]).unwrap();
+            assert_eq!(followed.index, netlink.index("t1").ok());
+            netlink.rename("t1", "t2").unwrap();
+            assert!(interface.find(None).unwrap().is_some());
+            assert_eq!(interface.other_name(), Some("t2"));
+            drop(tap);
+            assert!(interface.find(None).unwrap().is_none());
+            assert!(!interface.is_known(), "a server makes it by the name of the command line");
+            // Neither another file nor another device's keeper says anything.
+            let other = File::open("/dev/null").unwrap();
+            assert!(interface.find(Some(other.as_fd())).unwrap().is_none());
         });
     }
 }

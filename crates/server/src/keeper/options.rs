@@ -31,14 +31,25 @@ pub(super) fn keeper_connection() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
+/// How a keeper follows the interface of its servers when an administrator gives it another name. The keeper tells
+/// its servers ([`followed_interface`](super::followed_interface)) and all users.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Follows {
+    /// It does not: the device is no interface of the kernel.
+    Nothing,
+    /// By the interface's number, which it finds by the name before the first server starts.
+    Interface,
+    /// By the number of the interface of the TAP whose descriptor a server leaves.
+    Tap,
+}
+
 /// The options of a keeper.
 #[derive(Clone, Debug)]
 pub struct KeeperOptions {
     /// The interface that the server serves.
     pub interface: String,
-    /// `true` if the keeper follows the interface by its number when it gets another name, and tells
-    /// its servers ([`followed_interface`](super::followed_interface)).
-    pub follows_interface: bool,
+    /// How the keeper follows the interface when it gets another name.
+    pub follows: Follows,
     /// The number of the keeper's devices, which share the descriptors that it can hold equally.
     pub devices: usize,
     /// `true` if the server may have the keeper bind ports of the interface's addresses, and have

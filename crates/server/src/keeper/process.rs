@@ -12,8 +12,9 @@ use towpath_device::xdp::unbound_socket;
 use towpath_netlink::Netlink;
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::device_objects;
 use super::held::{self, Held};
-use super::interface::{INTERFACE, Interface};
+use super::interface::{INTERFACE, Interface, TAP};
 use super::keeper_state::{FORMAT, KeeperState};
 use super::listener::{Listener, UpgradeRequest};
 use super::notify::{self, MESSAGE_BYTES, Notification, store};
@@ -108,7 +109,7 @@ impl Keeper {
             socket,
             shares_host: options.shares_host,
             host: None,
-            interface: Interface::new(&options.interface, options.follows_interface),
+            interface: Interface::new(&options.interface, options.follows),
             xdp_sockets: None,
             held: Held::new(limit),
             given: None,
@@ -139,6 +140,11 @@ impl Keeper {
                 keeper.interface.adopt(object.as_fd());
             }
             keeper.held.put(name.clone(), object);
+        }
+        if let Some(tap) = keeper.held.last_of_device(TAP) {
+            // An earlier version followed no TAP.
+            let found = keeper.interface.find_tap(tap);
+            keeper.keep_interface(found);
         }
         Ok(keeper)
     }
@@ -175,8 +181,11 @@ impl Keeper {
 
     /// Looks for the interface, whose name may have changed, for a server that is to start.
     pub(super) fn find_interface(&mut self) {
-        let found = self.interface.find();
+        let found = self.interface.find(self.held.last_of_device(TAP));
         self.keep_interface(found);
+        if !self.interface.is_known() {
+            self.held.remove(INTERFACE);
+        }
     }
 
     /// Takes news of the interface.
@@ -301,6 +310,10 @@ impl Keeper {
                     if name == POSITIONS {
                         // Without, the keeper finds no server that hangs.
                         self.positions = Positions::open(descriptor.as_fd()).ok();
+                    }
+                    if device_objects::parse(name).is_some_and(|(name, _)| name == TAP) {
+                        let found = self.interface.find_tap(descriptor.as_fd());
+                        self.keep_interface(found);
                     }
                     if self.held.has_room() {
                         self.held.put(name.to_owned(), descriptor);

@@ -52,7 +52,7 @@ fn keep(socket: OwnedFd, options: &KeeperOptions) -> io::Result<All> {
 fn options_of(interface: &str, path: PathBuf) -> KeeperOptions {
     KeeperOptions {
         interface: interface.to_owned(),
-        follows_interface: false,
+        follows: Follows::Nothing,
         devices: 1,
         shares_host: false,
         hold: Duration::ZERO,

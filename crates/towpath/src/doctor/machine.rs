@@ -3,6 +3,7 @@
 
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::CapabilitySet;
+use towpath_device::xdp::{Mode, least_locked_bytes, wanted_locked_bytes};
 use towpath_sandbox::{cores, probe};
 
 use super::finding::{Finding, Standing, read};
@@ -90,9 +91,6 @@ fn locked_memory() -> Finding {
     locked(limit, raises, swaps)
 }
 
-/// The memory that AF_XDP locks for an interface with one hardware queue and an MTU of 1500.
-const LOCKED_BY_XDP_BYTES: u64 = 7 << 20;
-
 fn locked(limit: Option<u64>, raises: bool, swaps: bool) -> Finding {
     let found = match limit {
         None => "no limit".to_owned(),
@@ -102,24 +100,36 @@ fn locked(limit: Option<u64>, raises: bool, swaps: bool) -> Finding {
         Some(bytes) => format!("{} KiB", bytes / 1024),
     };
     let is_free = limit.is_none() || raises;
-    let suffices = is_free || limit.is_some_and(|bytes| bytes >= LOCKED_BY_XDP_BYTES);
-    let (standing, means) = match (swaps, is_free) {
-        (_, false) if !suffices => (
-            Standing::Limited,
-            "--device xdp locks 7 MiB with one hardware queue: with less, it has fewer receive \
-             buffers or does not start",
-        ),
-        (false, _) => (
-            Standing::Ok,
-            "there is no swap device; a server with --device xdp locks 7 MiB or more",
-        ),
-        (true, true) => {
-            (Standing::Ok, "a server locks its sessions' memory, because there is a swap device")
-        }
-        (true, false) => {
-            (Standing::Limited, "sessions' memory beyond the limit may be swapped out")
-        }
+    let has = |bytes: usize| is_free || limit.is_some_and(|limit| limit >= bytes as u64);
+    let (native, generic) = (wanted_locked_bytes(Mode::Native), wanted_locked_bytes(Mode::Generic));
+    let mib = |bytes: usize| bytes.div_ceil(1 << 20);
+    let wants = format!(
+        "a server with --device xdp, one hardware queue and an MTU of 1500 locks {} MiB in native mode and {} MiB in \
+         generic mode",
+        mib(native),
+        mib(generic)
+    );
+    let lacks = if has(generic) {
+        None
+    } else if has(native) {
+        Some("generic mode has fewer receive buffers, and loses packets of shorter bursts")
+    } else if has(least_locked_bytes()) {
+        Some("it has fewer receive buffers, and loses packets of shorter bursts")
+    } else {
+        Some("it does not start")
     };
+    let mut means = match lacks {
+        Some(lacks) => format!("{wants}; with this limit, {lacks}"),
+        None => wants,
+    };
+    let is_swapped = swaps && !is_free;
+    if is_swapped {
+        means +=
+            "; there is a swap device, and sessions' memory beyond the limit may be swapped out";
+    } else if swaps {
+        means += "; it also locks its sessions' memory, because there is a swap device";
+    }
+    let standing = if lacks.is_some() || is_swapped { Standing::Limited } else { Standing::Ok };
     Finding::new("locked memory", standing, found, means).remedy(
         "ulimit -l unlimited, as root, before towpath serve; or LimitMEMLOCK=infinity in its unit",
     )
@@ -191,9 +201,28 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_limit_says_what_af_xdp_lacks() {
+        let means = |limit: u64| locked(Some(limit), false, false).means;
+        let both = "locks 11 MiB in native mode and 19 MiB in generic mode";
+        for (limit, lacks) in [
+            (19 << 20, None),
+            (11 << 20, Some("with this limit, generic mode has fewer receive buffers")),
+            (8 << 20, Some("with this limit, it has fewer receive buffers")),
+            (64 << 10, Some("with this limit, it does not start")),
+        ] {
+            let means = means(limit);
+            assert!(means.contains(both), "{means}");
+            assert_eq!(means.contains("with this limit"), lacks.is_some(), "{means}");
+            assert!(lacks.is_none_or(|lacks| means.contains(lacks)), "{means}");
+        }
+    }
+
+    #[test]
     fn a_limit_suffices_for_a_swap_device_and_for_af_xdp() {
         for (limit, raises, swaps, standing) in [
-            (Some(8 << 20), false, false, Standing::Ok),
+            (Some(8 << 20), false, false, Standing::Limited),
+            (Some(19 << 20), false, false, Standing::Ok),
+            (Some(11 << 20), false, false, Standing::Limited),
             (None, false, true, Standing::Ok),
             (Some(8 << 20), true, true, Standing::Ok),
             (Some(8 << 20), false, true, Standing::Limited),

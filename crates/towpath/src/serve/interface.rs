@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod host;
+mod link;
 mod pci;
 mod tap;
 
@@ -17,13 +18,14 @@ use std::os::fd::OwnedFd;
 
 use towpath_device::{Device, EarlierObjects};
 use towpath_netlink::Netlink;
-use towpath_server::Subnets;
+use towpath_server::{FollowedInterface, Subnets};
 
 use super::kind::Kind;
 use super::settings::Settings;
 use super::values::{DeviceSpec, Driver};
 use crate::failure::Failure;
 use host::Attached;
+use link::link_of;
 
 /// The driver of a TAP interface, as rtnetlink names it.
 const TAP_KIND: &str = "tun";
@@ -38,58 +40,63 @@ pub(super) struct Opened {
     pub(super) subnets: Option<Subnets>,
     /// `Some` for a device whose keeper makes AF_XDP sockets: whether these poll the hardware.
     pub(super) xdp_sockets: Option<bool>,
+    /// The number of the kernel's interface; `None` for another device.
+    pub(super) index: Option<u32>,
 }
 
-/// Opens the device, whose interface may have another name than on the command line. `own_queues`: the
+/// Opens the device, whose interface may have another name than on the command line, and may get another one while
+/// this function runs. `own_queues`: the
 /// hardware queues that sessions may have to themselves. `earlier`: the objects that an earlier server left.
 pub(super) fn open(
-    (served, name): (&DeviceSpec, &str),
+    (served, interface): (&DeviceSpec, &FollowedInterface),
     settings: &Settings,
     own_queues: Vec<u32>,
     earlier: &mut EarlierObjects,
 ) -> Result<Opened, Failure> {
+    let name = &interface.name;
     let tap = earlier.copy(TAP).map_err(|error| {
         Failure::new(format!("{name}: copying the TAP's descriptor: {error}; raise the limit of open files (ulimit -n)"))
     })?;
     let resumes = !earlier.is_empty();
-    let (Attached { device, xdp_sockets }, subnets) = match &served.driver {
+    let (Attached { device, xdp_sockets }, subnets, index) = match &served.driver {
         Driver::Tap => return open_tap(name, settings, tap, earlier),
-        Driver::Auto if tap.is_some() || is_tap(name)? => {
+        Driver::Auto if tap.is_some() || is_tap(interface)? => {
             return open_tap(name, settings, tap, earlier);
         }
-        Driver::Xdp(options) => host::open((name, resumes), settings, own_queues, |wanted| {
+        Driver::Xdp(options) => host::open((interface, resumes), settings, own_queues, |wanted| {
             wanted.xdp(options, earlier)
         })?,
         Driver::Pci(options) => {
             let device = pci::open(options, settings, !own_queues.is_empty(), earlier)?;
-            return Ok(Opened { device, subnets: None, xdp_sockets: None });
+            return Ok(Opened { device, subnets: None, xdp_sockets: None, index: None });
         }
         Driver::Packet => {
-            host::open((name, resumes), settings, own_queues, |wanted| wanted.packet(earlier))?
+            host::open((interface, resumes), settings, own_queues, |wanted| wanted.packet(earlier))?
         }
         Driver::Auto => {
-            host::open((name, resumes), settings, own_queues, |wanted| wanted.best(earlier))?
+            host::open((interface, resumes), settings, own_queues, |wanted| wanted.best(earlier))?
         }
     };
-    Ok(Opened { device, subnets, xdp_sockets })
+    Ok(Opened { device, subnets, xdp_sockets, index: Some(index) })
 }
 
 /// Returns the kind of the device to serve.
 pub(super) fn kind_of(served: &DeviceSpec) -> Result<Kind, Failure> {
     Ok(match &served.driver {
         Driver::Tap => Kind::Tap,
-        Driver::Auto if is_tap(&served.interface)? => Kind::Tap,
+        Driver::Auto if is_tap(&FollowedInterface::named(&served.interface))? => Kind::Tap,
         Driver::Auto | Driver::Xdp(_) | Driver::Packet => Kind::HostInterface,
         Driver::Pci(_) => Kind::Card,
     })
 }
 
-/// Returns `true` for a TAP interface, by its name.
-fn is_tap(name: &str) -> Result<bool, Failure> {
+/// Returns `true` for a TAP interface.
+fn is_tap(interface: &FollowedInterface) -> Result<bool, Failure> {
     let refused = |error: towpath_netlink::Error| {
         Failure::new(format!("{error}; ip link shows the interfaces of this network namespace"))
     };
-    let link = Netlink::open().and_then(|mut kernel| kernel.link(name)).map_err(refused)?;
+    let link = Netlink::open().and_then(|mut kernel| link_of(&mut kernel, interface));
+    let link = link.map_err(refused)?;
     Ok(link.kind.as_deref() == Some(TAP_KIND))
 }
 
@@ -109,5 +116,5 @@ fn open_tap(
         Some(descriptor) => tap::adopt(descriptor, earlier)?,
         None => tap::open(name, settings)?,
     };
-    Ok(Opened { xdp_sockets: None, device: Box::new(device), subnets: None })
+    Ok(Opened { xdp_sockets: None, device: Box::new(device), subnets: None, index: None })
 }

@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let signals = Signals::block().map_err(failed)?;
     let names: Vec<_> = devices.iter().map(Served::interface).collect();
     tracing::info!(
-        interface = names.join(", "),
+        device = names.join(", "),
         version = env!("CARGO_PKG_VERSION"),
         "the keeper goes on with the installed program"
     );

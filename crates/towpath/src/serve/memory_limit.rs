@@ -4,6 +4,14 @@
 
 use std::path::{Component, Path};
 
+use towpath_client::Options;
+use towpath_net::SessionLink;
+use towpath_protocol::layout::SessionShape;
+use towpath_server::{Policy, session_bytes};
+use tracing::warn;
+
+use crate::failure::Failure;
+
 /// The mount points of control groups, each with the file that limits a group's memory: version 2, version 2 beside
 /// version 1, and version 1.
 const LIMITS: [(&str, &str); 3] =
@@ -21,6 +29,63 @@ pub(super) fn default_total_bytes() -> usize {
     let group = least_limit(&own, Path::new("/sys/fs/cgroup"));
     let bytes = group.map_or(machine, |group| group.min(machine)) / SESSIONS_DIVISOR;
     usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+/// The smallest buffer of a session, in bytes.
+const LEAST_BUFFER_BYTES: u32 = 64;
+
+/// The part of the limit that a user who is no administrator may have: a half.
+const USER_DIVISOR: usize = 2;
+
+/// Returns the bytes of the smallest session on a server with so many engine threads.
+fn smallest_session(lanes: usize) -> usize {
+    let bytes = LEAST_BUFFER_BYTES;
+    // Queues have a power of two of slots, and not every one.
+    let shape = (0..u32::BITS)
+        .find_map(|power| SessionShape::new(1, 1, 1 << power, 1 << power, bytes, bytes).ok());
+    shape.map_or(0, |shape| session_bytes(&shape, lanes))
+}
+
+/// Returns the bytes of a session of a program that uses the sockets of `towpath-net`.
+fn session_of_sockets(lanes: usize) -> usize {
+    let options: Options = SessionLink::options("");
+    let shape = SessionShape::new(
+        options.queue_pairs,
+        options.endpoints,
+        options.transmit_slots,
+        options.receive_slots,
+        options.transmit_buffer_bytes,
+        options.receive_buffer_bytes,
+    );
+    shape.map_or(0, |shape| session_bytes(&shape, lanes))
+}
+
+/// Checks that a given limit has room for a session.
+pub(super) fn check(total: usize, lanes: usize) -> Result<(), Failure> {
+    let least = smallest_session(lanes);
+    if total >= least {
+        return Ok(());
+    }
+    let useful = session_of_sockets(lanes) * USER_DIVISOR;
+    Err(Failure::usage(format!(
+        "--total-bytes {total}: the smallest session takes {least} bytes; give at least {useful}, for one \
+         program that uses sockets, or 0 for half of the machine's memory"
+    )))
+}
+
+/// Warns of a limit without room for a session of a program that uses sockets, of a user who is no administrator.
+/// Returns the limit.
+pub(super) fn warn_of_little(policy: &Policy, lanes: usize) -> usize {
+    let total = policy.total_bytes;
+    let wanted = session_of_sockets(lanes);
+    if total / USER_DIVISOR < wanted {
+        warn!(
+            "all sessions may have {total} bytes (--total-bytes), and one user half of them: a program that uses \
+             sockets takes {wanted} bytes, so the server refuses it; give at least {}",
+            wanted * USER_DIVISOR
+        );
+    }
+    total
 }
 
 /// Returns the lowest limit of the groups in `own`, the text of `/proc/self/cgroup`, and of the groups above them.
@@ -77,5 +142,17 @@ mod tests {
         assert_eq!(least(""), None);
         std::fs::remove_dir_all(&root).unwrap();
         assert!(default_total_bytes() > 1 << 20);
+    }
+
+    #[test]
+    fn a_limit_without_room_for_a_session_is_refused() {
+        for lanes in [1, 4] {
+            let least = smallest_session(lanes);
+            assert!(least > 0 && least < session_of_sockets(lanes));
+            let refused = check(least - 1, lanes).unwrap_err();
+            let useful = session_of_sockets(lanes) * 2;
+            assert!(refused.text().contains(&format!("at least {useful}")), "{refused:?}");
+            assert_eq!(check(least, lanes), Ok(()));
+        }
     }
 }

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sd_notify::NotifyState;
 use towpath_device::fault::FaultDevice;
-use towpath_device::{Device, DeviceError};
+use towpath_device::{Device, DeviceError, Info};
 use towpath_protocol::store::Store;
 use towpath_server::{
-    Config, Crash, HostAccess, KeeperAccess, KeeperStore, Policy, Server, StartError,
-    followed_interface, take_device_objects,
+    Config, Crash, FollowedInterface, HostAccess, KeeperAccess, KeeperStore, Policy, Server,
+    StartError, followed_interface, take_device_objects,
 };
 use tracing::{info, warn};
 
@@ -24,7 +24,7 @@ use super::notify::{notify, notify_now};
 use super::pcap::Pcap;
 use super::settings::{Level, Settings};
 use super::values::InterfaceName;
-use super::{confine, explain, explain_policy};
+use super::{confine, explain, explain_policy, memory_limit};
 use crate::failure::{Failure, remedy, says};
 use crate::signals::Signals;
 use crate::standard_error;
@@ -86,12 +86,10 @@ fn run_with(
     let served = settings.served()?;
     let socket = settings.socket.clone().unwrap_or_default();
     start_log(settings.log.unwrap_or(Level::Info));
-    // The keeper follows the interface, which may have another name than on the command line.
-    let interface = followed_interface(&found).unwrap_or_else(|| served.interface.to_string());
+    let interface = interface_of(&found, &served.interface);
     let mut earlier = take_device_objects(&mut found, args.crash().is_some());
     earlier.set_keeper(Arc::new(keeper.clone()));
-    let last = found.iter().find(|(name, _)| name == LAST_POLICY);
-    let last = last.map(|(_, file)| file.try_clone()).transpose().map_err(failed)?;
+    let last = last_policy_of(&found).map_err(failed)?;
     let mut store = KeeperStore::new(keeper, found);
     let policy = keep_policy(last, &mut store).map_err(failed)?;
 
@@ -99,39 +97,36 @@ fn run_with(
     let mut config = Config {
         resumes_all: args.upgrade,
         crash: args.crash(),
+        device_name: Some(served.interface.to_string()),
         server_number: keeper.server_number(),
         leaves_after_changes: settings.hold.is_none_or(|hold| hold.get() > 0),
         ..configured
     };
     let own_queues = config.policy.own_queues();
-    let Opened { device, subnets, xdp_sockets } =
+    let Opened { device, subnets, xdp_sockets, index } =
         interface::open((served, &interface), &settings, own_queues, &mut earlier)?;
-    // The device has copies of what it needs.
-    drop(earlier);
-    let device_info = device.info().clone();
-    let name = device_info.name;
+    drop(earlier); // The device has copies of what it needs.
+    let Info { name, mtu, .. } = device.info().clone();
     config.subnets = subnets.unwrap_or(config.subnets);
     warn_without_grants(&config.policy, &served.interface);
-    let device = with_faults(device, &settings);
-    let (mut device, mut pcap) = Pcap::wrap(device, &settings, args.again)?;
-    if let Some(busy_poll) = xdp_sockets {
-        let allowed = keeper.allow_xdp_sockets(busy_poll);
-        // The keeper refuses a change once a server has served; the first setting stays.
-        allowed.or_else(|error| if args.again { Ok(()) } else { Err(failed(error)) })?;
-    }
+    let total_bytes = memory_limit::warn_of_little(&config.policy, settings.lanes());
+    let (mut device, mut pcap) = Pcap::wrap(with_faults(device, &settings), &settings, args.again)?;
+    allow_xdp_sockets(keeper, xdp_sockets, args.again).map_err(failed)?;
     device.set_keeper(Arc::new(keeper.clone()));
-    config.host = settings.share_host.then(|| HostAccess::new(keeper, &name));
+    config.host = settings.share_host.then(|| host_access(keeper, &name, index));
     give_up_rights(&settings, &socket, pcap.as_mut())?;
     let failed = |error: StartError| explain(&error, &settings);
     let server = Server::start(&config, device, Box::new(store)).map_err(failed)?;
     drop(config);
     policy.set(&policy_text);
     info!(
-        device = name,
-        mtu = device_info.mtu,
+        device = &*served.interface,
+        interface = name,
+        mtu,
         socket = %socket.display(),
         uid = rustix::process::geteuid().as_raw(),
         version = env!("CARGO_PKG_VERSION"),
+        total_bytes,
         "serving"
     );
     report_started(keeper)?;
@@ -140,8 +135,42 @@ fn run_with(
     signals.release_soon();
     let leaves = action == Action::Leave;
     let outcome = end(server, keeper, action);
-    info!(device = name, "{}", if leaves { "left to the next server" } else { "ended" });
+    info!(
+        device = &*served.interface,
+        "{}",
+        if leaves { "left to the next server" } else { "ended" }
+    );
     outcome.map_err(|error| ended(&error))
+}
+
+/// Returns the file of an earlier server's last policy.
+fn last_policy_of(found: &[(String, OwnedFd)]) -> std::io::Result<Option<OwnedFd>> {
+    let last = found.iter().find(|(name, _)| name == LAST_POLICY);
+    last.map(|(_, file)| file.try_clone()).transpose()
+}
+
+/// Returns the interface, which may have another name than on the command line. The keeper follows it.
+fn interface_of(found: &[(String, OwnedFd)], configured: &str) -> FollowedInterface {
+    followed_interface(found).unwrap_or_else(|| FollowedInterface::named(configured))
+}
+
+/// Returns what the server needs to share the addresses of the interface with this name and number.
+fn host_access(keeper: &KeeperAccess, name: &str, index: Option<u32>) -> HostAccess {
+    let mut interface = FollowedInterface::named(name);
+    interface.index = index;
+    HostAccess::new(keeper, interface)
+}
+
+/// Tells the keeper whether the device needs AF_XDP sockets. `again`: an earlier server has told it.
+fn allow_xdp_sockets(
+    keeper: &KeeperAccess,
+    xdp_sockets: Option<bool>,
+    again: bool,
+) -> std::io::Result<()> {
+    let Some(busy_poll) = xdp_sockets else { return Ok(()) };
+    let allowed = keeper.allow_xdp_sockets(busy_poll);
+    // The keeper refuses a change once a server has served; the first setting stays.
+    allowed.or_else(|error| if again { Ok(()) } else { Err(error) })
 }
 
 /// Returns the settings that the keeper gave.

@@ -65,7 +65,7 @@ impl Served {
         let settings = &self.settings;
         KeeperOptions {
             interface: self.interface.clone(),
-            follows_interface: self.kind == Kind::HostInterface,
+            follows: self.kind.follows(),
             devices,
             shares_host: settings.share_host,
             hold: Duration::from_secs(settings.hold.map_or(HOLD_S, |hold| hold.get() as u64)),

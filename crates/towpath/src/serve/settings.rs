@@ -13,7 +13,7 @@ use towpath_device::pci::e1000e::{MOST_QUEUES, Moderation};
 use towpath_server::{Config, Policy, Setting};
 
 use super::confine::Confinement;
-use super::memory_limit::default_total_bytes;
+use super::memory_limit::{self, default_total_bytes};
 use super::values::{
     Assignment, DeviceSpec, Driver, Fault, Group, Identity, Lease, Processors, Subnet, User, Wait,
     limit, subnets,
@@ -144,9 +144,10 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "SETTING=VALUE")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) set: Vec<Assignment>,
-    /// Engine threads, 1 to 8; 1 by default. Each serves some of the interface's hardware queues,
+    /// Engine threads, 1 to 8; 1 by default. Several serve more packets per second, if each has a processor
+    /// (--engine-cpu). Each serves some of the interface's hardware queues,
     /// and each direction of a flow stays on one of them. More than one only for xdp, at most
-    /// as many as the interface has queues, and 2 for an Intel 82574L
+    /// as many as the interface has queues (ethtool -l), and 2 for an Intel 82574L. tap and packet have one
     #[arg(long, value_name = "COUNT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) lanes: Option<Number<1, 8>>,
@@ -164,7 +165,10 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "SPEC")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<Fault>,
-    /// Write every packet between server and device to a pcapng file
+    /// Write every packet between server and device to a pcapng file, from the start of the server to its end, without a
+    /// limit of size; wireshark and tcpdump -r read it. The server empties an existing file, and makes a
+    /// missing one, which only its user may read; a server that follows a killed one appends. FILE may be a FIFO. If the file cannot be written any more, the
+    /// capture ends, and the server continues. towpath capture captures from a running server
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) pcap: Option<PathBuf>,
@@ -191,7 +195,8 @@ pub(crate) struct Settings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) session_bytes: Option<Number<65_536, 4_294_967_295>>,
     /// Bytes of memory that all sessions of all users may have together, 0 to 1099511627776; 0 by default: half
-    /// of the memory of the machine, or of the server's control group (cgroup) if that is less. Root and the
+    /// of the memory of the machine, or of the server's control group (cgroup) if that is less. The server logs the
+    /// value, and towpath stat shows it. Root and the
     /// server's user may have all of it. Each other user and each group has at most half of it, and all of these users
     /// together have at most seven eighths
     #[arg(long, value_name = "BYTES", help_heading = "Limits")]
@@ -388,6 +393,12 @@ impl Settings {
     /// Returns the number of engine threads.
     pub(crate) fn lanes(&self) -> usize {
         self.lanes.map_or(1, Number::get)
+    }
+
+    /// Checks that a given limit of all sessions' memory has room for a session.
+    pub(crate) fn check_total_bytes(&self) -> Result<(), Failure> {
+        let given = self.total_bytes.map(Number::get).filter(|bytes| *bytes > 0);
+        given.map_or(Ok(()), |bytes| memory_limit::check(bytes, self.lanes()))
     }
 
     /// Checks that the device, and the wrappers around it, can have so many lanes.

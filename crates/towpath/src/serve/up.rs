@@ -93,6 +93,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
 /// Checks the settings of a device, before the server of any device makes an object.
 fn check(settings: &Settings) -> Result<(), Failure> {
     settings.check_lanes()?;
+    settings.check_total_bytes()?;
     let config = settings.config(PathBuf::new())?;
     config.check().map_err(|error| explain(&error, settings))
 }

@@ -253,6 +253,7 @@ fn full_disks_and_stalled_readers() {
         let mut server = start(&directory);
         let said_full = fails(&mut server.subcommand("capture", &["-w", "/dev/full"]), 1);
         assert!(said_full.contains("/dev/full: No space left on device"), "{said_full}");
+        assert!(said_full.contains("choose a file on another one with -w"), "{said_full}");
         let said_dir = fails(&mut server.subcommand("capture", &["-w", &directory.text("")]), 1);
         assert!(said_dir.contains("choose a file that can be written"), "{said_dir}");
 

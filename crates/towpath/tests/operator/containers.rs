@@ -124,6 +124,20 @@ fn sessions_together_take_at_most_total_bytes() {
         let expected =
             format!("{} bytes together; at most {total} are allowed (total-bytes", each * 3);
         assert!(refused.contains(&expected), "{refused}");
+        assert!(refused.contains("towpath serve --total-bytes raises it"), "{refused}");
+        let log = server.log();
+        assert!(log.contains(&format!("total_bytes={total}")), "{log}");
+        assert!(log.contains("a program that uses sockets takes "), "{log}");
+        let device = &server.report()["device"];
+        assert_eq!(device["total_bytes"].to_string(), total);
+        assert_eq!(device["bytes_in_use"], each * 2);
+        let stat = prints(&mut server.subcommand("stat", &[]));
+        let shown =
+            format!("sessions have {} KiB of {} KiB", each * 2 / 1024, (each * 3 - 1) / 1024);
+        assert!(stat.contains(&shown), "{stat}");
+        let said =
+            fails(&mut towpath(&[&["serve"], &TAP[..], &["--total-bytes", "1"]].concat()), 2);
+        assert!(said.contains("--total-bytes 1: the smallest session takes "), "{said}");
         drop(one);
         let mut third = None;
         until("the session's memory is free again", || {

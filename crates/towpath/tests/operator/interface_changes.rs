@@ -2,6 +2,7 @@
 //! server starts, deleted and made anew.
 
 use std::net::UdpSocket as KernelSocket;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -86,6 +87,21 @@ fn a_renamed_interface_is_followed() {
             let log = shared.server.log();
             assert!(log.contains("serves uplink under its name lan1"), "{mode}: {log}");
             assert!(!log.contains("before it served"), "{mode}: {log}");
+            // One field has the device's name, and another one the interface's present name.
+            let fields = |line: &str, key: &str| line.contains(&format!(" {key}="));
+            assert!(log.lines().filter(|line| fields(line, "device")).count() > 5, "{mode}: {log}");
+            for line in log.lines().filter(|line| fields(line, "device")) {
+                assert!(line.contains("device=\"uplink\""), "{mode}: {line}");
+            }
+            for (says, name) in [
+                ("has the name lan0 now", "lan0"),
+                ("under its name lan1", "lan1"),
+                ("serving", "lan1"),
+            ] {
+                let mut lines = log.lines().rev();
+                let line = lines.find(|line| line.contains(&format!(" {says} "))).unwrap();
+                assert!(line.contains(&format!("interface=\"{name}\"")), "{mode}: {line}");
+            }
             assert_eq!(shared.server.stop(Signal::TERM).code(), Some(0), "{mode}");
             net().delete_link("lan1").unwrap();
             net().delete_link("uplink").unwrap();
@@ -118,28 +134,133 @@ fn both_names_find_the_server() {
     });
 }
 
-/// A TAP keeps its server under another name.
+/// A TAP keeps its server under another name. Commands find the server by both names, and later servers keep both.
 #[test]
 fn a_renamed_tap_is_followed() {
     towpath_testkit::isolated!(|| {
         if !tun("interface_changes::a_renamed_tap_is_followed") {
             return;
         }
+        hide_servers();
         let directory = Directory::new();
         let arguments = ["--device", "tap:opA", "--address", "10.77.0.1/24"];
-        let mut server = serve(&directory, "s.sock", &arguments);
+        let mut server = serve(&directory, "/run/towpath/opA.sock", &arguments);
+        let found = |now: &str| {
+            for name in ["opA", now] {
+                let stat = prints(&mut towpath(&["stat", name]));
+                assert!(stat.starts_with(&format!("{now} (opA): ")), "{name}: {stat}");
+            }
+        };
         let index = net().index("opA").unwrap();
+        fails(&mut towpath(&["stat", "opB"]), 1);
         let mut session = Session::attach(&server.socket, &SessionLink::options("test")).unwrap();
         rename("opA", "opB");
         until("the new name is shown", || shown(&server) == "opB");
         assert!(server.log().contains("the interface opA has the name opB now"));
+        until("the keeper knows", || server.report()["keeper"]["interface"] == "opB");
+        found("opB");
         server.kill_server();
         assert!(session.wait(Some(LIMIT)).unwrap(), "it waits for the next server");
         until_served(&server, 2);
         assert_eq!((shown(&server), net().index("opB").unwrap()), ("opB".to_owned(), index));
+        found("opB");
         crate::serving::round_trip(&server, 7);
+        // The name changes while no server runs and the keeper starts none.
+        kill_process(Pid::from_child(&server.child), Signal::STOP).unwrap();
+        server.kill_server();
+        rename("opB", "opC");
+        kill_process(Pid::from_child(&server.child), Signal::CONT).unwrap();
+        until_served(&server, 3);
+        assert_eq!(shown(&server), "opC");
+        found("opC");
+        assert!(server.log().contains("serves opA under its name opC"), "{}", server.log());
         assert!(server.stop(Signal::TERM).success());
-        assert!(net().index("opB").is_err());
+        assert!(net().index("opC").is_err());
+    });
+}
+
+/// Renames an interface again and again while `act` runs.
+fn renaming<T>(names: [&str; 2], act: impl FnOnce() -> T) -> T {
+    struct AtEnd<'a>(&'a AtomicBool);
+    impl Drop for AtEnd<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let at_end = AtEnd(&is_done);
+        let renaming = scope.spawn(|| {
+            let mut netlink = net();
+            let mut count = 0;
+            while !is_done.load(Ordering::Relaxed) {
+                for (name, to) in [(names[0], names[1]), (names[1], names[0])] {
+                    count += usize::from(netlink.rename(name, to).is_ok());
+                }
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            count
+        });
+        let outcome = act();
+        drop(at_end);
+        assert!(renaming.join().unwrap() > 1);
+        outcome
+    })
+}
+
+/// A server starts also if its interface gets other names in the meantime.
+#[test]
+fn a_server_starts_while_its_interface_is_renamed() {
+    towpath_testkit::isolated!(|| {
+        if !may_attach("interface_changes::a_server_starts_while_its_interface_is_renamed") {
+            return;
+        }
+        for mode in ["generic", "packet"] {
+            let _far = wire(&FAR, &NEAR);
+            let (directory, device) = (Directory::new(), device(mode));
+            let server = serve(&directory, "s.sock", &["--device", &device, "--share-host"]);
+            renaming(["uplink", "lan0"], || {
+                for served in 2..8 {
+                    server.kill_server();
+                    until_served(&server, served);
+                }
+            });
+            let log = server.log();
+            assert!(!log.contains("before it served"), "{mode}: {log}");
+            assert_eq!(log.matches("driver veth").count(), 7, "{mode}: {log}");
+            let name = ["uplink", "lan0"].into_iter().find(|name| net().index(name).is_ok());
+            until("the last name is shown", || shown(&server) == name.unwrap());
+            drop(server);
+            net().delete_link(name.unwrap()).unwrap();
+        }
+    });
+}
+
+/// A server starts also if another program renames its new TAP.
+#[test]
+fn a_server_starts_while_its_tap_is_renamed() {
+    towpath_testkit::isolated!(|| {
+        if !tun("interface_changes::a_server_starts_while_its_tap_is_renamed") {
+            return;
+        }
+        let arguments = ["--device", "tap:opA", "--address", "10.77.0.1/24", "--mtu", "1400"];
+        for _ in 0..5 {
+            let directory = Directory::new();
+            let mut server = renaming(["opA", "opB"], || {
+                let server = serve(&directory, "s.sock", &arguments);
+                server.kill_server();
+                until_served(&server, 2);
+                server
+            });
+            let name = ["opA", "opB"].into_iter().find(|name| net().index(name).is_ok()).unwrap();
+            until("the last name is shown", || shown(&server) == name);
+            let link = net().link(name).unwrap();
+            assert!(link.up && link.mtu == 1400, "{link:?}");
+            let addresses = net().addresses().unwrap();
+            assert!(addresses.iter().any(|one| one.index == link.index));
+            assert!(!server.log().contains("before it served"), "{}", server.log());
+            assert!(server.stop(Signal::TERM).success());
+        }
     });
 }
 

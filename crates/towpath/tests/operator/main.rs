@@ -11,6 +11,7 @@ mod containers;
 mod counters;
 mod devices;
 mod ending;
+mod finding;
 mod hosts;
 mod interface_changes;
 mod keeping;

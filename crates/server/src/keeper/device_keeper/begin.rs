@@ -9,7 +9,7 @@ use crate::keeper::ends::Ends;
 use crate::keeper::interface::INTERFACE;
 use crate::keeper::keeper_state::KeeperState;
 use crate::keeper::listener::Listener;
-use crate::keeper::options::{KeeperOptions, OWN, keeper_connection};
+use crate::keeper::options::{Follows, KeeperOptions, OWN, keeper_connection};
 use crate::keeper::process::Keeper;
 use crate::keeper::server_process::ServerProcess;
 use crate::keeper::supervised::{Begin, Continued, LeftObjects};
@@ -39,7 +39,7 @@ impl DeviceKeeper {
         let mut keeper = Keeper::new(ours, &options)?;
         let mut count = 0;
         for (name, object) in objects {
-            if name == INTERFACE && options.follows_interface {
+            if name == INTERFACE && options.follows != Follows::Nothing {
                 keeper.interface.adopt(object.as_fd());
             } else if name.starts_with(OWN) {
                 continue;
@@ -74,7 +74,7 @@ impl DeviceKeeper {
         let mut keeper = Keeper::from_state(left, &options)?;
         if let Err(error) = keeper.held.start_closers() {
             // The keeper closes the objects itself, then.
-            tracing::error!(interface = options.interface, "no thread for closing: {error}");
+            tracing::error!(device = options.interface, "no thread for closing: {error}");
         }
         if let Some(asking) = keeper.upgrade_request.take() {
             asking.answer(Ok(None));

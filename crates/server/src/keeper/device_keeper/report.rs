@@ -63,10 +63,7 @@ impl Report {
             last_end: self.last_end.clone(),
         };
         if let Err(error) = file.write(&status) {
-            tracing::error!(
-                interface = device,
-                "the status for towpath ls is not written: {error}"
-            );
+            tracing::error!(device, "the status for towpath ls is not written: {error}");
         }
     }
 }

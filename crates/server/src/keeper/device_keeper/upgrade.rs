@@ -19,7 +19,7 @@ impl DeviceKeeper {
     /// Tells the administrator that asked, if one did, why there is no upgrade.
     pub(super) fn refuse_upgrade(&mut self, why: &str) {
         if let Some(asking) = self.keeper.upgrade_request.take() {
-            tracing::error!(interface = self.options.interface, "no upgrade: {why}");
+            tracing::error!(device = self.options.interface, "no upgrade: {why}");
             asking.answer(Err(why));
         }
     }
@@ -46,7 +46,7 @@ impl DeviceKeeper {
             Err(error) => return self.refuse_upgrade(&error.to_string()),
         };
         let program = &self.program;
-        tracing::info!(interface = self.options.interface, program, "upgrade: the server leaves");
+        tracing::info!(device = self.options.interface, program, "upgrade: the server leaves");
         process.signal(LEAVE);
         self.handover = Handover::Leaving(Instant::now() + UPGRADE_TIMEOUT);
     }
@@ -95,7 +95,7 @@ impl DeviceKeeper {
         self.handover = Handover::None;
         supervised.end_upgrade(self.number, true);
         self.is_upgraded = true;
-        tracing::info!(interface = self.options.interface, "upgrade: the new server serves");
+        tracing::info!(device = self.options.interface, "upgrade: the new server serves");
     }
 
     /// Returns `true` if an upgrade's server serves, and the keeper is to execute its program.
@@ -106,8 +106,8 @@ impl DeviceKeeper {
     /// Tells the administrator why the keeper does not execute the program of an upgrade.
     pub(in crate::keeper) fn goes_on_with_earlier_program(&mut self, why: &str) {
         self.is_upgraded = false;
-        let interface = &self.options.interface;
-        tracing::warn!(interface, "the keeper goes on with its earlier program: {why}");
+        let device = &self.options.interface;
+        tracing::warn!(device, "the keeper goes on with its earlier program: {why}");
         if let Some(asking) = self.keeper.upgrade_request.take() {
             asking.answer(Ok(Some(why)));
         }

@@ -6,16 +6,18 @@ use towpath_device::packet::{self, PacketDevice, PacketError};
 use towpath_device::xdp::{self, XdpDevice, XdpError};
 use towpath_device::{Device, EarlierObjects};
 use towpath_netlink::{Address, Link, Netlink, Route};
-use towpath_server::{Subnet, Subnets};
+use towpath_server::{FollowedInterface, Subnet, Subnets};
 use tracing::{info, warn};
 
 use super::super::settings::Settings;
 use super::super::values::{Lease, Subnet as GivenSubnet, limit};
+use super::link::link_of;
 use crate::failure::Failure;
 
 /// What the server asks of the driver.
 pub(super) struct Wanted {
     interface: String,
+    index: u32,
     /// `true` to carry packets between applications and the kernel's sockets of this host, too.
     host: bool,
     /// The user that rules of the host's firewall see as the owner of packets to the kernel's
@@ -35,27 +37,62 @@ pub(super) struct Attached {
 }
 
 /// Attaches to an interface, by a function that opens the driver. Also returns the networks of the
-/// applications, if the interface determines them. `resumes`: an earlier server has served the interface.
+/// applications, if the interface determines them, and the interface's number. `resumes`: an earlier server has served the interface.
 pub(super) fn open(
-    (name, resumes): (&str, bool),
+    (interface, resumes): (&FollowedInterface, bool),
     settings: &Settings,
     own_queues: Vec<u32>,
     attach: impl FnOnce(&Wanted) -> Result<Attached, Failure>,
-) -> Result<(Attached, Option<Subnets>), Failure> {
-    let subnets = check(name, resumes, settings)?;
+) -> Result<(Attached, Option<Subnets>, u32), Failure> {
+    let (link, subnets) = check(interface, resumes, settings)?;
     let wanted = Wanted {
-        interface: name.to_owned(),
+        interface: link.name,
+        index: link.index,
         host: settings.share_host,
         owner: settings.user.as_ref().map(|user| user.uid),
         lanes: settings.lanes(),
         own_queues,
     };
-    Ok((attach(&wanted)?, subnets))
+    Ok((attach(&wanted)?, subnets, link.index))
 }
 
-/// Checks the settings and the interface. Returns the networks of the applications, if the
+/// Checks the settings and the interface. Returns the interface, and the networks of the applications, if the
 /// interface determines them.
-fn check(name: &str, resumes: bool, settings: &Settings) -> Result<Option<Subnets>, Failure> {
+fn check(
+    interface: &FollowedInterface,
+    resumes: bool,
+    settings: &Settings,
+) -> Result<(Link, Option<Subnets>), Failure> {
+    check_options(&interface.name, settings)?;
+    let refused = |error: towpath_netlink::Error| Failure::new(error.to_string());
+    let mut netlink = Netlink::open().map_err(refused)?;
+    let link = link_of(&mut netlink, interface).map_err(no_interface)?;
+    check_interface(&link)?;
+    match check_state(&link, &mut netlink) {
+        // A running server continues in such a state, and so does its successor.
+        Err(failure) if resumes => warn!("{}", failure.text()),
+        checked => checked?,
+    }
+    let addresses = netlink.addresses().map_err(refused)?;
+    check_leases(&settings.lease, &addresses, &mut netlink)?;
+    if settings.share_host && !addresses.iter().any(|one| one.index == link.index) {
+        let name = &link.name;
+        warn!(
+            "{name} has no address to share yet; give it one: ip address add ADDRESS/BITS dev {name}"
+        );
+    }
+    if !settings.subnet.is_empty() {
+        return Ok((link, None));
+    }
+    let routes = netlink.routes().map_err(refused)?;
+    let mut subnets = networks(&settings.lease, &link, &addresses, &routes)?;
+    limit(&mut subnets, &settings.lease)
+        .map_err(|text| Failure::usage(format!("--lease: {text}")))?;
+    Ok((link, Some(subnets)))
+}
+
+/// Checks the settings for an interface that the kernel keeps.
+fn check_options(name: &str, settings: &Settings) -> Result<(), Failure> {
     let not_ours = [("--address", !settings.address.is_empty()), ("--mtu", settings.mtu.is_some())];
     if let Some((option, _)) = not_ours.iter().find(|(_, given)| *given) {
         return Err(Failure::usage(format!(
@@ -79,30 +116,7 @@ fn check(name: &str, resumes: bool, settings: &Settings) -> Result<Option<Subnet
              with addresses of its network that no other host has, such as --lease 192.0.2.64/28"
         )));
     }
-    let refused = |error: towpath_netlink::Error| Failure::new(error.to_string());
-    let mut netlink = Netlink::open().map_err(refused)?;
-    let link = netlink.link(name).map_err(no_interface)?;
-    check_interface(&link)?;
-    match check_state(&link, &mut netlink) {
-        // A running server continues in such a state, and so does its successor.
-        Err(failure) if resumes => warn!("{}", failure.text()),
-        checked => checked?,
-    }
-    let addresses = netlink.addresses().map_err(refused)?;
-    check_leases(&settings.lease, &addresses, &mut netlink)?;
-    if settings.share_host && !addresses.iter().any(|one| one.index == link.index) {
-        warn!(
-            "{name} has no address to share yet; give it one: ip address add ADDRESS/BITS dev {name}"
-        );
-    }
-    if !settings.subnet.is_empty() {
-        return Ok(None);
-    }
-    let routes = netlink.routes().map_err(refused)?;
-    let mut subnets = networks(&settings.lease, &link, &addresses, &routes)?;
-    limit(&mut subnets, &settings.lease)
-        .map_err(|text| Failure::usage(format!("--lease: {text}")))?;
-    Ok(Some(subnets))
+    Ok(())
 }
 
 impl Wanted {
@@ -130,6 +144,7 @@ impl Wanted {
         let interface = self.interface.clone();
         let options = xdp::Options {
             interface,
+            index: Some(self.index),
             host: self.host,
             owner: self.owner,
             lanes: self.lanes,
@@ -145,6 +160,7 @@ impl Wanted {
     pub(super) fn packet(&self, earlier: &EarlierObjects) -> Result<Attached, Failure> {
         let options = packet::Options {
             interface: self.interface.clone(),
+            index: Some(self.index),
             host: self.host,
             owner: self.owner,
         };

@@ -20,6 +20,9 @@ use crate::number::Number;
 /// The server uses all offloads of a TAP.
 const OFFLOADS: bool = true;
 
+/// The most attempts to configure an interface whose name changes in between.
+const ATTEMPTS: usize = 16;
+
 /// Opens the TAP interface and configures it. An interface that this function created vanishes with
 /// the device.
 pub(super) fn open(name: &str, settings: &Settings) -> Result<TapDevice, Failure> {
@@ -28,20 +31,39 @@ pub(super) fn open(name: &str, settings: &Settings) -> Result<TapDevice, Failure
 
     let options = Options { name: name.to_owned(), offloads: OFFLOADS };
     let mut device = TapDevice::open(&options).map_err(explain)?;
-    let name = device.info().name.clone();
-    let link = netlink.link(&name).map_err(refused)?;
+    for _ in 1..ATTEMPTS {
+        let name = present_name(&device)?;
+        // Another program, such as udev, may give the interface another name in between.
+        if configure(&mut device, &name, settings).is_ok() {
+            return Ok(device);
+        }
+    }
+    let name = present_name(&device)?;
+    configure(&mut device, &name, settings)?;
+    Ok(device)
+}
+
+fn present_name(device: &TapDevice) -> Result<String, Failure> {
+    let gone = |error| Failure::new(format!("{}: {}", device.info().name, says(&error)));
+    device.present_name().map_err(gone)
+}
+
+/// Configures the TAP interface with this name.
+fn configure(device: &mut TapDevice, name: &str, settings: &Settings) -> Result<(), Failure> {
+    let mut netlink = Netlink::open().map_err(refused)?;
+    let link = netlink.link(name).map_err(refused)?;
     let wanted = settings.mtu.map(|mtu: Number<68, 65521>| mtu.get() as u32);
     if let Some(mtu) = wanted
         && mtu != link.mtu
     {
         let by_hand = format!("ip link set {name} mtu {mtu}");
-        netlink.set_mtu(&name, mtu).map_err(|error| change_refused(&error, &by_hand))?;
+        netlink.set_mtu(name, mtu).map_err(|error| change_refused(&error, &by_hand))?;
         // The driver read the MTU when it opened the interface. The second descriptor makes it read
         // the new MTU; the first one keeps the interface alive until then.
         let again = device.as_fd().try_clone_to_owned().map_err(|error| {
             Failure::new(format!("{name}: copying the TAP's descriptor: {error}; raise the limit of open files (ulimit -n)"))
         })?;
-        device = TapDevice::from_fd(again, options.offloads).map_err(explain)?;
+        *device = TapDevice::from_fd(again, OFFLOADS).map_err(explain)?;
     }
     let has: Vec<_> = netlink
         .addresses()
@@ -53,16 +75,16 @@ pub(super) fn open(name: &str, settings: &Settings) -> Result<TapDevice, Failure
     for Subnet(prefix) in &settings.address {
         if !has.contains(prefix) {
             let by_hand = format!("ip address add {prefix} dev {name}");
-            netlink.add_address(&name, *prefix).map_err(|error| {
+            netlink.add_address(name, *prefix).map_err(|error| {
                 without_ipv6(&error, *prefix).unwrap_or_else(|| change_refused(&error, &by_hand))
             })?;
         }
     }
     if !link.up {
         let by_hand = format!("ip link set {name} up");
-        netlink.set_up(&name).map_err(|error| change_refused(&error, &by_hand))?;
+        netlink.set_up(name).map_err(|error| change_refused(&error, &by_hand))?;
     }
-    Ok(device)
+    Ok(())
 }
 
 /// Goes on with the TAP of an earlier server, with the settings that the interface has now.
