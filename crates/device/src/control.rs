@@ -265,9 +265,10 @@ pub trait Device: Send {
     /// arrived before this call.
     fn remove_filter(&mut self, _: &Filter) {}
 
-    /// Returns `true` if the device would have room for the filters `wanted`, which it does not have, after the removal
-    /// of the filters `removed`, which it has. Changes nothing. The caller asks after [`FilterError::Full`] or
-    /// [`FilterError::NoRoom`], to remove no filter in vain. `true` by default: the caller tries.
+    /// Returns `true` if the device would have room for the filters `wanted` after the removal of the filters
+    /// `removed`. The device has all filters of `removed`, and none of `wanted`. Changes nothing. The caller asks after
+    /// [`FilterError::Full`] or [`FilterError::NoRoom`], so that no removal is in vain. By default `true`: the caller
+    /// then removes filters and tries.
     fn would_have_room(&self, _wanted: &[Filter], _removed: &[Filter]) -> bool {
         true
     }
@@ -305,7 +306,7 @@ pub trait Device: Send {
     }
 
     /// Returns the name under which a server keeps the memory of a queue's packets for the next one, before `-` and the
-    /// queue's number. A driver takes another name once servers of earlier versions must not read the memory.
+    /// queue's number. A driver changes the name if servers of earlier versions must not read the memory.
     fn memory_name(&self) -> &'static str {
         "device-memory"
     }

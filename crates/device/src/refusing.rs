@@ -1,4 +1,4 @@
-//! A device that refuses filters, for tests of those that claim filters.
+//! A device that refuses filters, for tests of the code that claims filters.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::dma::Dma;
 use crate::{Device, DeviceError, DeviceQueue, Event, Filter, FilterError, Info, Spaces};
 
-/// Returns why a device that has filters does not take another one; `None` if it does.
+/// Returns the error with which a device that has the filters `has` refuses `wanted`; `None` if the device takes it.
 pub type Refuses = fn(wanted: &Filter, has: &[Filter]) -> Option<FilterError>;
 
-/// A device that passes calls to another one, except for filters that it refuses.
+/// A wrapper that refuses some filters, and passes all other calls to the inner device.
 ///
 /// ```
 /// # fn main() -> std::io::Result<()> {
@@ -38,13 +38,13 @@ pub struct Refusing {
 }
 
 impl Refusing {
-    /// Wraps a device.
+    /// Wraps a device; `refuses` decides on each new filter.
     #[must_use]
     pub fn new(inner: Box<dyn Device>, refuses: Refuses) -> Refusing {
         Refusing { inner, refuses, has: Vec::new(), removed: Arc::default() }
     }
 
-    /// Returns the count of removed filters, which goes on as the server uses the device.
+    /// Returns the shared count of removed filters. Each later removal increments the count.
     #[must_use]
     pub fn removed(&self) -> Arc<AtomicUsize> {
         self.removed.clone()

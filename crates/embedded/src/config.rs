@@ -70,7 +70,7 @@ pub enum SendError {
     Forked,
 }
 
-/// The reason why a reader has no packets.
+/// The reason for which a reader's call fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
     /// This process is a child made by `fork`, and the reader is its parent's.

@@ -51,10 +51,11 @@
 //! read path: then a thread waits while another one is inside.
 //!
 //! A driver and its readers belong to the process that made them. In a child made by `fork`, each
-//! call returns at once, without an effect on the device, and a drop is silent: the thread inside
-//! may not exist there, and would never leave. [`Embedded::send`] fails with [`SendError::Forked`],
+//! call returns at once, and neither a call nor a drop has an effect on the device. The thread
+//! inside may not exist in the child, so a call that waited for that thread would never return.
+//! [`Embedded::send`] fails with [`SendError::Forked`],
 //! and [`Embedded::failure`] returns the reason. [`Reader::read`] and [`Reader::arm`] fail with
-//! [`ReadError::Forked`]. Nothing is received, and all counts are 0.
+//! [`ReadError::Forked`]. No call receives a packet, and all counts are 0.
 
 #![forbid(unsafe_code)]
 
@@ -85,9 +86,9 @@ const MOST_READERS: usize = 1 << 10;
 /// A device that any thread of the program may use.
 pub struct Embedded {
     guard: ForkGuard,
-    /// Always there; the drop takes it.
+    /// `Some` until the drop.
     door: Option<Door>,
-    /// The device's name.
+    /// The device's name, for the error in a child made by `fork`.
     name: String,
     /// The longest packet that the driver sends, in bytes.
     longest: usize,
@@ -192,8 +193,8 @@ impl Embedded {
     }
 
     /// Submits waiting packets. Returns how many packets wait for the device or are in flight;
-    /// `None` when another thread is inside, which does the work. In a child made by `fork`, none
-    /// waits.
+    /// `None` when another thread is inside, which does the work. In a child made by `fork`,
+    /// returns 0.
     pub fn drive(&self) -> Option<usize> {
         let Some(door) = self.door() else { return Some(0) };
         let mut pending = None;
@@ -297,7 +298,7 @@ impl Embedded {
     }
 
     /// Takes the device's failure; `None` when the device did not fail, or another thread is
-    /// inside. In a child made by `fork`, each call returns that reason.
+    /// inside. In a child made by `fork`, each call returns an error that says so.
     pub fn failure(&self) -> Option<DeviceError> {
         let Some(door) = self.door() else {
             let cause = io::Error::new(io::ErrorKind::NotConnected, FORKED);
@@ -313,7 +314,7 @@ impl Embedded {
 impl Drop for Embedded {
     fn drop(&mut self) {
         if !self.guard.is_parent() {
-            // The device is the parent's: its drop could stop it.
+            // The device belongs to the parent, and a drop here could stop the device.
             std::mem::forget(self.door.take());
         }
     }

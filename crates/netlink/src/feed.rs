@@ -1,4 +1,5 @@
-//! Messages that the kernel multicasts: all of some groups, or the state of one object, with a request at the beginning.
+//! Messages that the kernel multicasts: all messages of some groups, or the state of one object, after a request for
+//! the state.
 #![forbid(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -58,8 +59,8 @@ impl Feed {
         send(self.socket.as_fd(), &self.request)
     }
 
-    /// Calls `take` with each datagram since the last call, and without one where the kernel dropped messages or cut one.
-    /// Returns `false` if it has read as many as one call may, and there may be more.
+    /// Calls `take` with each datagram since the last call; with `None` where the kernel dropped messages or cut a
+    /// datagram to the buffer. Returns `false` after [`DATAGRAMS`] attempts, when more datagrams may wait.
     pub(crate) fn each(&mut self, mut take: impl FnMut(Option<&[u8]>)) -> bool {
         for _ in 0..DATAGRAMS {
             match receive(self.socket.as_fd(), &mut self.received) {
@@ -78,7 +79,7 @@ impl Feed {
         read: impl Fn(&Message<'_>) -> Option<State>,
     ) -> Option<State> {
         let mut latest = None;
-        // The second time for the answer after dropped messages.
+        // The second round reads the answer to the request that follows dropped messages.
         for _ in 0..2 {
             let mut has_lost = false;
             let is_all = self.each(|datagram| {
@@ -89,7 +90,8 @@ impl Feed {
                 }
             });
             self.overrun |= has_lost;
-            // After the kernel has dropped messages, it drops all further ones until those before are read, also answers.
+            // Once the kernel has dropped a message, it drops all further messages and answers until the earlier
+            // messages are read.
             if !is_all || !std::mem::take(&mut self.overrun) {
                 break;
             }

@@ -26,14 +26,14 @@ const ALL_ROUTERS_V2: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
 const IS_EXCLUDE: u8 = 2;
 /// Record type: the host begins to listen to all sources of a group.
 const TO_EXCLUDE: u8 = 4;
-/// The number of times that a change is reported: the robustness variable (RFC 3810, 9.1).
+/// The number of times that a host reports a change: the robustness variable (RFC 3810, 9.1).
 const ROBUSTNESS: u8 = 2;
-/// The longest time until a change is reported again (RFC 3810, 9.11), in microseconds.
+/// The longest time until a host reports a change again (RFC 3810, 9.11), in microseconds.
 const UNSOLICITED_INTERVAL_US: u64 = 1_000_000;
-/// The time for which reports are those of MLDv1 after its last query: the robustness variable times the query
-/// interval, and the query response interval (RFC 3810, 9.12), in microseconds.
+/// The time for which a host sends MLDv1 reports after the last MLDv1 query, in microseconds. The time is the
+/// robustness variable times the query interval, plus the query response interval (RFC 3810, 9.12).
 const OLDER_QUERIER_US: u64 = 260_000_000;
-/// The least time between answers to queries, which anyone on the link may forge, in microseconds.
+/// The least time between answers to queries, in microseconds. Any host on the link may forge queries.
 const ANSWER_PAUSE_US: u64 = 100_000;
 /// The most records of a report: it fits into the least MTU of IPv6.
 const MOST_RECORDS: usize = 60;
@@ -45,7 +45,7 @@ const ROUTER_ALERT: [u8; 8] = [PROTOCOL_ICMPV6, 0, 5, 2, 0, 0, 1, 0];
 /// The next header number of hop-by-hop options (RFC 8200, 4.3).
 const HOP_BY_HOP: u8 = 0;
 
-/// A query.
+/// A querier's question for the groups of hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Query {
     /// The group; `None` asks for all.
@@ -79,7 +79,7 @@ impl Query {
         Some(Query { group, delay_us: millis * 1000, is_v1 })
     }
 
-    /// Reads an untagged frame. Returns `None` if the frame is no query, or one that a host must ignore (RFC 3810,
+    /// Reads an untagged frame. Returns `None` if the frame is no query, or a query that a host must ignore (RFC 3810,
     /// 6.2).
     #[must_use]
     pub fn of_frame(frame: &[u8]) -> Option<Query> {
@@ -166,9 +166,9 @@ impl Report {
 #[derive(Debug)]
 struct Member {
     group: Ipv6Addr,
-    /// The number of reports of the group as new that are left.
+    /// The number of reports that have yet to announce the group as new.
     changes: u8,
-    /// When to answer a query about the group.
+    /// The time of the answer to a query about the group.
     answer: Option<u64>,
 }
 
@@ -181,14 +181,14 @@ pub struct Groups {
     change: Option<u64>,
     /// The time of the last answers.
     answered: Option<u64>,
-    /// Until when a querier of MLDv1 counts as present.
+    /// The time until which a querier of MLDv1 counts as present.
     older_until: Option<u64>,
-    /// When reports are due next: each poll asks.
+    /// The time of the next reports, kept because each poll asks for it.
     next: Option<u64>,
 }
 
 impl Groups {
-    /// Begins to listen to a group: the first report is due at `now_us`, the second within a second. Does nothing if
+    /// Starts listening to a group. The first report is due at `now_us`, the second within a second. Does nothing if
     /// the host listens to the group already.
     pub fn join(&mut self, now_us: u64, group: Ipv6Addr) {
         if let Err(at) = self.members.binary_search_by_key(&group, |one| one.group) {
@@ -198,14 +198,14 @@ impl Groups {
         }
     }
 
-    /// Ends to listen to a group, without a report.
+    /// Stops listening to a group, without a report.
     pub fn leave(&mut self, group: Ipv6Addr) {
         self.members.retain(|one| one.group != group);
         self.change = self.change.filter(|_| self.members.iter().any(|one| one.changes > 0));
         self.schedule();
     }
 
-    /// Takes a query, whose answer waits for a random part of the querier's delay (RFC 3810, 6.2).
+    /// Handles a query. The answer waits for a random part of the querier's delay (RFC 3810, 6.2).
     pub fn query(&mut self, now_us: u64, mut random: impl FnMut() -> u64, query: &Query) {
         if query.is_v1 {
             self.older_until = Some(now_us + OLDER_QUERIER_US);
@@ -224,7 +224,7 @@ impl Groups {
         self.schedule();
     }
 
-    /// Returns when reports are due next.
+    /// Returns the time of the next reports, in microseconds; `None` if no report is to come.
     #[must_use]
     pub fn poll_at_us(&self) -> Option<u64> {
         self.next
@@ -362,8 +362,8 @@ mod tests {
         assert_eq!(Groups::default().poll_at_us(), None);
     }
 
-    /// A group that comes later is reported without those before it, also while the report of those waits; one that has
-    /// gone is not reported.
+    /// A report of a later group does not name the earlier groups, also while their report waits. No report names a
+    /// group that the host has left.
     #[test]
     fn only_what_has_changed_is_reported() {
         let mut random = numbers(5);

@@ -63,7 +63,7 @@ impl Control {
             Err(FilterError::Full | FilterError::NoRoom) => {}
             outcome => return outcome.is_ok(),
         }
-        // A request in vain must not occupy the control thread, and takes nothing from the freed leases.
+        // A request that cannot succeed must not occupy the control thread, and takes no filters from the freed leases.
         if !self.has_room_without(wanted, self.freed.macs().flat_map(filters)) {
             return false;
         }

@@ -88,7 +88,7 @@ pub(crate) struct Parts {
     pub(crate) device: Box<dyn Device>,
     /// The device's name in the log.
     pub(crate) device_name: String,
-    /// The device's properties. The name is the interface's present one.
+    /// The device's properties, with the interface's present name.
     pub(crate) info: Info,
     /// The state page.
     pub(crate) state: SharedFile,
@@ -178,7 +178,7 @@ pub(crate) struct Control {
     pub(crate) unclaimed: VecDeque<(Instant, u64)>,
     pub(crate) ended: Option<Result<(), DeviceError>>,
     pub(crate) stopping: bool,
-    /// The hardware queues at the last change of their number, if it has changed.
+    /// The hardware queues at the last change of their number; `None` before a change.
     pub(crate) hardware_queues: Option<HardwareQueues>,
     /// `true` if the server leaves its sessions to the next one: for an upgrade, or after a
     /// failure.
@@ -407,14 +407,14 @@ impl Control {
             match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => self.adopt(socket),
                 Err(Errno::AGAIN) => return,
-                // The next connection may be there.
+                // Another connection may wait.
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(errno) => return self.accept_later(errno),
             }
         }
     }
 
-    /// Says why the kernel gives the server no connection, and waits before the next attempt.
+    /// Logs the error of `accept4`, and waits before the next attempt.
     fn accept_later(&mut self, errno: Errno) {
         if self.log.allows(self.own_uid) {
             match errno {

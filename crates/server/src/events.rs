@@ -148,16 +148,16 @@ impl Control {
         warn!(
             device,
             interface,
-            "{interface} has {present} hardware queues, and the server has sockets on {served}: packets for applications \
-             that arrive on other queues are dropped and counted (rx_dropped_driver); set {served} queues \
+            "{interface} has {present} hardware queues, and the server has sockets on {served}: packets for \
+             applications that arrive on other queues are dropped and counted (rx_dropped_driver); set {served} queues \
              (ethtool -L {interface}), or have another server start with room for all (towpath upgrade)"
         );
     }
 
     /// Leaves if the interface has more hardware queues than the device serves, and the next server can serve all.
     /// Returns `true` if the server leaves. While a session has an own queue, the server stays, because that session
-    /// would end. It also stays until the device serves the queue again: until then, the next server cannot have a
-    /// socket on that queue.
+    /// would end. After the session's end, the server stays until the device serves the queue again, because the next
+    /// server could have no socket on the queue before.
     pub(crate) fn leave_for_added_queues(&mut self) -> bool {
         let Some(queues) = self.hardware_queues.filter(|queues| unserved(*queues) > 0) else {
             return false;

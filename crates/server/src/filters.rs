@@ -54,8 +54,8 @@ impl Filters {
     /// Claims filters, all or none. The device does not receive everything instead.
     ///
     /// # Errors
-    /// Fails if the device does not take one of them, with [`FilterError::Full`] or [`FilterError::NoRoom`] if it has no
-    /// room.
+    /// Fails with the device's error if the device does not take one of the filters: with [`FilterError::Full`] or
+    /// [`FilterError::NoRoom`] if the device has no room.
     pub(crate) fn claim_within_room(
         &mut self,
         device: &mut dyn Device,

@@ -65,7 +65,7 @@ impl FreedLeases {
         at.is_some_and(|at| self.all.remove(at).is_some())
     }
 
-    /// Returns the MAC addresses.
+    /// Returns the MAC addresses of the freed leases.
     pub(crate) fn macs(&self) -> impl Iterator<Item = [u8; 6]> {
         self.all.iter().map(|one| one.mac)
     }

@@ -66,7 +66,7 @@ pub(crate) struct Device {
     /// Bytes of memory that all sessions may have together; `None` without a limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total_bytes: Option<usize>,
-    /// Of these, the bytes that sessions have.
+    /// Bytes of memory that all sessions have at present.
     pub bytes_in_use: usize,
     /// The device's counters, those of all lanes together.
     pub counters: BTreeMap<&'static str, u64>,

@@ -145,9 +145,9 @@ pub struct Limits {
     /// The memory of a UDP socket's receive queue, in bytes. A datagram takes its own bytes and 12
     /// (IPv4) or 36 (IPv6) for its addresses. Default 1 MiB.
     pub udp_receive_bytes: usize,
-    /// Memory of the UDP frames that wait to be sent, in bytes, all sockets together. A frame counts as in
-    /// `pending_bytes`, but a short one with its buffer of 2 176 bytes, unless it has waited for a neighbour's address. The
-    /// stack's own frames may take as much again. Default 2 MiB.
+    /// Memory of the UDP frames of all sockets that wait to be sent, in bytes. A frame counts as in `pending_bytes`,
+    /// with one exception: a short frame that has not waited for a neighbour's address counts with its buffer of 2 176
+    /// bytes. The stack's own frames may take as much again. Default 2 MiB.
     pub transmit_bytes: usize,
     /// ICMP errors and TCP resets sent per second, on average. Default 1 000.
     pub errors_per_second: u32,

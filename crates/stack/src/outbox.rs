@@ -32,8 +32,8 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
-    /// Returns the memory that the frame takes while it waits, in bytes. A frame that waited for a neighbour in an
-    /// allocation of its exact length stays in that allocation, so it also counts by its length in the outbox.
+    /// Returns the memory that the frame takes while it waits, in bytes. A frame that waited for a neighbour is in an
+    /// allocation of its exact length, and stays there in the outbox. So the frame counts by its length.
     pub(crate) fn cost(&self) -> usize {
         FRAME_OVERHEAD + self.bytes.len().max(self.bytes.capacity().min(SPARE_BYTES))
     }

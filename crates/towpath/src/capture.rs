@@ -114,7 +114,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// Returns the failure of a write, with a remedy. `then`: what became of the file.
+/// Returns the failure of a write, with a remedy. `then`: a text about the file after the failure.
 fn not_written(args: &Args, error: &io::Error, then: &str) -> Failure {
     let remedy = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {

@@ -99,7 +99,8 @@ pub(crate) fn named(name: &str) -> Result<PathBuf, Failure> {
     of_device(name, &directories())
 }
 
-/// Returns the path of a server's socket, unless the path shows that something else is meant.
+/// Returns the path of a server's socket. Fails with the remedy if the path is another kind of file, or a bare name
+/// without a file.
 fn at_path(path: &Path) -> Result<PathBuf, Failure> {
     let shown = path.display();
     match path.metadata() {
@@ -196,7 +197,8 @@ fn name_in(device: &str) -> Option<&str> {
     ["tap", "xdp", "packet", "pci", "auto"].contains(&driver).then_some(name)
 }
 
-/// Returns the sockets of the devices whose interface has this name now, or was served by it first.
+/// Returns the sockets of the devices whose interface has this name at present, or had it when the first server
+/// started.
 fn of_interface(name: &str, directories: &[PathBuf]) -> Vec<PathBuf> {
     let has_name = |path: &PathBuf| {
         device_status(path).is_some_and(|status| {

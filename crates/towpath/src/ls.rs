@@ -59,8 +59,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     print(&to_text(&reports.collect::<Result<Vec<_>, _>>()?))
 }
 
-/// Asks several servers at once. A server that ends in the meantime, does not answer, or refuses this user is no reason
-/// to show no other one.
+/// Asks several servers at once. If a server ends, does not answer, or refuses this user, the command still shows all
+/// other servers.
 fn ask_all(sockets: &[PathBuf]) -> Vec<serde_json::Value> {
     let (tell, told) = channel();
     let late = sockets.iter().map(|socket| unanswered(socket, true, &late_reason(socket)));
@@ -70,7 +70,8 @@ fn ask_all(sockets: &[PathBuf]) -> Vec<serde_json::Value> {
         // At the end of this program, threads whose server did not answer end with it.
         let ask = move || drop(tell.send((number, report::ask_keeper_too(&path))));
         if let Err(error) = std::thread::Builder::new().spawn(ask) {
-            values[number] = unanswered(socket, false, &format!("no thread to ask it: {error}"));
+            values[number] =
+                unanswered(socket, false, &format!("no thread to ask the server: {error}"));
         }
     }
     drop(tell);
@@ -84,20 +85,20 @@ fn ask_all(sockets: &[PathBuf]) -> Vec<serde_json::Value> {
     values
 }
 
-/// Returns why a server has no sessions to show, if it has not answered in time.
+/// Returns the reason to show for a server that did not answer in time, with the remedy.
 fn late_reason(socket: &Path) -> String {
-    let within = format!("its server did not answer within {} s", ANSWER_TIMEOUT.as_secs());
+    let within = format!("the server did not answer within {} s", ANSWER_TIMEOUT.as_secs());
     match towpath_server::device_status(socket) {
         Some(status) => format!(
-            "{within}; see whether it is stopped (ps --ppid {}), continue it with kill -CONT PID, or end it with kill \
-             -KILL PID: then its keeper starts another one",
+            "{within}; see whether its process is stopped (ps --ppid {}), and continue it with kill -CONT PID; \
+             or end it with kill -KILL PID, and its keeper starts another server",
             status.keeper
         ),
         None => format!("{within}; see whether it is stopped, and continue it with kill -CONT PID"),
     }
 }
 
-/// Returns the report of a server that did not answer. `is_late`: it may still do so.
+/// Returns the report of a server that did not answer. `is_late`: the server may still answer.
 fn unanswered(socket: &Path, is_late: bool, reason: &str) -> serde_json::Value {
     let name = socket.file_name().unwrap_or_default().to_string_lossy();
     let name = name.strip_suffix(".sock").unwrap_or(&name);

@@ -104,7 +104,7 @@ pub(crate) fn memory_files() -> Result<(), RefusedCall> {
 pub(crate) fn processes() -> Result<(), RefusedCall> {
     let own = pidfd_open(rustix::process::getpid(), PidfdFlags::empty());
     let own = try_call("pidfd_open", "5.3", own)?;
-    // The next server compares processes by it, and gives no session back without it.
+    // The next server compares processes by this call, and gives no session back without the call.
     try_call("fstatfs", "2.6", rustix::fs::fstatfs(&own).map(drop))?;
     // By default, this signal does nothing.
     try_call("pidfd_send_signal", "5.1", pidfd_send_signal(&own, Signal::CONT))?;
@@ -174,8 +174,8 @@ fn socket_files() -> Result<(), RefusedCall> {
     try_call(REMOVES, "2.6.16", allowed(removed, Errno::NOENT))
 }
 
-/// Attempts `clone`, which makes processes, and `clone3`. The C library falls back to `clone` if there is no `clone3`, but
-/// starts no thread if a filter refuses `clone3` with another error.
+/// Attempts `clone`, which makes processes, and `clone3`. If the kernel has no `clone3`, the C library falls back to
+/// `clone`. If a filter refuses `clone3` with an error other than ENOSYS, the C library starts no thread.
 pub(crate) fn threads() -> Result<(), RefusedCall> {
     // SAFETY: the call makes nothing: these flags miss those that they depend on.
     let made = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_THREAD, 0, 0, 0, 0) };

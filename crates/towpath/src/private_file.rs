@@ -1,7 +1,7 @@
 //! Files that a privileged program opens by paths in directories where other users may write.
 //!
-//! Another user may have put a symbolic link, a hard link or a file into the path's place: the program would then
-//! overwrite a file that this user cannot write, or give this user what it writes.
+//! Another user may have put a symbolic link, a hard link or a file into the path's place. The program would then
+//! overwrite a file that the other user cannot write, or let the other user read the written data.
 #![forbid(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -16,7 +16,7 @@ const OTHERS: u32 = 0o077;
 /// The permission bits by which users other than the owner write.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// The reason why a file is not opened.
+/// The reason for which `open` refuses a file.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OpenError {
     #[error("it is a symbolic link, which any user may have made; name the file itself")]
@@ -30,7 +30,7 @@ pub(crate) enum OpenError {
          mkfifo -m 600"
     )]
     Permissions(u32),
-    #[error("the file has {0} names (hard links); remove this one, or choose another path")]
+    #[error("the file has {0} names (hard links); remove this name, or choose another path")]
     Names(u64),
     #[error("{}; {}", says(.0), remedy(.0))]
     Io(#[from] io::Error),
@@ -43,18 +43,17 @@ fn remedy(error: &io::Error) -> &'static str {
     }
 }
 
-/// How a file of packets is opened.
+/// The way in which `open` opens a file for packets.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mode {
-    /// Write after the present contents instead of removing them.
+    /// `true` if the program writes after the present contents; `false` if `open` removes them.
     pub(crate) appends: bool,
-    /// Do not wait for the reader of a FIFO: without one, the error is `ENXIO`.
+    /// `true` if `open` does not wait for the reader of a FIFO. Without a reader, the error is then `ENXIO`.
     pub(crate) nonblocking: bool,
 }
 
-/// Opens a file for packets, which only its owner may read. Creates it with permissions 600. An existing file must be
-/// one to which no other user has access: its owner is this process's user, `user`, or who started the command with
-/// sudo.
+/// Opens a file for packets, which only its owner may read. Creates a missing file with permissions 600. The owner of
+/// an existing file must be this process's user, `user`, or the user that called sudo; no other user may have access.
 pub(crate) fn open(path: &Path, mode: Mode, user: Option<u32>) -> Result<File, OpenError> {
     let nonblocking = if mode.nonblocking { libc::O_NONBLOCK } else { 0 };
     let opened = OpenOptions::new()
@@ -93,8 +92,8 @@ pub(crate) fn open(path: &Path, mode: Mode, user: Option<u32>) -> Result<File, O
     Ok(file)
 }
 
-/// Returns why a file that decides on rights may hold the words of users without these rights, with the remedy; `None`
-/// if only root, this process's user and who started the command with sudo can change it.
+/// Returns the reason not to trust a file that decides on rights, with the remedy. `None` if only root, this process's
+/// user and the user that called sudo can change the file.
 pub(crate) fn who_else_writes(about: &std::fs::Metadata) -> Option<String> {
     let (owner, bits) = (about.uid(), about.mode() & 0o777);
     if owner != 0 && !is_trusted(owner) {
@@ -108,7 +107,7 @@ pub(crate) fn who_else_writes(about: &std::fs::Metadata) -> Option<String> {
     })
 }
 
-/// Returns `true` for this process's user, and for who started the command with sudo.
+/// Returns `true` for this process's user, and for the user that called sudo.
 fn is_trusted(user: u32) -> bool {
     user == rustix::process::geteuid().as_raw() || Some(user) == sudo_user()
 }
@@ -169,7 +168,7 @@ mod tests {
         open(Path::new("/dev/null"), ANEW, None).unwrap();
     }
 
-    /// Each stays as it is.
+    /// Each refused file stays as it is.
     #[test]
     fn what_others_can_reach_is_refused() {
         let directory = Own::new();

@@ -21,7 +21,7 @@ pub(crate) struct Report {
     /// What the keeper tells; `None` for a server without one.
     pub(crate) keeper: Option<DeviceStatus>,
     pub(crate) sessions: Vec<Session>,
-    /// Why the report has nothing of the server, if it did not answer.
+    /// The reason for a report without the server's part; `None` if the server answered.
     pub(crate) unanswered: Option<Unanswered>,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Report {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Unanswered {
-    /// `true` if the server had not answered in time.
+    /// `true` if the server did not answer in time; `false` if the server refused, or the request failed.
     pub(crate) is_late: bool,
     pub(crate) reason: String,
 }

@@ -12,15 +12,15 @@ use crate::private_file;
 /// The largest file accepted, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Reads a file of text. Only root, this process's user and who started the command with sudo may be able to change
-/// it.
+/// Reads a file of text. Fails if a user other than root, this process's user and the user that called sudo can change
+/// the file.
 pub(crate) fn read(path: &Path) -> Result<String, Failure> {
     let shown = path.display();
     let failed = |error: &std::io::Error| {
         let user = rustix::process::geteuid().as_raw();
         Failure::usage(format!("{shown}: {}; give a file that user {user} can read", says(error)))
     };
-    // To open a FIFO would wait for its writer.
+    // Without this flag, the open of a FIFO waits for a writer.
     let flags = libc::O_NONBLOCK;
     let opened = OpenOptions::new().read(true).custom_flags(flags).open(path);
     let mut file = opened.map_err(|error| failed(&error))?;

@@ -30,7 +30,10 @@ pub(crate) struct Args {
 /// Upgrades, and returns once the new server serves.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let socket = args.server.resolve().map_err(|failure| {
-        failure.with("; an upgrade takes the device, and not the new program: install that at the old one's path")
+        failure.with(
+            "; an upgrade takes the device, and not a program: install the new program at the old \
+             program's path",
+        )
     })?;
     let shown = socket.display();
     match upgrade(&socket) {

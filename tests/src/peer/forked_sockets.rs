@@ -43,7 +43,7 @@ pub(crate) fn run(socket: &Path, driving: &str) {
     let inherited = ManuallyDrop::new(inherited);
 
     let udp = &inherited.udp;
-    // Asked before the gate holds the network's locks.
+    // The question comes before a thread at the gate holds the network's locks.
     let at = udp.local_addr().expect("lives");
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| {

@@ -60,8 +60,8 @@ struct Driver {
     rest: [u8; 160],
 }
 
-/// Asks about one interface. The kernel finds it by its name, which may change at any time, so each question asks
-/// for the name first.
+/// Asks ethtool's questions about one interface. The kernel finds the interface by its name, which may change at any
+/// time. So each question first asks for the name.
 pub(crate) struct Ethtool {
     socket: OwnedFd,
     index: i32,
@@ -88,7 +88,7 @@ impl Ethtool {
     fn ask<T>(&self, question: &mut T) -> io::Result<()> {
         for _ in 1..ATTEMPTS {
             match self.ask_by_name(&self.name()?, question) {
-                // It has another name by now.
+                // The interface's name has changed since.
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
                 other => return other,
             }

@@ -1,9 +1,9 @@
 //! When to ask the kernel how many packets it has dropped: after a ring may have been full.
 
-/// Counts packets that a driver receives without finding all rings of the kernel empty.
+/// Counts the packets that a driver receives between two polls that find all rings of the kernel empty.
 ///
 /// The kernel drops a packet when a ring has no room, so a ring's worth of packets comes in a row before or after each
-/// drop. Asking costs system calls, and an idle engine does not ask by itself.
+/// drop. Each question costs system calls, and a sleeping engine asks none.
 #[derive(Debug)]
 pub(crate) struct FullRings {
     in_a_row: usize,
@@ -12,7 +12,7 @@ pub(crate) struct FullRings {
 }
 
 impl FullRings {
-    /// `rings`: how many packets each ring holds.
+    /// `rings`: the number of packets that each ring holds.
     pub(crate) fn new(rings: impl Iterator<Item = usize>) -> FullRings {
         FullRings { in_a_row: 0, fewest: rings.min().unwrap_or(0) }
     }

@@ -26,12 +26,13 @@ use crate::{EarlierObjects, Keeper, LARGE_FRAME_BYTES};
 pub(super) const SOCKET: &str = "device-socket-";
 /// The name under which a keeper holds the ledger of a lane, before the lane's number.
 pub(super) const LEDGER: &str = "device-ledger-";
-/// The name under which the store has the memory of a lane, before `-` and the lane's number.
+/// The name under which a keeper holds the memory of a lane, before `-` and the lane's number.
 pub(super) const MEMORY_NAME: &str = "device-umem";
+/// [`MEMORY_NAME`] and `-`.
 pub(super) const MEMORY: &str = "device-umem-";
-/// The same name of earlier servers, whose rings have [`EARLIER_RX_ENTRIES`]. They would read the positions of a longer ring
-/// as those of theirs, and take packets anew that were received long ago. Without a memory under this name, they only
-/// close the sockets.
+/// The name that servers with rings of [`EARLIER_RX_ENTRIES`] use. Such a server would take the positions of a longer
+/// ring for positions of a short ring, and deliver stale packets. If the server finds no memory under this name, it
+/// only closes the sockets.
 const EARLIER_MEMORY: &str = "device-memory-";
 
 /// The sockets of the last server that left any, with their memory and their ledger.

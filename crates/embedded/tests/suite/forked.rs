@@ -1,7 +1,7 @@
 //! Children made by `fork` from a program with a driver: each call returns at once, and the parent's driver continues.
 //! Another thread of the parent is inside at the fork, and does not exist in the child.
 //!
-//! Unsafe lives here for the fork and for values of the parent that a child uses up.
+//! The unsafe code forks, and gives a child copies of the parent's values.
 
 use std::os::fd::OwnedFd;
 use std::sync::mpsc;
@@ -26,7 +26,7 @@ const WAYS: &[Protection] = if cfg!(towpath_tsan) {
 
 const PACKET: [u8; 60] = [0xff; 60];
 
-/// Says on a pipe that it was dropped. The driver owns it, with the program's function.
+/// Writes to a pipe on drop. The driver owns the witness, as a part of the program's function.
 struct Witness(OwnedFd);
 
 impl Drop for Witness {
@@ -35,7 +35,7 @@ impl Drop for Witness {
     }
 }
 
-/// A call in a child. Returns whether its outcome is right.
+/// A call in a child. Returns `true` if the outcome is right.
 type Call = fn(Embedded, Reader) -> bool;
 
 /// Each public method of a driver and a reader, and their drops.

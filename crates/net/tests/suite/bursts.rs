@@ -15,10 +15,10 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const PORT: u16 = 7;
 /// The packets of the burst: as many as a network has receive buffers.
 const BURST: u32 = 4096;
-/// The packets that the sender has on their way to the server, far fewer than the engine drops as over budget.
+/// The most packets that wait at the server's device: fewer than the engine drops as over budget.
 const BATCH: u32 = 64;
 
-/// Returns the numbers of packets that the session received, and that had no buffer.
+/// Returns the number of packets that the session received, and the number that the engine dropped without a buffer.
 fn received(server: &Server) -> (u64, u64) {
     let report = report_over(server.connect().unwrap()).unwrap();
     let endpoints = report["sessions"][0]["endpoints"].as_array().unwrap();
@@ -39,7 +39,7 @@ fn a_network_has_a_buffer_for_each_packet_of_a_long_burst() {
     let session = Session::attach_over(server.connect().unwrap(), &SessionLink::options("burst"));
     let session = session.unwrap();
     let (mac, own) = (session.info().mac, session.info().ipv4.unwrap().0);
-    // No thread drives the network while none is in a call.
+    // With this setting, a thread drives the network only while it is in a call.
     let network = Network::over(session, Driving::Application).unwrap();
     let socket = UdpSocket::bind(&network, (own, PORT)).unwrap();
     let flow = Flow::v4().macs([2, 0, 0, 0, 0, 99], mac).ports(9, PORT);

@@ -7,7 +7,8 @@ use super::objects::{Entry, Objects, What};
 /// Finds the sessions that imported a tripwire, without a walk over all sessions.
 #[derive(Debug, Default)]
 pub(crate) struct TripwireImporters {
-    /// The owner's session and its number of the tripwire, then the importer's session and number.
+    /// Per import: the owner's session, the owner's number of the tripwire, the importer's session and the importer's
+    /// number.
     all: BTreeSet<[u32; 4]>,
 }
 
@@ -34,7 +35,7 @@ impl TripwireImporters {
         }
     }
 
-    /// Forgets the imports of a session's tripwire. Returns their sessions and numbers.
+    /// Forgets the imports of a session's tripwire. Returns the importers' sessions and numbers.
     pub(super) fn take(&mut self, owner: u32, tripwire: u32) -> Vec<(u32, u32)> {
         let theirs = [owner, tripwire, 0, 0]..=[owner, tripwire, u32::MAX, u32::MAX];
         let found: Vec<_> = self.all.range(theirs).copied().collect();

@@ -19,7 +19,7 @@ fn shares(total: usize) -> (usize, usize) {
 }
 
 impl Connections {
-    /// Returns the bytes of all sessions.
+    /// Returns the bytes of memory that all sessions have together.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }

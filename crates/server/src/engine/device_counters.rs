@@ -72,8 +72,8 @@ mod tests {
     use crate::engine::WaitStrategy;
     use crate::engine::wiring::{BUDGETS, Wired};
 
-    /// The most poll iterations after which a new engine shows a drop. A killed server loses what it has not
-    /// published, and the next server may be killed, too.
+    /// The most poll iterations until a new engine publishes a drop. A killed server loses the drops that it has not
+    /// published, and the next server may be killed as well.
     const SOON: usize = 64;
     const DATA_BYTES: usize = 64;
 

@@ -372,8 +372,8 @@ fn deliver_priority_tagged<const CAPTURES: bool>(
             counters.add(Count::RxMalformed, 1);
             return Work::default();
         };
-        // An untagged packet has no tag behind it. One within an own queue's flow matches no rule either. Promiscuous
-        // endpoints receive it all the same.
+        // The packet has a second tag behind its priority tag, so it matches no rule. Promiscuous endpoints receive the
+        // packet all the same.
         if headers.is_tagged() {
             let promiscuous = if CAPTURES { flows.promiscuous() } else { &[] };
             if promiscuous.is_empty() {

@@ -63,8 +63,8 @@ impl Known {
 pub struct FollowedInterface {
     /// Its present name.
     pub name: String,
-    /// Its number, which stays when the interface gets another name. `None` if it is not known, and if no interface
-    /// has it any more.
+    /// The interface's number, which stays when the interface gets another name. `None` if the keeper does not know
+    /// the number, or no interface has it any more.
     pub index: Option<u32>,
 }
 
@@ -82,8 +82,8 @@ impl FollowedInterface {
     }
 }
 
-/// Returns the interface that a keeper follows, by what the keeper gave its server: `left`, the
-/// descriptors with their names. `None` for a device whose keeper follows none.
+/// Returns the interface that a keeper follows. `left`: the descriptors that the keeper gave its server, with their
+/// names. `None` for a device whose keeper follows no interface.
 #[must_use]
 pub fn followed_interface(left: &[(String, OwnedFd)]) -> Option<FollowedInterface> {
     let (_, file) = left.iter().find(|(name, _)| name == INTERFACE)?;
@@ -95,8 +95,9 @@ pub fn followed_interface(left: &[(String, OwnedFd)]) -> Option<FollowedInterfac
     })
 }
 
-/// Returns the name of a TAP's interface, by an open descriptor. The kernel writes it without a request to the
-/// descriptor's file, which may be any file that a server sent. `None` for another file, and before Linux 5.14.
+/// Returns the name of a TAP's interface, by an open descriptor. A server may have sent a descriptor of any file, so
+/// the keeper makes no request to the file, and reads the name from `/proc`. `None` for a file that is no TAP, and
+/// before Linux 5.14.
 fn tap_name(descriptor: BorrowedFd<'_>) -> Option<String> {
     let path = format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd());
     let text = std::fs::read_to_string(path).ok()?;
@@ -190,7 +191,7 @@ impl Interface {
             let Some(name) = tap_name(tap) else { break };
             match netlink.link(&name) {
                 Ok(link) => return self.change(Known::of(link)),
-                // The interface has another name by now, or is in another namespace.
+                // The interface's name has changed since, or the interface is in another namespace.
                 Err(error) if error.not_found() => {}
                 Err(error) => return Err(io::Error::other(error)),
             }
@@ -198,8 +199,8 @@ impl Interface {
         Ok(None)
     }
 
-    /// Finds a TAP that no server has left, by its number. If it is gone, the next server makes it by the name of
-    /// the command line.
+    /// Finds a TAP by its number, without a descriptor that a server left. If the TAP is gone, the next server makes a
+    /// TAP with the name on the command line.
     fn find_persistent_tap(&mut self) -> io::Result<Option<OwnedFd>> {
         let Some(known) = &self.known else { return Ok(None) };
         let found = Netlink::open().and_then(|mut netlink| netlink.link_at(known.index));
@@ -217,7 +218,7 @@ impl Interface {
         }
     }
 
-    /// Logs the interface's present name, if it is not the one on the command line.
+    /// Logs the interface's present name, if it differs from the name on the command line.
     fn tell_other_name(&self) {
         let configured = &self.configured;
         if let Some(name) = self.other_name() {
@@ -229,7 +230,7 @@ impl Interface {
         }
     }
 
-    /// Finds an interface that the kernel keeps.
+    /// Finds a host interface.
     fn find_interface(&mut self) -> io::Result<Option<OwnedFd>> {
         let mut netlink = Netlink::open().map_err(io::Error::other)?;
         let by_number = self.known.as_ref().map(|known| netlink.link_at(known.index));

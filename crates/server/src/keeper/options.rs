@@ -31,15 +31,15 @@ pub(super) fn keeper_connection() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// How a keeper follows the interface of its servers when an administrator gives it another name. The keeper tells
-/// its servers ([`followed_interface`](super::followed_interface)) and all users.
+/// The way in which a keeper follows the interface of its servers when an administrator renames the interface. The
+/// keeper tells its servers ([`followed_interface`](super::followed_interface)) and all users the present name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Follows {
-    /// It does not: the device is no interface of the kernel.
+    /// The keeper follows no interface: the device is no interface of the kernel.
     Nothing,
-    /// By the interface's number, which it finds by the name before the first server starts.
+    /// The keeper follows the interface's number, which it looks up by the name before the first server starts.
     Interface,
-    /// By the number of the interface of the TAP whose descriptor a server leaves.
+    /// The keeper takes the interface's name and number from the TAP's descriptor, which a server leaves.
     Tap,
 }
 
@@ -48,7 +48,7 @@ pub enum Follows {
 pub struct KeeperOptions {
     /// The interface that the server serves.
     pub interface: String,
-    /// How the keeper follows the interface when it gets another name.
+    /// The way in which the keeper follows the interface when the interface gets another name.
     pub follows: Follows,
     /// The number of the keeper's devices, which share the descriptors that it can hold equally.
     pub devices: usize,

@@ -465,8 +465,8 @@ impl Worker {
 }
 
 /// Seals a memory file that an application has mapped, so that the application is the only writer.
-/// Returns `true` if the application has allocated the whole file. The seal comes first: after it, no process can free a
-/// page of the file, so that what this function finds stays true.
+/// Returns `true` if the application has allocated the whole file. The function seals first: after the seal, no process
+/// can free a page of the file, so the result stays valid.
 pub(super) fn seal(file: &OwnedFd) -> Result<bool, Errno> {
     rustix::fs::fcntl_add_seals(file, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
     // `st_blocks` would not do: it also counts the end of a huge page behind the end of the file.

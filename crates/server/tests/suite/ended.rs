@@ -1,5 +1,5 @@
-//! The filters of ended sessions on a device without room for another one: they give way to a request that then has room,
-//! and to no other one.
+//! The filters of ended sessions on a device without room for another filter. The filters give way to a request that
+//! then has room, and to no other request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

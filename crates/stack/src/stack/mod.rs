@@ -119,8 +119,8 @@ impl Stack {
         self.host.send(now, header, to, &mut message.write(), &[], 2);
     }
 
-    /// Sends an MLD report, from `::` if the host has no link-local address: also a host that has none yet must receive
-    /// solicitations for its addresses (RFC 3590).
+    /// Sends an MLD report, from `::` if the host has no link-local address. A host without a link-local address must
+    /// also receive solicitations for its addresses (RFC 3590).
     fn send_mld(&mut self, report: &mld::Report) {
         let mut own = self.host.ipv6.iter().map(|&(address, _)| address);
         let source = own.find(Ipv6Addr::is_unicast_link_local).unwrap_or(Ipv6Addr::UNSPECIFIED);

@@ -88,7 +88,8 @@ fn reports(world: &mut World) -> Vec<Vec<Ipv6Addr>> {
             _ => None,
         });
         let src = own.min().unwrap_or(Ipv6Addr::UNSPECIFIED);
-        // From the link-local address, or `::` if there is none, to all routers of MLDv2, with a hop limit of 1 and a router alert.
+        // The report is from the link-local address, or from `::` without one. It goes to all routers of MLDv2, with a
+        // hop limit of 1 and a router alert.
         assert_eq!(frame[..6], [0x33, 0x33, 0, 0, 0, 0x16]);
         assert_eq!((frame[21], &frame[22..38]), (1, &src.octets()[..]));
         assert_eq!(frame[38..54], Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16).octets());
@@ -139,7 +140,7 @@ fn groups_are_reported_at_the_start_and_to_queriers() {
     assert_eq!((counters.mld_received, counters.mld_sent, counters.rx_malformed), (4, 3, 3));
 }
 
-/// RFC 3590: solicitations for the addresses of a host without a link-local address arrive, too.
+/// Solicitations for the addresses of a host without a link-local address also arrive (RFC 3590).
 #[test]
 fn a_host_without_a_link_local_address_reports_its_groups() {
     let global = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0x12, 0x3456);

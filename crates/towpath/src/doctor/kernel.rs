@@ -133,7 +133,8 @@ fn connections(connected: Result<(), RefusedCall>) -> Finding {
         Ok(()) => Finding::new(
             "connections",
             Standing::Ok,
-            "bind, accept4, getsockopt, setsockopt, sendto, sendmsg, recvmsg, ppoll, shutdown, writev",
+            "socket, bind, listen, accept4, ioctl, getsockopt, setsockopt, sendto, sendmsg, recvfrom, recvmsg, writev, \
+             ppoll, shutdown, and the calls that change and remove the socket's file",
             "applications can attach",
         ),
         Err(refused) => missing("connections", refused, "no application can attach"),

@@ -44,9 +44,9 @@ pub(super) struct Opened {
     pub(super) index: Option<u32>,
 }
 
-/// Opens the device, whose interface may have another name than on the command line, and may get another one while
-/// this function runs. `own_queues`: the
-/// hardware queues that sessions may have to themselves. `earlier`: the objects that an earlier server left.
+/// Opens the device. Its interface may have another name than on the command line, and the name may change while this
+/// function runs. `own_queues`: the hardware queues that sessions may have to themselves. `earlier`: the objects that
+/// an earlier server left.
 pub(super) fn open(
     (served, interface): (&DeviceSpec, &FollowedInterface),
     settings: &Settings,

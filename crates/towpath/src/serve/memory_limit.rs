@@ -34,10 +34,10 @@ pub(super) fn default_total_bytes() -> usize {
 /// The smallest buffer of a session, in bytes.
 const LEAST_BUFFER_BYTES: u32 = 64;
 
-/// The part of the limit that a user who is no administrator may have: a half.
+/// The divisor of the limit for one granted user, who may have half of it.
 const USER_DIVISOR: usize = 2;
 
-/// Returns the bytes of the smallest session on a server with so many engine threads.
+/// Returns the bytes of the smallest session on a server with `lanes` engine threads.
 fn smallest_session(lanes: usize) -> usize {
     let bytes = LEAST_BUFFER_BYTES;
     // Queues have a power of two of slots, and not every one.
@@ -73,8 +73,7 @@ pub(super) fn check(total: usize, lanes: usize) -> Result<(), Failure> {
     )))
 }
 
-/// Warns of a limit without room for a session of a program that uses sockets, of a user who is no administrator.
-/// Returns the limit.
+/// Warns if one granted user's half of the limit has no room for a program that uses sockets. Returns the limit.
 pub(super) fn warn_of_little(policy: &Policy, lanes: usize) -> usize {
     let total = policy.total_bytes;
     let wanted = session_of_sockets(lanes);

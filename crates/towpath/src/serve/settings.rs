@@ -144,10 +144,10 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "SETTING=VALUE")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) set: Vec<Assignment>,
-    /// Engine threads, 1 to 8; 1 by default. Several serve more packets per second, if each has a processor
-    /// (--engine-cpu). Each serves some of the interface's hardware queues,
-    /// and each direction of a flow stays on one of them. More than one only for xdp, at most
-    /// as many as the interface has queues (ethtool -l), and 2 for an Intel 82574L. tap and packet have one
+    /// Engine threads, 1 to 8; 1 by default. Several threads serve more packets per second, if each has a processor
+    /// (--engine-cpu). Each thread serves some of the interface's hardware queues, and each direction of a flow stays
+    /// on one thread. xdp has at most as many threads as the interface has queues (ethtool -l), an Intel 82574L at
+    /// most 2, and tap and packet have one
     #[arg(long, value_name = "COUNT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) lanes: Option<Number<1, 8>>,
@@ -165,10 +165,11 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "SPEC")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<Fault>,
-    /// Write every packet between server and device to a pcapng file, from the start of the server to its end, without a
-    /// limit of size; wireshark and tcpdump -r read it. The server empties an existing file, and makes a
-    /// missing one, which only its user may read; a server that follows a killed one appends. FILE may be a FIFO. If the file cannot be written any more, the
-    /// capture ends, and the server continues. towpath capture captures from a running server
+    /// Write every packet between server and device to a pcapng file, for wireshark and tcpdump -r. The capture lasts
+    /// from the start of the server to its end, and the file's size has no limit. The server empties an existing file.
+    /// It makes a missing file, which only the server's user may read. A server that follows a killed server appends.
+    /// FILE may be a FIFO. If the server cannot write the file any more, the capture ends, and the server continues.
+    /// towpath capture captures from a running server
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) pcap: Option<PathBuf>,
@@ -196,9 +197,8 @@ pub(crate) struct Settings {
     pub(crate) session_bytes: Option<Number<65_536, 4_294_967_295>>,
     /// Bytes of memory that all sessions of all users may have together, 0 to 1099511627776; 0 by default: half
     /// of the memory of the machine, or of the server's control group (cgroup) if that is less. The server logs the
-    /// value, and towpath stat shows it. Root and the
-    /// server's user may have all of it. Each other user and each group has at most half of it, and all of these users
-    /// together have at most seven eighths
+    /// value, and towpath stat shows it. Root and the server's user may have all of it. Each other user and each group
+    /// has at most half of it, and all of these users together have at most seven eighths
     #[arg(long, value_name = "BYTES", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) total_bytes: Option<Number<0, 1_099_511_627_776>>,
@@ -395,7 +395,7 @@ impl Settings {
         self.lanes.map_or(1, Number::get)
     }
 
-    /// Checks that a given limit of all sessions' memory has room for a session.
+    /// Checks that a given `--total-bytes` has room for a session.
     pub(crate) fn check_total_bytes(&self) -> Result<(), Failure> {
         let given = self.total_bytes.map(Number::get).filter(|bytes| *bytes > 0);
         given.map_or(Ok(()), |bytes| memory_limit::check(bytes, self.lanes()))

@@ -42,7 +42,7 @@ fn ends(device: &str, lanes: &str) {
         ["--device", device, "--user", &user, "--lanes", lanes, "--lease", "192.0.2.64/28"];
     let mut server = serve(&directory, "s.sock", &arguments);
     let sink = far.run(|| KernelSocket::bind(SINK).unwrap()).unwrap();
-    // The room of the sink's buffer must not decide.
+    // The sink's receive buffer must not limit the count.
     rustix::net::sockopt::set_socket_recv_buffer_size_force(&sink, 4 << 20).unwrap();
     for (driving, datagrams) in [
         (Driving::Thread, WAITING),

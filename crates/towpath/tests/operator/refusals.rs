@@ -397,7 +397,7 @@ fn an_ipv6_address_without_ipv6_is_refused_with_the_remedy() {
     });
 }
 
-/// Files that another user made or can change are neither written nor obeyed, and stay as they are.
+/// The command neither writes nor obeys files that another user made or can change, and leaves them as they are.
 #[test]
 fn files_of_other_users_are_refused() {
     const OTHER: u32 = 61_000;

@@ -22,8 +22,8 @@ fn refuse(command: &mut Command, call: libc::c_long, errno: i32) {
     refuse_some(command, call, Vec::new(), errno);
 }
 
-/// Makes a command start with a filter that answers a system call with an error if a rule matches its arguments; without
-/// rules always.
+/// Makes a command start with a filter that answers a system call with an error if a rule matches the call's arguments.
+/// Without rules, the filter always answers with the error.
 fn refuse_some(command: &mut Command, call: libc::c_long, rules: Vec<SeccompRule>, errno: i32) {
     let (refused, allowed) = (SeccompAction::Errno(errno as u32), SeccompAction::Allow);
     let architecture = std::env::consts::ARCH.try_into().unwrap();
@@ -153,8 +153,8 @@ fn a_refused_call_is_named_at_the_start_or_not_needed() {
     });
 }
 
-/// The filter refuses only the calls by which a server accepts: these, and not the first attempt, ask for sockets that do
-/// not block.
+/// The filter refuses only calls that ask for a non-blocking socket. A server accepts with such calls; the attempt at
+/// its start asks for a blocking socket.
 #[test]
 fn a_server_says_that_it_cannot_accept() {
     towpath_testkit::isolated!(|| {
@@ -179,7 +179,7 @@ fn a_server_says_that_it_cannot_accept() {
         rustix::net::connect(&waits, &path).unwrap();
         let said = "cannot accept a connection: accept4: Operation not permitted";
         until("a line of the log", || server.log().contains(said));
-        // The server tries about 100 times per second, and says it 20 times at once and then once per second.
+        // The server tries about 100 times per second. It logs the first 20 errors, and then one error per second.
         until("lines that were left out", || server.log().contains("were left out"));
         let lines = server.log().lines().filter(|line| line.contains(said)).count();
         assert!((20..60).contains(&lines), "{lines}");

@@ -684,7 +684,7 @@ fn masks_are_shared_and_freed() {
     assert_eq!(tables.number_of(&another), Some(number));
 }
 
-/// A mask is free once all of its rules are removed.
+/// A mask is free once the driver has removed all of its rules.
 #[test]
 fn a_question_for_room_counts_the_rules_of_each_mask() {
     let rule = |port: u16, remote: u16| {

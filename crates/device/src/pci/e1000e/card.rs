@@ -280,7 +280,7 @@ impl Card {
         self.filters().add(&self.registers, octets)
     }
 
-    /// Returns `true` if the card has room for so many addresses without so many others.
+    /// Returns `true` if the card has room for `wanted` more addresses after the removal of `removed` addresses.
     pub(super) fn would_have_room(&self, wanted: usize, removed: usize) -> bool {
         self.filters().would_have_room(wanted, removed)
     }

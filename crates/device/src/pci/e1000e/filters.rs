@@ -90,8 +90,8 @@ impl Filters {
         true
     }
 
-    /// Returns `true` if there is room for so many addresses without so many others. Addresses of an earlier server make
-    /// room.
+    /// Returns `true` if there is room for `wanted` more addresses after the removal of `removed` addresses. The places
+    /// of an earlier server's addresses count as free.
     pub(super) fn would_have_room(&self, wanted: usize, removed: usize) -> bool {
         let own = self.addresses.iter().flatten().filter(|one| !one.is_left).count();
         own.saturating_sub(removed) + wanted <= self.addresses.len()

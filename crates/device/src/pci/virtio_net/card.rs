@@ -274,7 +274,7 @@ impl Card {
         Ok(notification)
     }
 
-    /// Returns `true` if the filters have room for so many addresses without so many others.
+    /// Returns `true` if the card has room for `wanted` more addresses after the removal of `removed` addresses.
     pub(super) fn would_have_room(&self, wanted: usize, removed: usize) -> bool {
         self.state().filters.would_have_room(wanted, removed)
     }

@@ -31,7 +31,7 @@ impl Filters {
         has_room
     }
 
-    /// Returns `true` if there is room for so many addresses without so many others.
+    /// Returns `true` if there is room for `wanted` more addresses after the removal of `removed` addresses.
     pub(super) fn would_have_room(&self, wanted: usize, removed: usize) -> bool {
         self.addresses.len().saturating_sub(removed) + wanted <= MOST_ADDRESSES
     }

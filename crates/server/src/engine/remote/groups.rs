@@ -1,8 +1,8 @@
-//! Reports of the solicited-node groups of the IPv6 addresses here (MLD), so that solicitations for the addresses
-//! arrive behind a switch that snoops on reports.
+//! MLD reports of the solicited-node groups of the IPv6 addresses for which the engine answers. Because of the reports,
+//! solicitations for the addresses arrive behind a switch that snoops on reports.
 //!
 //! The engine does not report that it leaves a group: the stack of the address's session may still listen to the
-//! group. The membership then ends with the querier's next rounds.
+//! group. The switch ends the membership when no host answers the querier's next queries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
@@ -10,13 +10,13 @@ use std::net::{IpAddr, Ipv6Addr};
 use towpath_packet::ipv6::solicited_node;
 use towpath_packet::mld::{Groups, Query, Report};
 
-/// The most stations whose reports are made per poll iteration.
+/// The most stations whose reports the engine makes per poll iteration.
 const MOST_STATIONS: usize = 16;
 /// The least time between two queries that the engine handles, in nanoseconds. A query costs time for each station, and
 /// any host of the link may forge queries.
 const QUERY_PAUSE_NS: u64 = 10_000_000;
 
-/// The groups of a station: of the addresses with one link address.
+/// The addresses with one link address, and their groups.
 #[derive(Debug, Default)]
 struct Station {
     groups: Groups,
@@ -25,17 +25,17 @@ struct Station {
     due: Option<u64>,
 }
 
-/// The groups of all stations here.
+/// The groups of all stations for which the engine answers.
 #[derive(Debug, Default)]
 pub(super) struct ReportedGroups {
     stations: BTreeMap<[u8; 6], Station>,
     timers: BTreeSet<(u64, [u8; 6])>,
-    /// The time of the last query that was handled, in nanoseconds.
+    /// The time of the last query that the engine handled, in nanoseconds.
     queried: Option<u64>,
 }
 
 impl ReportedGroups {
-    /// Begins to listen for solicitations of an address; ignores one of IPv4. `now`: the time in nanoseconds.
+    /// Starts listening for solicitations of an IPv6 address; ignores an IPv4 address. `now`: the time in nanoseconds.
     pub(super) fn join(&mut self, now: u64, mac: [u8; 6], address: IpAddr) {
         let IpAddr::V6(address) = address else { return };
         let station = self.stations.entry(mac).or_default();
@@ -44,7 +44,7 @@ impl ReportedGroups {
         station.schedule(mac, &mut self.timers);
     }
 
-    /// Ends that, for one address.
+    /// Stops listening for solicitations of an address.
     pub(super) fn leave(&mut self, mac: [u8; 6], address: IpAddr) {
         let IpAddr::V6(address) = address else { return };
         let Some(station) = self.stations.get_mut(&mac) else { return };
@@ -59,7 +59,7 @@ impl ReportedGroups {
         }
     }
 
-    /// Takes a query. `random` returns random numbers.
+    /// Handles a query. `random` returns random numbers.
     pub(super) fn query(&mut self, now: u64, query: &Query, mut random: impl FnMut() -> u64) {
         if self.queried.is_some_and(|at| now < at + QUERY_PAUSE_NS) {
             return;
@@ -88,14 +88,14 @@ impl ReportedGroups {
         reports
     }
 
-    /// Returns when reports are due next, in nanoseconds.
+    /// Returns the time of the next reports, in nanoseconds.
     pub(super) fn next_due(&self) -> Option<u64> {
         self.timers.first().map(|(at, _)| *at)
     }
 }
 
 impl Station {
-    /// Enters the time of the next reports.
+    /// Records the time of the station's next reports in `timers`.
     fn schedule(&mut self, mac: [u8; 6], timers: &mut BTreeSet<(u64, [u8; 6])>) {
         if let Some(old) = self.due.take() {
             timers.remove(&(old, mac));

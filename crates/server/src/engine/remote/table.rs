@@ -458,7 +458,7 @@ impl RemoteTable {
         connections.into_iter().chain(groups).min()
     }
 
-    /// `true` if the frames of other kinds leave room for reports. Otherwise, reports wait.
+    /// Returns `true` if the other frames leave room for reports. Otherwise, reports wait.
     fn has_room_for_reports(&self) -> bool {
         self.outgoing.len() < MOST_OUTGOING / 2
     }
@@ -475,7 +475,7 @@ impl RemoteTable {
         }
     }
 
-    /// Takes a query for multicast groups.
+    /// Handles a query for multicast groups.
     pub(super) fn query_groups(&mut self, query: &Query) {
         let random = &mut self.random;
         self.groups.query(self.now, query, || random.next_u64());

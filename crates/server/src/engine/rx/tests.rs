@@ -207,8 +207,8 @@ fn tags_and_hashes_of_the_device_change_no_outcome() {
     }
 }
 
-/// A promiscuous endpoint receives priority-tagged packets without that tag, also those that match no rule: they have
-/// another address, or a second tag.
+/// A promiscuous endpoint receives priority-tagged packets without the priority tag. Among them are packets that match
+/// no rule, because of another address or a second tag.
 #[test]
 fn promiscuous_endpoints_receive_priority_tagged_packets() {
     for reception in

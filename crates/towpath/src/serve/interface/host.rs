@@ -36,8 +36,8 @@ pub(super) struct Attached {
     pub(super) xdp_sockets: Option<bool>,
 }
 
-/// Attaches to an interface, by a function that opens the driver. Also returns the networks of the
-/// applications, if the interface determines them, and the interface's number. `resumes`: an earlier server has served the interface.
+/// Attaches to an interface, by a function that opens the driver. Also returns the networks of the applications, if the
+/// interface determines them, and the interface's number. `resumes`: an earlier server has served the interface.
 pub(super) fn open(
     (interface, resumes): (&FollowedInterface, bool),
     settings: &Settings,
@@ -91,7 +91,7 @@ fn check(
     Ok((link, Some(subnets)))
 }
 
-/// Checks the settings for an interface that the kernel keeps.
+/// Checks the settings for a host interface.
 fn check_options(name: &str, settings: &Settings) -> Result<(), Failure> {
     let not_ours = [("--address", !settings.address.is_empty()), ("--mtu", settings.mtu.is_some())];
     if let Some((option, _)) = not_ours.iter().find(|(_, given)| *given) {

@@ -1,4 +1,4 @@
-//! Looks for an interface by what the server knows of it.
+//! Looks for an interface by the number or the name that the server knows.
 #![forbid(unsafe_code)]
 
 use towpath_netlink::{Link, Netlink};

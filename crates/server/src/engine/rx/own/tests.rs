@@ -248,7 +248,7 @@ fn priority_tagged_packets_arrive_untagged() {
     world.poll();
     assert_eq!(world.application.packets(), [(0, expected.clone())]);
     assert_eq!(world.count(EndpointCount::RxCopies), 1);
-    // A promiscuous endpoint receives the packet without the tag, too.
+    // A promiscuous endpoint also receives the packet without the tag.
     world.flows.add_promiscuous(Destination { session: 0, endpoint: 0 });
     world.arrive(&inward(PORT).vlan(0xe000).udp(&[7; 300]), Meta::FULL);
     world.poll();
