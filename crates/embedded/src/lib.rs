@@ -55,7 +55,8 @@
 //! inside may not exist in the child, so a call that waited for that thread would never return.
 //! [`Embedded::send`] fails with [`SendError::Forked`],
 //! and [`Embedded::failure`] returns the reason. [`Reader::read`] and [`Reader::arm`] fail with
-//! [`ReadError::Forked`]. No call receives a packet, and all counts are 0.
+//! [`ReadError::Forked`]. No call receives a packet, and all counts are 0. Do not fork in a function
+//! that [`Embedded::receive`] calls: the child would continue inside of the driver.
 
 #![forbid(unsafe_code)]
 

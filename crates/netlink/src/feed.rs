@@ -80,7 +80,7 @@ impl Feed {
     ) -> Option<State> {
         let mut latest = None;
         // The second round reads the answer to the request that follows dropped messages.
-        for _ in 0..2 {
+        for is_answer in [false, true] {
             let mut has_lost = false;
             let is_all = self.each(|datagram| {
                 has_lost |= datagram.is_none();
@@ -92,7 +92,9 @@ impl Feed {
             self.overrun |= has_lost;
             // Once the kernel has dropped a message, it drops all further messages and answers until the earlier
             // messages are read.
-            if !is_all || !std::mem::take(&mut self.overrun) {
+            if !is_all || is_answer || !std::mem::take(&mut self.overrun) {
+                // Another request here would make the socket readable again, and again, if the answer is longer than
+                // the buffer. The next message leads to it.
                 break;
             }
             let _ = self.ask();

@@ -154,6 +154,17 @@ impl Netlink {
         )
     }
 
+    /// Returns an interface by its number; or, if the number is not known, by its name.
+    ///
+    /// # Errors
+    /// As [`Netlink::link_at`] and [`Netlink::link`].
+    pub fn link_by(&mut self, name: &str, index: Option<u32>) -> Result<Link, Error> {
+        match index {
+            Some(index) => self.link_at(index),
+            None => self.link(name),
+        }
+    }
+
     /// Returns the interface of a name.
     ///
     /// # Errors

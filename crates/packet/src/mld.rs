@@ -206,7 +206,7 @@ impl Groups {
     }
 
     /// Handles a query. The answer waits for a random part of the querier's delay (RFC 3810, 6.2).
-    pub fn query(&mut self, now_us: u64, mut random: impl FnMut() -> u64, query: &Query) {
+    pub fn handle_query(&mut self, now_us: u64, mut random: impl FnMut() -> u64, query: &Query) {
         if query.is_v1 {
             self.older_until = Some(now_us + OLDER_QUERIER_US);
         }
@@ -250,7 +250,7 @@ impl Groups {
                 changed.push(one.group);
             }
             self.change = self.members.iter().any(|one| one.changes > 0).then_some(next);
-            report(&changed, TO_EXCLUDE, is_older, &mut reports);
+            add_reports(&changed, TO_EXCLUDE, is_older, &mut reports);
         }
         let mut asked = Vec::new();
         for one in &mut self.members {
@@ -263,7 +263,7 @@ impl Groups {
             self.answered = Some(now_us);
         }
         self.schedule();
-        report(&asked, IS_EXCLUDE, is_older, &mut reports);
+        add_reports(&asked, IS_EXCLUDE, is_older, &mut reports);
         reports
     }
 }
@@ -274,7 +274,7 @@ fn random_time(random: &mut impl FnMut() -> u64, most_us: u64) -> u64 {
 }
 
 /// Adds the reports about groups: with MLDv1 one for each.
-fn report(groups: &[Ipv6Addr], kind: u8, is_older: bool, reports: &mut Vec<Report>) {
+fn add_reports(groups: &[Ipv6Addr], kind: u8, is_older: bool, reports: &mut Vec<Report>) {
     if is_older {
         reports.extend(groups.iter().map(|&group| {
             let message = [&[REPORT_V1, 0, 0, 0, 0, 0, 0, 0][..], &group.octets()].concat();
@@ -415,7 +415,7 @@ mod tests {
             groups.due(at, &mut random);
         }
         let now = ms(10_000);
-        groups.query(now, &mut random, &query(500, OTHER, 28).unwrap());
+        groups.handle_query(now, &mut random, &query(500, OTHER, 28).unwrap());
         let at = groups.poll_at_us().unwrap();
         assert!(at >= now && at <= ms(10_500));
         let reports = groups.due(at, &mut random);
@@ -423,7 +423,7 @@ mod tests {
         assert_eq!(reports[0].message[7..12], [1, 2, 0, 0, 0]);
         assert_eq!(reports[0].message[12..], OTHER.octets());
         let unknown = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 3);
-        groups.query(now, &mut random, &query(500, unknown, 28).unwrap());
+        groups.handle_query(now, &mut random, &query(500, unknown, 28).unwrap());
         assert_eq!(groups.poll_at_us(), None);
     }
 
@@ -436,7 +436,7 @@ mod tests {
         }
         let mut answers = 0;
         for now in 5000..6000 {
-            groups.query(ms(now), &mut random, &query(0, GROUP, 28).unwrap());
+            groups.handle_query(ms(now), &mut random, &query(0, GROUP, 28).unwrap());
             answers += groups.due(ms(now), &mut random).len();
         }
         assert_eq!(answers, 10);
@@ -449,13 +449,13 @@ mod tests {
         while let Some(at) = groups.poll_at_us() {
             groups.due(at, &mut random);
         }
-        groups.query(ms(2000), &mut random, &query(0, Ipv6Addr::UNSPECIFIED, 24).unwrap());
+        groups.handle_query(ms(2000), &mut random, &query(0, Ipv6Addr::UNSPECIFIED, 24).unwrap());
         let reports = groups.due(ms(2000), &mut random);
         assert_eq!(reports.iter().map(|report| report.dst).collect::<Vec<_>>(), [GROUP, OTHER]);
         assert!(reports.iter().all(|report| report.message[0] == 131));
         let general = query(0, Ipv6Addr::UNSPECIFIED, 28).unwrap();
         for (now, count) in [(100_000, 2), (262_000, 1)] {
-            groups.query(ms(now), &mut random, &general);
+            groups.handle_query(ms(now), &mut random, &general);
             assert_eq!(groups.due(ms(now), &mut random).len(), count, "{now}");
         }
     }

@@ -409,13 +409,13 @@ impl Control {
                 Err(Errno::AGAIN) => return,
                 // Another connection may wait.
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
-                Err(errno) => return self.accept_later(errno),
+                Err(errno) => return self.pause_accepting(errno),
             }
         }
     }
 
     /// Logs the error of `accept4`, and waits before the next attempt.
-    fn accept_later(&mut self, errno: Errno) {
+    fn pause_accepting(&mut self, errno: Errno) {
         if self.log.allows(self.own_uid) {
             match errno {
                 Errno::MFILE | Errno::NFILE => {

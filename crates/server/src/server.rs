@@ -277,7 +277,7 @@ impl Unstarted {
         let parts = Parts {
             listener,
             device,
-            device_name: name_engines(&mut engines, config, &info.name),
+            device_name: set_engine_device_names(&mut engines, config, &info.name),
             info,
             state: file,
             state_mapping: mapping,
@@ -548,7 +548,7 @@ fn keep(
 }
 
 /// Tells the engines the device's name in the log, and returns it.
-fn name_engines(engines: &mut [Engine], config: &Config, interface: &str) -> String {
+fn set_engine_device_names(engines: &mut [Engine], config: &Config, interface: &str) -> String {
     let name = config.device_name.as_deref().unwrap_or(interface);
     engines.iter_mut().for_each(|engine| engine.set_device_name(name));
     name.to_owned()

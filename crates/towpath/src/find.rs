@@ -108,10 +108,13 @@ fn at_path(path: &Path) -> Result<PathBuf, Failure> {
             "{shown} is no socket; give the device's name, or the path of its server's socket, such as \
              {SYSTEM}/tap0{SUFFIX}"
         ))),
-        Err(_) if path.components().count() == 1 => Err(Failure::usage(format!(
-            "--socket {shown}: there is no such socket; --device {shown} finds the server of a device, and \
+        // While a device begins anew, only the keeper's status is there.
+        Err(_) if path.components().count() == 1 && device_status(path).is_none() => {
+            Err(Failure::usage(format!(
+                "--socket {shown}: there is no such socket; --device {shown} finds the server of a device, and \
              --socket takes the path of its socket"
-        ))),
+            )))
+        }
         _ => Ok(path.to_owned()),
     }
 }

@@ -19,7 +19,9 @@ const OTHERS_WRITE: u32 = 0o022;
 /// The reason for which `open` refuses a file.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OpenError {
-    #[error("it is a symbolic link, which any user may have made; name the file itself")]
+    #[error(
+        "it is a symbolic link, which any user may have made; name the file itself, or - for the standard output of towpath capture"
+    )]
     Link,
     #[error("it is neither a file nor a FIFO; choose another path")]
     Kind,
@@ -94,7 +96,7 @@ pub(crate) fn open(path: &Path, mode: Mode, user: Option<u32>) -> Result<File, O
 
 /// Returns the reason not to trust a file that decides on rights, with the remedy. `None` if only root, this process's
 /// user and the user that called sudo can change the file.
-pub(crate) fn who_else_writes(about: &std::fs::Metadata) -> Option<String> {
+pub(crate) fn distrust_reason(about: &std::fs::Metadata) -> Option<String> {
     let (owner, bits) = (about.uid(), about.mode() & 0o777);
     if owner != 0 && !is_trusted(owner) {
         let user = rustix::process::geteuid().as_raw();
@@ -188,8 +190,10 @@ mod tests {
             assert_eq!(fs::read_to_string(path).unwrap(), "before");
         }
         let fifo = directory.0.join("fifo");
-        let bits = rustix::fs::Mode::from_raw_mode(0o644);
+        let bits = rustix::fs::Mode::RUSR;
         rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, bits, 0).unwrap();
+        // Whatever the umask is.
+        fs::set_permissions(&fifo, fs::Permissions::from_mode(0o644)).unwrap();
         let _reader =
             OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&fifo).unwrap();
         assert!(matches!(open(&fifo, ANEW, None), Err(OpenError::Permissions(0o644))));
@@ -201,9 +205,9 @@ mod tests {
         let path = directory.0.join("policy.toml");
         for (bits, is_safe) in [(0o600, true), (0o644, true), (0o664, false), (0o646, false)] {
             with_bits(&path, bits);
-            let found = who_else_writes(&fs::metadata(&path).unwrap());
+            let found = distrust_reason(&fs::metadata(&path).unwrap());
             assert_eq!(found.is_none(), is_safe, "{bits:03o}: {found:?}");
         }
-        assert_eq!(who_else_writes(&fs::metadata("/").unwrap()), None, "root owns it");
+        assert_eq!(distrust_reason(&fs::metadata("/").unwrap()), None, "root owns it");
     }
 }

@@ -28,7 +28,7 @@ pub(crate) fn read(path: &Path) -> Result<String, Failure> {
     if !about.is_file() {
         return Err(Failure::usage(format!("{shown} is not a file; give one with text")));
     }
-    if let Some(why) = private_file::who_else_writes(&about) {
+    if let Some(why) = private_file::distrust_reason(&about) {
         return Err(Failure::usage(format!("{shown}: {why}")));
     }
     if about.len() > MAX_BYTES {

@@ -4,7 +4,6 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use towpath_netlink::{Link, Netlink};
 
 /// `ETHTOOL_GGRO`: does the interface merge received packets?
 const GET_GRO: u32 = 0x0000_002b;
@@ -65,15 +64,6 @@ struct Driver {
 pub(crate) struct Ethtool {
     socket: OwnedFd,
     index: i32,
-}
-
-/// Returns an interface by its number, or by its name if the number is not known.
-pub(crate) fn link(name: &str, index: Option<u32>) -> Result<Link, towpath_netlink::Error> {
-    let mut netlink = Netlink::open()?;
-    match index {
-        Some(index) => netlink.link_at(index),
-        None => netlink.link(name),
-    }
 }
 
 impl Ethtool {
@@ -176,7 +166,7 @@ const _: () = assert!(size_of::<Driver>() == 196 && size_of::<Channels>() == 36)
 
 #[cfg(test)]
 mod tests {
-    use towpath_netlink::Veth;
+    use towpath_netlink::{Netlink, Veth};
     use towpath_testkit::isolated;
 
     use super::*;
@@ -187,14 +177,14 @@ mod tests {
         isolated!(|| {
             let mut netlink = Netlink::open().unwrap();
             netlink.create_veth(&Veth { queues: Some(3), ..Veth::new("eth0", "far0") }).unwrap();
-            let found = link("eth0", None).unwrap();
+            let found = netlink.link("eth0").unwrap();
             let ethtool = Ethtool::of(found.index).unwrap();
             let before = (ethtool.queues(), ethtool.driver());
             assert_eq!(before.1, "veth");
             netlink.rename("eth0", "lan0").unwrap();
             netlink.create_bridge("eth0").unwrap();
             assert_eq!((ethtool.queues(), ethtool.driver()), before);
-            assert_eq!(link("eth0", Some(found.index)).unwrap().name, "lan0");
+            assert_eq!(netlink.link_by("eth0", Some(found.index)).unwrap().name, "lan0");
             netlink.delete_link("lan0").unwrap();
             assert_eq!((ethtool.queues(), ethtool.driver()), (1, "unknown".to_owned()));
         });

@@ -7,14 +7,20 @@
 #[derive(Debug)]
 pub(crate) struct FullRings {
     in_a_row: usize,
-    /// The number of packets that the smallest ring holds.
-    fewest: usize,
+    /// The number of packets of one buffer that the smallest ring holds.
+    smallest_ring: usize,
 }
 
 impl FullRings {
-    /// `rings`: the number of packets that each ring holds.
+    /// `rings`: the number of packets of one buffer that each ring holds.
     pub(crate) fn new(rings: impl Iterator<Item = usize>) -> FullRings {
-        FullRings { in_a_row: 0, fewest: rings.min().unwrap_or(0) }
+        FullRings { in_a_row: 0, smallest_ring: rings.min().unwrap_or(0) }
+    }
+
+    /// Counts the buffers of a packet beyond its first one.
+    #[inline]
+    pub(crate) fn add_buffers(&mut self, further: u32) {
+        self.in_a_row += further as usize;
     }
 
     /// Counts the packets of a poll. Returns `true` if all rings are empty now, and one may have been full.
@@ -24,7 +30,7 @@ impl FullRings {
             self.in_a_row += packets;
             return false;
         }
-        std::mem::take(&mut self.in_a_row) >= self.fewest
+        std::mem::take(&mut self.in_a_row) >= self.smallest_ring
     }
 }
 
@@ -38,5 +44,7 @@ mod tests {
         assert!(![99, 0, 64, 35, 0].into_iter().any(|packets| rings.polled(packets)));
         assert!(!rings.polled(64) && !rings.polled(36) && rings.polled(0));
         assert!(!rings.polled(0), "only once");
+        rings.add_buffers(99);
+        assert!(!rings.polled(1) && rings.polled(0), "a packet of 100 buffers");
     }
 }

@@ -7,7 +7,7 @@ use towpath_bpf::Link;
 
 use super::error::{PacketError, refused};
 use super::shared::Shared;
-use crate::kernel_interface::ethtool::{self, Ethtool};
+use crate::kernel_interface::ethtool::Ethtool;
 use crate::kernel_interface::flow_filter::PacketFilter;
 use crate::kernel_interface::host_traffic::HostTraffic;
 use crate::kernel_interface::other_server;
@@ -18,6 +18,7 @@ use crate::{
     Capabilities, ETHERNET_HEADER_BYTES, EarlierObjects, Info, LARGE_FRAME_BYTES, Limits,
     VLAN_TAG_BYTES,
 };
+use towpath_netlink::Netlink;
 
 /// The size of the ring for packets of owned flows, in bytes: 256 packets, if the kernel merges
 /// received packets (GRO).
@@ -53,7 +54,7 @@ pub(super) struct Opened {
 
 /// Attaches to an interface.
 pub(super) fn open(options: &Options, earlier: &EarlierObjects) -> Result<Opened, PacketError> {
-    let link = ethtool::link(&options.interface, options.index)?;
+    let link = Netlink::open()?.link_by(&options.interface, options.index)?;
     let name = &link.name;
     let (index, mtu) = (link.index, link.mtu as usize);
     let mac = link.mac.filter(|mac| *mac != [0; 6]);

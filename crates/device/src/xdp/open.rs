@@ -19,7 +19,7 @@ use super::queue::PACKET_SOCKET_BUFFERS;
 use super::shared::{Lane, Properties, Shared};
 use super::socket::{self, Binding, CopyMode, RX_ENTRIES, TX_ENTRIES, TxChecksum};
 use super::tx_checksum::{self, Asked};
-use crate::kernel_interface::ethtool::{self, Ethtool};
+use crate::kernel_interface::ethtool::Ethtool;
 use crate::kernel_interface::host_traffic::{self, HostTraffic};
 use crate::kernel_interface::other_server;
 use crate::kernel_interface::packet_sender::{self, PacketSender};
@@ -59,7 +59,7 @@ pub(super) struct Opened {
 
 /// Attaches to an interface, after an earlier server.
 pub(super) fn open(options: &Options, earlier: &mut EarlierObjects) -> Result<Opened, XdpError> {
-    let link = ethtool::link(&options.interface, options.index)?;
+    let link = Netlink::open()?.link_by(&options.interface, options.index)?;
     // The interface's name at this time: it may change while the server starts.
     let options = Options { interface: link.name.clone(), ..options.clone() };
     open_link(&link, &options, earlier)

@@ -119,7 +119,9 @@ impl XdpQueue {
         };
         let served = lane.hardware_queues().max(1);
         let rings = packet_ring.iter().chain(&host_ring).map(PacketRing::slots);
-        let full_rings = FullRings::new(rings.chain([info.limits.rx_ring / served]));
+        // Some receive buffers are for the rings of packet sockets.
+        let of_sockets = info.limits.rx_ring.saturating_sub(PACKET_SOCKET_BUFFERS) / served;
+        let full_rings = FullRings::new(rings.chain([of_sockets.min(RX_ENTRIES as usize)]));
         let in_flight_chunks = (umem.memory.len() >> IN_FLIGHT_SHIFT) as u32 + 1;
         let mut queue = XdpQueue {
             info,

@@ -119,6 +119,11 @@ impl Control {
         if repeated.is_none() {
             apertures.objects.put(What::Tripwire, number, entry);
             apertures.objects.record(What::Tripwire, number);
+        } else if apertures.objects.get(What::Tripwire, number) != Some(entry) {
+            return Err(refused(
+                Refusal::Malformed,
+                "import tripwire: an earlier request with this number imported another tripwire",
+            ));
         }
         let session = apertures.objects.session;
         self.tripwire_importers.enter(session, number, &entry);

@@ -22,6 +22,8 @@ pub(super) const TAP: &str = "device-tap";
 
 /// The most attempts to find an interface whose name changes in between.
 const ATTEMPTS: usize = 16;
+/// The kernel's name of the driver of TAPs (`DRV_NAME` in drivers/net/tun.c).
+const TAP_KIND: &str = "tun";
 
 /// The longest file, in bytes. A name has at most 15 bytes.
 const MOST_BYTES: usize = 256;
@@ -190,8 +192,11 @@ impl Interface {
         for _ in 0..ATTEMPTS {
             let Some(name) = tap_name(tap) else { break };
             match netlink.link(&name) {
-                Ok(link) => return self.change(Known::of(link)),
+                Ok(link) if link.kind.as_deref() == Some(TAP_KIND) => {
+                    return self.change(Known::of(link));
+                }
                 // The interface's name has changed since, or the interface is in another namespace.
+                Ok(_) => {}
                 Err(error) if error.not_found() => {}
                 Err(error) => return Err(io::Error::other(error)),
             }

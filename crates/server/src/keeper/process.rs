@@ -311,7 +311,9 @@ impl Keeper {
                         // Without, the keeper finds no server that hangs.
                         self.positions = Positions::open(descriptor.as_fd()).ok();
                     }
-                    if device_objects::parse(name).is_some_and(|(name, _)| name == TAP) {
+                    // A server stores its TAP before it serves. Later it may be subverted, and name another interface.
+                    let is_tap = device_objects::parse(name).is_some_and(|(name, _)| name == TAP);
+                    if is_tap && !self.is_ready {
                         let found = self.interface.find_tap(descriptor.as_fd());
                         self.keep_interface(found);
                     }

@@ -295,7 +295,9 @@ impl Stack {
             && packet.hop_limit == 1
             && ip::has_router_alert(packet);
         match Query::parse(packet.payload).filter(|_| is_near) {
-            Some(query) => self.groups.query(now.as_micros(), || self.host.random.next(), &query),
+            Some(query) => {
+                self.groups.handle_query(now.as_micros(), || self.host.random.next(), &query)
+            }
             None => self.host.counters.rx_malformed += 1,
         }
     }

@@ -10,7 +10,6 @@
 #![forbid(unsafe_code)]
 
 mod host;
-mod link;
 mod pci;
 mod tap;
 
@@ -25,7 +24,6 @@ use super::settings::Settings;
 use super::values::{DeviceSpec, Driver};
 use crate::failure::Failure;
 use host::Attached;
-use link::link_of;
 
 /// The driver of a TAP interface, as rtnetlink names it.
 const TAP_KIND: &str = "tun";
@@ -95,7 +93,8 @@ fn is_tap(interface: &FollowedInterface) -> Result<bool, Failure> {
     let refused = |error: towpath_netlink::Error| {
         Failure::new(format!("{error}; ip link shows the interfaces of this network namespace"))
     };
-    let link = Netlink::open().and_then(|mut kernel| link_of(&mut kernel, interface));
+    let link =
+        Netlink::open().and_then(|mut kernel| kernel.link_by(&interface.name, interface.index));
     let link = link.map_err(refused)?;
     Ok(link.kind.as_deref() == Some(TAP_KIND))
 }

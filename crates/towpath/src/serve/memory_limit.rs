@@ -32,14 +32,14 @@ pub(super) fn default_total_bytes() -> usize {
 }
 
 /// The smallest buffer of a session, in bytes.
-const LEAST_BUFFER_BYTES: u32 = 64;
+const MIN_BUFFER_BYTES: u32 = 64;
 
 /// The divisor of the limit for one granted user, who may have half of it.
 const USER_DIVISOR: usize = 2;
 
 /// Returns the bytes of the smallest session on a server with `lanes` engine threads.
-fn smallest_session(lanes: usize) -> usize {
-    let bytes = LEAST_BUFFER_BYTES;
+fn smallest_session_bytes(lanes: usize) -> usize {
+    let bytes = MIN_BUFFER_BYTES;
     // Queues have a power of two of slots, and not every one.
     let shape = (0..u32::BITS)
         .find_map(|power| SessionShape::new(1, 1, 1 << power, 1 << power, bytes, bytes).ok());
@@ -47,7 +47,7 @@ fn smallest_session(lanes: usize) -> usize {
 }
 
 /// Returns the bytes of a session of a program that uses the sockets of `towpath-net`.
-fn session_of_sockets(lanes: usize) -> usize {
+fn sockets_session_bytes(lanes: usize) -> usize {
     let options: Options = SessionLink::options("");
     let shape = SessionShape::new(
         options.queue_pairs,
@@ -62,11 +62,11 @@ fn session_of_sockets(lanes: usize) -> usize {
 
 /// Checks that a given limit has room for a session.
 pub(super) fn check(total: usize, lanes: usize) -> Result<(), Failure> {
-    let least = smallest_session(lanes);
+    let least = smallest_session_bytes(lanes);
     if total >= least {
         return Ok(());
     }
-    let useful = session_of_sockets(lanes) * USER_DIVISOR;
+    let useful = sockets_session_bytes(lanes) * USER_DIVISOR;
     Err(Failure::usage(format!(
         "--total-bytes {total}: the smallest session takes {least} bytes; give at least {useful}, for one \
          program that uses sockets, or 0 for half of the machine's memory"
@@ -74,9 +74,9 @@ pub(super) fn check(total: usize, lanes: usize) -> Result<(), Failure> {
 }
 
 /// Warns if one granted user's half of the limit has no room for a program that uses sockets. Returns the limit.
-pub(super) fn warn_of_little(policy: &Policy, lanes: usize) -> usize {
+pub(super) fn warn_if_small(policy: &Policy, lanes: usize) -> usize {
     let total = policy.total_bytes;
-    let wanted = session_of_sockets(lanes);
+    let wanted = sockets_session_bytes(lanes);
     if total / USER_DIVISOR < wanted {
         warn!(
             "all sessions may have {total} bytes (--total-bytes), and one user half of them: a program that uses \
@@ -146,10 +146,10 @@ mod tests {
     #[test]
     fn a_limit_without_room_for_a_session_is_refused() {
         for lanes in [1, 4] {
-            let least = smallest_session(lanes);
-            assert!(least > 0 && least < session_of_sockets(lanes));
+            let least = smallest_session_bytes(lanes);
+            assert!(least > 0 && least < sockets_session_bytes(lanes));
             let refused = check(least - 1, lanes).unwrap_err();
-            let useful = session_of_sockets(lanes) * 2;
+            let useful = sockets_session_bytes(lanes) * 2;
             assert!(refused.text().contains(&format!("at least {useful}")), "{refused:?}");
             assert_eq!(check(least, lanes), Ok(()));
         }

@@ -30,6 +30,7 @@ impl XdpQueue {
             // The kernel publishes a packet's descriptors together, in copy mode.
             let Some(last) = (0..available).find(ends) else { break };
             count += 1;
+            self.full_rings.add_buffers(last);
             self.take_packet(index, last + 1, pool, spaces, out);
         }
         count

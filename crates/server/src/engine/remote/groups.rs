@@ -7,14 +7,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
 
+use towpath_packet::AnswerRate;
 use towpath_packet::ipv6::solicited_node;
 use towpath_packet::mld::{Groups, Query, Report};
 
 /// The most stations whose reports the engine makes per poll iteration.
 const MOST_STATIONS: usize = 16;
-/// The least time between two queries that the engine handles, in nanoseconds. A query costs time for each station, and
-/// any host of the link may forge queries.
-const QUERY_PAUSE_NS: u64 = 10_000_000;
+/// The queries that the engine handles per second. A query costs time for each station, and any host of the link may
+/// forge queries.
+const QUERIES_PER_SECOND: u32 = 100;
 
 /// The addresses with one link address, and their groups.
 #[derive(Debug, Default)]
@@ -26,12 +27,18 @@ struct Station {
 }
 
 /// The groups of all stations for which the engine answers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct ReportedGroups {
     stations: BTreeMap<[u8; 6], Station>,
     timers: BTreeSet<(u64, [u8; 6])>,
-    /// The time of the last query that the engine handled, in nanoseconds.
-    queried: Option<u64>,
+    rate: AnswerRate,
+}
+
+impl Default for ReportedGroups {
+    fn default() -> ReportedGroups {
+        let rate = AnswerRate::new(QUERIES_PER_SECOND, 0);
+        ReportedGroups { stations: BTreeMap::new(), timers: BTreeSet::new(), rate }
+    }
 }
 
 impl ReportedGroups {
@@ -60,13 +67,17 @@ impl ReportedGroups {
     }
 
     /// Handles a query. `random` returns random numbers.
-    pub(super) fn query(&mut self, now: u64, query: &Query, mut random: impl FnMut() -> u64) {
-        if self.queried.is_some_and(|at| now < at + QUERY_PAUSE_NS) {
+    pub(super) fn handle_query(
+        &mut self,
+        now: u64,
+        query: &Query,
+        mut random: impl FnMut() -> u64,
+    ) {
+        if !self.rate.take(now, random()) {
             return;
         }
-        self.queried = Some(now);
         for (mac, station) in &mut self.stations {
-            station.groups.query(now / 1000, &mut random, query);
+            station.groups.handle_query(now / 1000, &mut random, query);
             station.schedule(*mac, &mut self.timers);
         }
     }
@@ -143,7 +154,7 @@ mod tests {
         assert_eq!(all_due(&mut groups), [MACS[0], MACS[1], MACS[0], MACS[1]]);
         groups.leave(MACS[0], address(7));
         groups.leave(MACS[1], address(8));
-        groups.query(1_000_000_000, &general_query(), || 0);
+        groups.handle_query(1_000_000_000, &general_query(), || 0);
         assert_eq!(all_due(&mut groups), [MACS[0]]);
         groups.leave(MACS[0], address(1 << 64 | 7));
         assert!(groups.stations.is_empty() && groups.timers.is_empty());
@@ -161,12 +172,13 @@ mod tests {
         assert_eq!(all_due(&mut groups).len(), 200 - MOST_STATIONS);
         let mut drawn = 0;
         for now in 0..100 {
-            groups.query(2_000_000_000 + now * 1_000_000, &general_query(), || {
+            groups.handle_query(2_000_000_000 + now * 1_000_000, &general_query(), || {
                 drawn += 1;
-                0
+                1
             });
         }
-        // One random number per station and query.
-        assert_eq!(drawn, 100 * 10);
+        // The bucket holds 50 queries, and gets 9 more in this time. Each query draws a random number, and each that is
+        // handled draws one per station.
+        assert_eq!(drawn, 100 + 59 * 100);
     }
 }

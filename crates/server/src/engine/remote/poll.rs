@@ -124,7 +124,7 @@ fn receive(frame: &[u8], oob: &OobTable, parts: &mut Parts<'_>, counters: &mut D
         }
         Err(RoceError::Protocol(_) | RoceError::Ethertype(_)) => {
             if let Some(query) = Query::of_frame(frame) {
-                return parts.remote.query_groups(&query);
+                return parts.remote.handle_query(&query);
             }
             let headers = Headers::parse(frame, frame.len());
             let headers = headers.ok().filter(|headers| headers.malformed.is_none());

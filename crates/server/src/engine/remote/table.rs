@@ -476,9 +476,9 @@ impl RemoteTable {
     }
 
     /// Handles a query for multicast groups.
-    pub(super) fn query_groups(&mut self, query: &Query) {
+    pub(super) fn handle_query(&mut self, query: &Query) {
         let random = &mut self.random;
-        self.groups.query(self.now, query, || random.next_u64());
+        self.groups.handle_query(self.now, query, || random.next_u64());
     }
 
     /// Queues a frame that is no packet of a connection. Drops and counts it if too many wait.

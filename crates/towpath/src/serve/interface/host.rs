@@ -11,7 +11,6 @@ use tracing::{info, warn};
 
 use super::super::settings::Settings;
 use super::super::values::{Lease, Subnet as GivenSubnet, limit};
-use super::link::link_of;
 use crate::failure::Failure;
 
 /// What the server asks of the driver.
@@ -66,7 +65,7 @@ fn check(
     check_options(&interface.name, settings)?;
     let refused = |error: towpath_netlink::Error| Failure::new(error.to_string());
     let mut netlink = Netlink::open().map_err(refused)?;
-    let link = link_of(&mut netlink, interface).map_err(no_interface)?;
+    let link = netlink.link_by(&interface.name, interface.index).map_err(no_interface)?;
     check_interface(&link)?;
     match check_state(&link, &mut netlink) {
         // A running server continues in such a state, and so does its successor.

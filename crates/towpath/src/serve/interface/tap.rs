@@ -34,7 +34,7 @@ pub(super) fn open(name: &str, settings: &Settings) -> Result<TapDevice, Failure
     for _ in 1..ATTEMPTS {
         let name = present_name(&device)?;
         // Another program, such as udev, may give the interface another name in between.
-        if configure(&mut device, &name, settings).is_ok() {
+        if configure(&mut device, &name, settings).is_ok() && present_name(&device)? == name {
             return Ok(device);
         }
     }
