@@ -1,5 +1,7 @@
 //! The tripwires that sessions set and import.
 
+use std::os::fd::OwnedFd;
+
 use towpath_protocol::apertures::{Access, MAX_OVERLAPPING, is_inside};
 use towpath_protocol::message::{Created, ImportTripwire, Message, Refusal, SetTripwire};
 
@@ -76,6 +78,34 @@ impl Control {
             ));
         }
         let aperture = apertures.objects.get(What::Aperture, import.aperture);
+        let (entry, armed) = self.find_tripwire(import, aperture)?;
+        let apertures = self.apertures(token, what)?;
+        if repeated.is_none() {
+            apertures.objects.put(What::Tripwire, number, entry);
+            apertures.objects.record(What::Tripwire, number);
+        } else if apertures.objects.get(What::Tripwire, number) != Some(entry) {
+            return Err(refused(
+                Refusal::Malformed,
+                "import tripwire: an earlier request with this number imported another tripwire",
+            ));
+        }
+        let session = apertures.objects.session;
+        self.tripwire_importers.enter(session, number, &entry);
+        let command = import_tripwire_command(session, number, Some(&entry));
+        let created = Created { number, key: entry.other_session };
+        // From the answer on, the application counts on the engine.
+        self.command_first_lane(command, Reply::TripwireImported(token, created, armed));
+        Ok(())
+    }
+
+    /// Finds the tripwire that a session asks to import, in the aperture that it imported. Returns its entry for the
+    /// session, and the owner's armed words.
+    fn find_tripwire(
+        &self,
+        import: &ImportTripwire,
+        aperture: Option<Entry>,
+    ) -> Result<(Entry, OwnedFd), Refused> {
+        let what = "import tripwire";
         let aperture = aperture.filter(|one| one.kind == Entry::IMPORTED).ok_or_else(|| {
             let text =
                 format!("{what}: the session has not imported an aperture {}", import.aperture);
@@ -115,23 +145,7 @@ impl Control {
             other: import.tripwire,
             ..Entry::default()
         };
-        let apertures = self.apertures(token, what)?;
-        if repeated.is_none() {
-            apertures.objects.put(What::Tripwire, number, entry);
-            apertures.objects.record(What::Tripwire, number);
-        } else if apertures.objects.get(What::Tripwire, number) != Some(entry) {
-            return Err(refused(
-                Refusal::Malformed,
-                "import tripwire: an earlier request with this number imported another tripwire",
-            ));
-        }
-        let session = apertures.objects.session;
-        self.tripwire_importers.enter(session, number, &entry);
-        let command = import_tripwire_command(session, number, Some(&entry));
-        let created = Created { number, key: key.owner };
-        // From the answer on, the application counts on the engine.
-        self.command_first_lane(command, Reply::TripwireImported(token, created, armed));
-        Ok(())
+        Ok((entry, armed))
     }
 
     /// Has the engine enter an imported tripwire, or remove it.
