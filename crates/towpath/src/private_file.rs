@@ -73,8 +73,8 @@ pub(crate) fn open(path: &Path, mode: Mode, user: Option<u32>) -> Result<File, O
     let (kind, owner) = (about.file_type(), about.uid());
     let is_own = is_trusted(owner) || user == Some(owner);
     if kind.is_char_device() {
-        // /dev/null, and terminals.
-        return if is_own || owner == 0 { Ok(file) } else { Err(OpenError::Owner(owner)) };
+        // /dev/null, and terminals. Only root makes devices, and in a user namespace, its number is another one.
+        return Ok(file);
     }
     if !(kind.is_file() || kind.is_fifo()) {
         return Err(OpenError::Kind);
