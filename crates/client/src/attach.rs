@@ -43,7 +43,7 @@ pub(crate) fn attach(
 ) -> Result<Attachment, AttachError> {
     let channel = Channel::new(socket);
     let request = request(options);
-    let shape = check(options, &request)?;
+    let shape = check(options)?;
     let (granted, descriptors) = match ask(&channel, &Message::Attach(request), deadline) {
         Answer::Message(Message::Attached(granted), descriptors) => (granted, descriptors),
         other => return Err(other.into_attach_error()),
@@ -100,22 +100,12 @@ fn request(options: &Options) -> Attach {
 }
 
 /// Checks the options before the request, and returns the sizes of the session's parts.
-fn check(options: &Options, request: &Attach) -> Result<SessionShape, AttachError> {
+fn check(options: &Options) -> Result<SessionShape, AttachError> {
     let refused = |text: String| AttachError::Refused {
         refusal: message::Refusal::Malformed,
         text: format!("attach: {text}"),
     };
-    let shape = SessionShape::new(
-        request.queue_pairs,
-        request.endpoints,
-        request.transmit_slots,
-        request.receive_slots,
-        request.transmit_buffer_bytes,
-        request.receive_buffer_bytes,
-    )
-    .and_then(|shape| shape.with_oob(options.oob_slots))
-    .and_then(|shape| shape.with_apertures(options.apertures, options.tripwires))
-    .map_err(|error| refused(error.to_string()))?;
+    let shape = options.shape().map_err(|error| refused(error.to_string()))?;
     options.wait_strategy.check().map_err(|wrong| refused(wrong.to_string()))?;
     if let Some(small) = options.expedited_queue_pair
         && small >= options.queue_pairs

@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::time::Duration;
 
+use towpath_protocol::layout::{SessionShape, ShapeError};
 use towpath_protocol::message::{self, Attached};
 
 /// The options of a session, whose memory is about
@@ -131,6 +132,31 @@ impl WaitStrategy {
             }
             _ => Ok(()),
         }
+    }
+}
+
+impl Options {
+    /// Returns the sizes of the session's parts in each engine thread.
+    ///
+    /// ```
+    /// let shape = towpath_client::Options::default().shape()?;
+    /// assert!(shape.server_words() > 0);
+    /// # Ok::<(), towpath_protocol::layout::ShapeError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ShapeError`] names the number that is out of its range.
+    pub fn shape(&self) -> Result<SessionShape, ShapeError> {
+        SessionShape::new(
+            self.queue_pairs,
+            self.endpoints,
+            self.transmit_slots,
+            self.receive_slots,
+            self.transmit_buffer_bytes,
+            self.receive_buffer_bytes,
+        )?
+        .with_oob(self.oob_slots)?
+        .with_apertures(self.apertures, self.tripwires)
     }
 }
 

@@ -40,7 +40,7 @@ pub use address::Address;
 pub use channels::{ChannelWatch, Channels};
 pub use error::Error;
 pub use host_watch::{HostEvent, HostWatch};
-pub use link::{Link, Place, Veth};
+pub use link::{Link, Place, RENAME_ATTEMPTS, Veth};
 pub use neighbour::{Neighbour, Reachability};
 pub use netdev::XskFeatures;
 pub use prefix::Prefix;

@@ -136,6 +136,9 @@ impl<'a> Veth<'a> {
     }
 }
 
+/// The most attempts of a sequence of requests that name an interface: another program may rename it in between.
+pub const RENAME_ATTEMPTS: usize = 16;
+
 impl Netlink {
     /// Returns all interfaces of the namespace.
     ///

@@ -57,6 +57,12 @@ pub struct Query {
 }
 
 impl Query {
+    /// Returns the group that the query asks for; `None` if it asks for all.
+    #[must_use]
+    pub fn group(&self) -> Option<Ipv6Addr> {
+        self.group
+    }
+
     /// Parses an MLD query: an ICMPv6 message. Returns `None` if it is malformed. The caller has checked that the query
     /// is from a link-local address, and has a hop limit of 1 and a router alert (RFC 3810, 6.2).
     #[must_use]
@@ -196,6 +202,12 @@ impl Groups {
             self.change = Some(now_us);
             self.schedule();
         }
+    }
+
+    /// Returns `true` if the host listens to a group.
+    #[must_use]
+    pub fn has(&self, group: Ipv6Addr) -> bool {
+        self.members.iter().any(|one| one.group == group)
     }
 
     /// Stops listening to a group, without a report.

@@ -59,6 +59,8 @@ const ACCEPTS: usize = 16;
 
 /// The epoll data of the control thread's own descriptors. Other values are worker numbers.
 const LISTENER: u64 = u64::MAX;
+/// The time without new connections after one that the server could not accept.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 const WAKE: u64 = u64::MAX - 1;
 const DEVICE: u64 = u64::MAX - 2;
 const HOST: u64 = u64::MAX - 3;
@@ -178,6 +180,8 @@ pub(crate) struct Control {
     pub(crate) unclaimed: VecDeque<(Instant, u64)>,
     pub(crate) ended: Option<Result<(), DeviceError>>,
     pub(crate) stopping: bool,
+    /// When the thread listens for connections again, after it could not accept one.
+    pub(crate) listens_again: Option<Instant>,
     /// The hardware queues at the last change of their number; `None` before a change.
     pub(crate) hardware_queues: Option<HardwareQueues>,
     /// `true` if the server leaves its sessions to the next one: for an upgrade, or after a
@@ -257,6 +261,7 @@ impl Control {
             unclaimed: VecDeque::new(),
             ended: None,
             stopping: false,
+            listens_again: None,
             hardware_queues: None,
             leaves: false,
             failed: None,
@@ -316,6 +321,7 @@ impl Control {
             self.give_up_workers();
             self.end_failed_connections();
             self.leave_for_added_queues();
+            self.listen_again();
         }
     }
 
@@ -398,7 +404,8 @@ impl Control {
             deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1)
         });
         let freed = self.freed.next_deadline();
-        [host, workers, queues, unclaimed, freed].into_iter().flatten().min()
+        let listens = self.listens_again.map(|at| at.saturating_duration_since(Instant::now()));
+        [host, workers, queues, unclaimed, freed, listens].into_iter().flatten().min()
     }
 
     fn accept(&mut self) {
@@ -414,7 +421,7 @@ impl Control {
         }
     }
 
-    /// Logs the error of `accept4`, and waits before the next attempt.
+    /// Logs the error of `accept4`, and stops listening for a while: the listener stays readable.
     fn pause_accepting(&mut self, errno: Errno) {
         if self.log.allows(self.own_uid) {
             match errno {
@@ -427,8 +434,24 @@ impl Control {
                 _ => warn!("cannot accept a connection: accept4: {errno}; the server tries again"),
             }
         }
-        // The listener stays readable; the pause prevents an immediate retry.
-        std::thread::sleep(Duration::from_millis(10));
+        if let Some(listener) = &self.parts.listener {
+            let _ = epoll::delete(&*self.epoll, listener);
+            self.listens_again = Some(Instant::now() + ACCEPT_PAUSE);
+        }
+    }
+
+    /// Listens for connections again after [`ACCEPT_PAUSE`].
+    fn listen_again(&mut self) {
+        if self.listens_again.is_none_or(|at| Instant::now() < at) {
+            return;
+        }
+        self.listens_again = None;
+        if let Some(listener) = &self.parts.listener {
+            let data = epoll::EventData::new_u64(LISTENER);
+            if epoll::add(&*self.epoll, listener, data, epoll::EventFlags::IN).is_err() {
+                self.listens_again = Some(Instant::now() + ACCEPT_PAUSE);
+            }
+        }
     }
 
     /// Takes on a connection. The control thread decides only by the kernel's credentials of the

@@ -16,6 +16,8 @@ mod man;
 mod measure;
 mod needed_calls;
 mod number;
+#[cfg(test)]
+mod own_directory;
 mod policy;
 mod private_file;
 mod report;

@@ -9,6 +9,8 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+
 use crate::failure::says;
 
 /// The permission bits of users other than the owner.
@@ -41,6 +43,9 @@ pub(crate) enum OpenError {
 fn remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::ENXIO) => "start the program that reads this FIFO first",
+        Some(libc::EWOULDBLOCK) => {
+            "another program has a lease on it (fcntl(2)); choose another path"
+        }
         _ => "choose a file that can be written",
     }
 }
@@ -50,25 +55,29 @@ fn remedy(error: &io::Error) -> &'static str {
 pub(crate) struct Mode {
     /// `true` if the program writes after the present contents; `false` if `open` removes them.
     pub(crate) appends: bool,
-    /// `true` if `open` does not wait for the reader of a FIFO. Without a reader, the error is then `ENXIO`.
+    /// `true` if a write to a FIFO without room fails with `EAGAIN`; `false` if it waits.
     pub(crate) nonblocking: bool,
 }
 
 /// Opens a file for packets, which only its owner may read. Creates a missing file with permissions 600. The owner of
 /// an existing file must be this process's user, `user`, or the user that called sudo; no other user may have access.
+/// Waits neither for the reader of a FIFO (`ENXIO`) nor for the end of a lease (`EWOULDBLOCK`), which others could prolong.
 pub(crate) fn open(path: &Path, mode: Mode, user: Option<u32>) -> Result<File, OpenError> {
-    let nonblocking = if mode.nonblocking { libc::O_NONBLOCK } else { 0 };
     let opened = OpenOptions::new()
         .write(true)
         .create(true)
         .append(mode.appends)
         .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW | nonblocking)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
         .open(path);
     let file = opened.map_err(|error| match error.raw_os_error() {
         Some(libc::ELOOP) => OpenError::Link,
         _ => error.into(),
     })?;
+    if !mode.nonblocking {
+        let flags = fcntl_getfl(&file).map_err(io::Error::from)?;
+        fcntl_setfl(&file, flags - OFlags::NONBLOCK).map_err(io::Error::from)?;
+    }
     let about = file.metadata()?;
     let (kind, owner) = (about.file_type(), about.uid());
     let is_own = is_trusted(owner) || user == Some(owner);
@@ -122,30 +131,9 @@ fn sudo_user() -> Option<u32> {
 mod tests {
     use std::fs;
     use std::os::unix::fs::{PermissionsExt, symlink};
-    use std::path::PathBuf;
-    use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
-
-    /// A directory for one test.
-    struct Own(PathBuf);
-
-    impl Own {
-        fn new() -> Own {
-            static NUMBER: AtomicU32 = AtomicU32::new(0);
-            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-            let name = format!("towpath-private-{}-{number}", std::process::id());
-            let path = std::env::temp_dir().join(name);
-            fs::create_dir(&path).unwrap();
-            Own(path)
-        }
-    }
-
-    impl Drop for Own {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
+    use crate::own_directory::Own;
 
     const ANEW: Mode = Mode { appends: false, nonblocking: true };
 
@@ -156,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_new_file_and_one_of_this_user_are_for_this_user_only() {
-        let directory = Own::new();
+        let directory = Own::new("private-new");
         let path = directory.0.join("file");
         for contents in ["first", "second"] {
             io::Write::write_all(&mut open(&path, ANEW, None).unwrap(), contents.as_bytes())
@@ -173,7 +161,7 @@ mod tests {
     /// Each refused file stays as it is.
     #[test]
     fn what_others_can_reach_is_refused() {
-        let directory = Own::new();
+        let directory = Own::new("private-shared");
         let [target, link, shared, second] =
             ["target", "link", "shared", "second"].map(|name| directory.0.join(name));
         with_bits(&target, 0o600);
@@ -194,14 +182,22 @@ mod tests {
         rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, bits, 0).unwrap();
         // Whatever the umask is.
         fs::set_permissions(&fifo, fs::Permissions::from_mode(0o644)).unwrap();
-        let _reader =
+        let reader =
             OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&fifo).unwrap();
         assert!(matches!(open(&fifo, ANEW, None), Err(OpenError::Permissions(0o644))));
+        // No open waits for a reader.
+        fs::set_permissions(&fifo, fs::Permissions::from_mode(0o600)).unwrap();
+        drop(reader);
+        for nonblocking in [true, false] {
+            let mode = Mode { nonblocking, ..ANEW };
+            let Err(OpenError::Io(error)) = open(&fifo, mode, None) else { panic!("no reader") };
+            assert_eq!(error.raw_os_error(), Some(libc::ENXIO));
+        }
     }
 
     #[test]
     fn a_file_that_others_can_write_decides_nothing() {
-        let directory = Own::new();
+        let directory = Own::new("private-policy");
         let path = directory.0.join("policy.toml");
         for (bits, is_safe) in [(0o600, true), (0o644, true), (0o664, false), (0o646, false)] {
             with_bits(&path, bits);

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use towpath_netlink::RENAME_ATTEMPTS;
 
 /// `ETHTOOL_GGRO`: does the interface merge received packets?
 const GET_GRO: u32 = 0x0000_002b;
@@ -18,9 +19,6 @@ const GET_RSS_TABLE: u32 = 0x0000_0038;
 const RSS_ENTRIES: usize = 4096;
 /// `ETHTOOL_GDRVINFO`: its driver.
 const GET_DRIVER: u32 = 0x0000_0003;
-/// The most attempts to ask an interface whose name changes in between.
-const ATTEMPTS: usize = 16;
-
 /// `struct ethtool_value`.
 #[repr(C)]
 #[derive(Default)]
@@ -76,7 +74,7 @@ impl Ethtool {
 
     /// Asks a question whose structure begins with its command.
     fn ask<T>(&self, question: &mut T) -> io::Result<()> {
-        for _ in 1..ATTEMPTS {
+        for _ in 1..RENAME_ATTEMPTS {
             match self.ask_by_name(&self.name()?, question) {
                 // The interface's name has changed since.
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}

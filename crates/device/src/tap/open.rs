@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use libc::{c_int, c_uint, ifreq};
 use rustix::fs::{Mode, OFlags};
-use towpath_netlink::Netlink;
+use towpath_netlink::{Netlink, RENAME_ATTEMPTS};
 
 use crate::virtio;
 
@@ -99,9 +99,6 @@ pub(super) struct Interface {
 const QUEUE_PACKETS: u32 = 4096;
 /// The number that the kernel gives a TAP when an operator makes it (`DEFAULT_TX_QUEUE_LEN`).
 const KERNELS_QUEUE_PACKETS: u32 = 1000;
-
-/// The most attempts to describe an interface whose name changes in between.
-const ATTEMPTS: usize = 16;
 
 /// # Safety
 /// The argument matches the documentation of `request` (linux/if_tun.h, netdevice(7)): a live
@@ -195,7 +192,7 @@ pub(super) fn name(fd: &OwnedFd) -> io::Result<String> {
 /// the calling thread's network namespace.
 pub(super) fn describe(fd: &OwnedFd) -> Result<Interface, TapError> {
     let name_now = || name(fd).map_err(|cause| TapError::BadDescriptor { cause });
-    for _ in 1..ATTEMPTS {
+    for _ in 1..RENAME_ATTEMPTS {
         let name = name_now()?;
         let described = describe_as(fd, name.clone());
         // The kernel finds the interface by its name, which may have changed in between, even twice.

@@ -26,10 +26,10 @@ use crate::{EarlierObjects, Keeper, LARGE_FRAME_BYTES};
 pub(super) const SOCKET: &str = "device-socket-";
 /// The name under which a keeper holds the ledger of a lane, before the lane's number.
 pub(super) const LEDGER: &str = "device-ledger-";
-/// The name under which a keeper holds the memory of a lane, before `-` and the lane's number.
-pub(super) const MEMORY_NAME: &str = "device-umem";
-/// [`MEMORY_NAME`] and `-`.
+/// The name under which a keeper holds the memory of a lane, before the lane's number.
 pub(super) const MEMORY: &str = "device-umem-";
+/// The same without the last `-`.
+pub(super) const MEMORY_NAME: &str = MEMORY.split_at(MEMORY.len() - 1).0;
 /// The name that servers with rings of [`EARLIER_RX_ENTRIES`] use. Such a server would take the positions of a longer
 /// ring for positions of a short ring, and deliver stale packets. If the server finds no memory under this name, it
 /// only closes the sockets.
@@ -230,6 +230,7 @@ mod tests {
         let mut longest = vec![0; LARGE_FRAME_BYTES];
         assert!(!append(&memory, part(0, 1), &mut longest));
     }
+
     /// Returns what a server with one hardware queue leaves, with its memory under a name.
     fn left(memory: &str) -> EarlierObjects {
         let mut earlier = EarlierObjects::default();

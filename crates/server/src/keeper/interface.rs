@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use serde::{Deserialize, Serialize};
-use towpath_netlink::{Link, LinkWatch, Netlink, Watched};
+use towpath_netlink::{Link, LinkWatch, Netlink, RENAME_ATTEMPTS, Watched};
 
 use super::options::Follows;
 
@@ -20,8 +20,6 @@ pub(super) const INTERFACE: &str = "keeper-interface";
 /// The name of a TAP's descriptor among a server's objects.
 pub(super) const TAP: &str = "device-tap";
 
-/// The most attempts to find an interface whose name changes in between.
-const ATTEMPTS: usize = 16;
 /// The kernel's name of the driver of TAPs (`DRV_NAME` in drivers/net/tun.c).
 const TAP_KIND: &str = "tun";
 
@@ -189,7 +187,7 @@ impl Interface {
             return Ok(None);
         }
         let mut netlink = Netlink::open().map_err(io::Error::other)?;
-        for _ in 0..ATTEMPTS {
+        for _ in 0..RENAME_ATTEMPTS {
             let Some(name) = tap_name(tap) else { break };
             match netlink.link(&name) {
                 Ok(link) if link.kind.as_deref() == Some(TAP_KIND) => {

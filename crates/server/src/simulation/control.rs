@@ -89,19 +89,8 @@ impl Keeper {
         let listener = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).unwrap();
         rustix::net::bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
         rustix::net::listen(&listener, 64).unwrap();
-        let shape = SessionShape::new(
-            options.queue_pairs,
-            options.endpoints,
-            options.transmit_slots,
-            options.receive_slots,
-            options.transmit_buffer_bytes,
-            options.receive_buffer_bytes,
-        );
+        let shape = options.shape().unwrap();
         let state = SharedFile::create("simulated-state", STATE_WORDS * 8).unwrap();
-        let shape = shape.and_then(|shape| shape.with_oob(options.oob_slots));
-        let shape = shape
-            .and_then(|shape| shape.with_apertures(options.apertures, options.tripwires))
-            .unwrap();
         let (store, memories) = (MemoryStore::default(), Vec::new());
         Keeper { listener, shape, store, state, sessions: 0, memories, over: Vec::new() }
     }

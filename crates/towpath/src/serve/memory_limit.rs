@@ -4,10 +4,9 @@
 
 use std::path::{Component, Path};
 
-use towpath_client::Options;
 use towpath_net::SessionLink;
 use towpath_protocol::layout::SessionShape;
-use towpath_server::{Policy, session_bytes};
+use towpath_server::session_bytes;
 use tracing::warn;
 
 use crate::failure::Failure;
@@ -48,15 +47,7 @@ fn smallest_session_bytes(lanes: usize) -> usize {
 
 /// Returns the bytes of a session of a program that uses the sockets of `towpath-net`.
 fn sockets_session_bytes(lanes: usize) -> usize {
-    let options: Options = SessionLink::options("");
-    let shape = SessionShape::new(
-        options.queue_pairs,
-        options.endpoints,
-        options.transmit_slots,
-        options.receive_slots,
-        options.transmit_buffer_bytes,
-        options.receive_buffer_bytes,
-    );
+    let shape = SessionLink::options("").shape();
     shape.map_or(0, |shape| session_bytes(&shape, lanes))
 }
 
@@ -73,9 +64,8 @@ pub(super) fn check(total: usize, lanes: usize) -> Result<(), Failure> {
     )))
 }
 
-/// Warns if one granted user's half of the limit has no room for a program that uses sockets. Returns the limit.
-pub(super) fn warn_if_small(policy: &Policy, lanes: usize) -> usize {
-    let total = policy.total_bytes;
+/// Warns if one granted user's half of the limit has no room for a program that uses sockets.
+pub(super) fn warn_if_small(total: usize, lanes: usize) {
     let wanted = sockets_session_bytes(lanes);
     if total / USER_DIVISOR < wanted {
         warn!(
@@ -84,7 +74,6 @@ pub(super) fn warn_if_small(policy: &Policy, lanes: usize) -> usize {
             wanted * USER_DIVISOR
         );
     }
-    total
 }
 
 /// Returns the lowest limit of the groups in `own`, the text of `/proc/self/cgroup`, and of the groups above them.

@@ -109,7 +109,8 @@ fn run_with(
     let Info { name, mtu, .. } = device.info().clone();
     config.subnets = subnets.unwrap_or(config.subnets);
     warn_without_grants(&config.policy, &served.interface);
-    let total_bytes = memory_limit::warn_if_small(&config.policy, settings.lanes());
+    let total_bytes = config.policy.total_bytes;
+    memory_limit::warn_if_small(total_bytes, settings.lanes());
     let (mut device, mut pcap) = Pcap::wrap(with_faults(device, &settings), &settings, args.again)?;
     allow_xdp_sockets(keeper, xdp_sockets, args.again).map_err(failed)?;
     device.set_keeper(Arc::new(keeper.clone()));

@@ -13,8 +13,10 @@ use towpath_packet::mld::{Groups, Query, Report};
 
 /// The most stations whose reports the engine makes per poll iteration.
 const MOST_STATIONS: usize = 16;
-/// The queries that the engine handles per second. A query costs time for each station, and any host of the link may
-/// forge queries.
+/// The least time between two queries for all groups that the engine handles, in nanoseconds. Such a query costs time for
+/// each station, and any host of the link may forge queries. The reports that one leads to answer the next one.
+const GENERAL_PAUSE_NS: u64 = 10_000_000;
+/// The queries for one group that the engine handles per second.
 const QUERIES_PER_SECOND: u32 = 100;
 
 /// The addresses with one link address, and their groups.
@@ -31,13 +33,15 @@ struct Station {
 pub(super) struct ReportedGroups {
     stations: BTreeMap<[u8; 6], Station>,
     timers: BTreeSet<(u64, [u8; 6])>,
+    /// The time of the last query for all groups that the engine handled, in nanoseconds.
+    queried: Option<u64>,
     rate: AnswerRate,
 }
 
 impl Default for ReportedGroups {
     fn default() -> ReportedGroups {
         let rate = AnswerRate::new(QUERIES_PER_SECOND, 0);
-        ReportedGroups { stations: BTreeMap::new(), timers: BTreeSet::new(), rate }
+        ReportedGroups { stations: BTreeMap::new(), timers: BTreeSet::new(), queried: None, rate }
     }
 }
 
@@ -73,10 +77,19 @@ impl ReportedGroups {
         query: &Query,
         mut random: impl FnMut() -> u64,
     ) {
-        if !self.rate.take(now, random()) {
+        let group = query.group();
+        let is_in_time = match group {
+            Some(_) => self.rate.take(now, random()),
+            None => self.queried.is_none_or(|at| now >= at + GENERAL_PAUSE_NS),
+        };
+        if !is_in_time {
             return;
         }
-        for (mac, station) in &mut self.stations {
+        if group.is_none() {
+            self.queried = Some(now);
+        }
+        let listens = |station: &Station| group.is_none_or(|group| station.groups.has(group));
+        for (mac, station) in self.stations.iter_mut().filter(|(_, station)| listens(station)) {
             station.groups.handle_query(now / 1000, &mut random, query);
             station.schedule(*mac, &mut self.timers);
         }
@@ -136,9 +149,18 @@ mod tests {
     }
 
     fn general_query() -> Query {
-        let mut message = vec![130, 0, 0, 0];
-        message.resize(28, 0);
-        Query::parse(&message).unwrap()
+        query(Ipv6Addr::UNSPECIFIED)
+    }
+
+    /// Returns a query for the solicited-node group of an address.
+    fn query_for(address: IpAddr) -> Query {
+        let IpAddr::V6(address) = address else { panic!("IPv6") };
+        query(solicited_node(address))
+    }
+
+    fn query(group: Ipv6Addr) -> Query {
+        let head = [130, 0, 0, 0, 0, 0, 0, 0];
+        Query::parse(&[&head[..], &group.octets(), &[0; 4]].concat()).unwrap()
     }
 
     #[test]
@@ -171,14 +193,36 @@ mod tests {
         assert_eq!(groups.next_due(), Some(0));
         assert_eq!(all_due(&mut groups).len(), 200 - MOST_STATIONS);
         let mut drawn = 0;
-        for now in 0..100 {
-            groups.handle_query(2_000_000_000 + now * 1_000_000, &general_query(), || {
+        let mut draw = || {
+            drawn += 1;
+            1
+        };
+        for ms in 0..100 {
+            groups.handle_query(2_000_000_000 + ms * 1_000_000, &general_query(), &mut draw);
+        }
+        // One random number per station and query.
+        assert_eq!(drawn, 100 * 10);
+    }
+
+    #[test]
+    fn queries_for_two_groups_at_once_are_both_answered() {
+        let mut groups = ReportedGroups::default();
+        for (mac, last) in [(MACS[0], 7), (MACS[1], 8)] {
+            groups.join(0, mac, address(last));
+        }
+        all_due(&mut groups);
+        for last in [7, 8] {
+            groups.handle_query(1_000_000_000, &query_for(address(last)), || 0);
+        }
+        assert_eq!(all_due(&mut groups), MACS);
+        // Queries for another group cost no work for any station.
+        let mut drawn = 0;
+        for _ in 0..200 {
+            groups.handle_query(2_000_000_000, &query_for(address(9)), || {
                 drawn += 1;
                 1
             });
         }
-        // The bucket holds 50 queries, and gets 9 more in this time. Each query draws a random number, and each that is
-        // handled draws one per station.
-        assert_eq!(drawn, 100 + 59 * 100);
+        assert_eq!((drawn, groups.next_due()), (200, None));
     }
 }

@@ -118,23 +118,7 @@ mod tests {
     use std::io::ErrorKind;
 
     use super::*;
-
-    /// A directory of the test's own, which is removed at the end.
-    struct Own(PathBuf);
-
-    impl Own {
-        fn new(name: &str) -> Own {
-            let path = std::env::temp_dir().join(format!("towpath-{name}-{}", std::process::id()));
-            fs::create_dir_all(&path).unwrap();
-            Own(path)
-        }
-    }
-
-    impl Drop for Own {
-        fn drop(&mut self) {
-            fs::remove_dir_all(&self.0).unwrap();
-        }
-    }
+    use crate::own_directory::Own;
 
     /// Calls in a thread of its own, which alone is confined, unless this kernel has no Landlock.
     fn confined(

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use towpath_device::tap::{Options, TapDevice, TapError};
 use towpath_device::{Device, EarlierObjects};
-use towpath_netlink::{Netlink, Prefix};
+use towpath_netlink::{Netlink, Prefix, RENAME_ATTEMPTS};
 use tracing::warn;
 
 use super::super::settings::Settings;
@@ -20,9 +20,6 @@ use crate::number::Number;
 /// The server uses all offloads of a TAP.
 const OFFLOADS: bool = true;
 
-/// The most attempts to configure an interface whose name changes in between.
-const ATTEMPTS: usize = 16;
-
 /// Opens the TAP interface and configures it. An interface that this function created vanishes with
 /// the device.
 pub(super) fn open(name: &str, settings: &Settings) -> Result<TapDevice, Failure> {
@@ -31,7 +28,7 @@ pub(super) fn open(name: &str, settings: &Settings) -> Result<TapDevice, Failure
 
     let options = Options { name: name.to_owned(), offloads: OFFLOADS };
     let mut device = TapDevice::open(&options).map_err(explain)?;
-    for _ in 1..ATTEMPTS {
+    for _ in 1..RENAME_ATTEMPTS {
         let name = present_name(&device)?;
         // Another program, such as udev, may give the interface another name in between.
         if configure(&mut device, &name, settings).is_ok() && present_name(&device)? == name {
