@@ -26,6 +26,7 @@ mod standard_error;
 mod stat;
 mod table;
 mod text_file;
+mod trusted_path;
 mod upgrade;
 
 use std::process::ExitCode;

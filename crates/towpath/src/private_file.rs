@@ -4,12 +4,15 @@
 //! overwrite a file that the other user cannot write, or let the other user read the written data.
 #![forbid(unsafe_code)]
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl, openat};
+
 use crate::failure::says;
+use crate::trusted_path::{self, WayError};
 
 /// The permission bits of users other than the owner.
 const OTHERS: u32 = 0o077;
@@ -19,28 +22,43 @@ const OTHERS_WRITE: u32 = 0o022;
 /// The reason for which `open` refuses a file.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OpenError {
-    #[error(
-        "it is a symbolic link, which any user may have made; name the file itself, or - for the standard output of towpath capture"
-    )]
+    #[error("it is a symbolic link; name the file itself (towpath capture: - for standard output)")]
     Link,
     #[error("it is neither a file nor a FIFO; choose another path")]
     Kind,
     #[error("user {0} owns it and could read the packets; remove it, or choose another path")]
     Owner(u32),
     #[error(
-        "its permissions are {0:03o}, so others may have opened it; remove it, and make a FIFO with \
-         mkfifo -m 600"
+        "its permissions are {0:03o}, so other users may have opened it; remove it, or choose another path"
     )]
     Permissions(u32),
+    #[error(
+        "its permissions are {0:03o}, so other users may read from it; make it again with mkfifo -m 600"
+    )]
+    FifoPermissions(u32),
     #[error("the file has {0} names (hard links); remove this name, or choose another path")]
     Names(u64),
+    #[error(transparent)]
+    Way(WayError),
     #[error("{}; {}", says(.0), remedy(.0))]
     Io(#[from] io::Error),
+}
+
+impl From<WayError> for OpenError {
+    fn from(error: WayError) -> OpenError {
+        match error {
+            WayError::Io(error) => OpenError::Io(error),
+            link @ WayError::Link { .. } => OpenError::Way(link),
+        }
+    }
 }
 
 fn remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::ENXIO) => "start the program that reads this FIFO first",
+        Some(libc::EWOULDBLOCK) => {
+            "another program has a lease on it (fcntl(2)); choose another path"
+        }
         _ => "choose a file that can be written",
     }
 }
@@ -50,48 +68,62 @@ fn remedy(error: &io::Error) -> &'static str {
 pub(crate) struct Mode {
     /// `true` if the program writes after the present contents; `false` if `open` removes them.
     pub(crate) appends: bool,
-    /// `true` if `open` does not wait for the reader of a FIFO. Without a reader, the error is then `ENXIO`.
+    /// `true` if a write to a FIFO without room fails with `EAGAIN`; `false` if it waits.
     pub(crate) nonblocking: bool,
 }
 
 /// Opens a file for packets, which only its owner may read. Creates a missing file with permissions 600. The owner of
 /// an existing file must be this process's user, `user`, or the user that called sudo; no other user may have access.
+/// Waits neither for a reader of a FIFO (`ENXIO`) nor for the end of a lease (`EWOULDBLOCK`).
 pub(crate) fn open(path: &Path, mode: Mode, user: Option<u32>) -> Result<File, OpenError> {
-    let nonblocking = if mode.nonblocking { libc::O_NONBLOCK } else { 0 };
-    let opened = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .append(mode.appends)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW | nonblocking)
-        .open(path);
-    let file = opened.map_err(|error| match error.raw_os_error() {
-        Some(libc::ELOOP) => OpenError::Link,
-        _ => error.into(),
+    let place = trusted_path::find(path)?;
+    let appends = if mode.appends { OFlags::APPEND } else { OFlags::empty() };
+    let flags =
+        OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let bits = rustix::fs::Mode::from_raw_mode(0o600);
+    let opened = openat(&place.directory, &place.name, flags | appends, bits);
+    let file = opened.map(File::from).map_err(|errno| match errno {
+        rustix::io::Errno::LOOP => OpenError::Link,
+        errno => io::Error::from(errno).into(),
     })?;
-    let about = file.metadata()?;
-    let (kind, owner) = (about.file_type(), about.uid());
-    let is_own = is_trusted(owner) || user == Some(owner);
-    if kind.is_char_device() {
-        // /dev/null, and terminals.
-        return if is_own || owner == 0 { Ok(file) } else { Err(OpenError::Owner(owner)) };
+    check(&file, user)?;
+    if !mode.nonblocking {
+        let flags = fcntl_getfl(&file).map_err(io::Error::from)?;
+        fcntl_setfl(&file, flags - OFlags::NONBLOCK).map_err(io::Error::from)?;
     }
-    if !(kind.is_file() || kind.is_fifo()) {
+    if file.metadata()?.is_file() && !mode.appends {
+        file.set_len(0)?;
+    }
+    Ok(file)
+}
+
+/// Checks that no other user has access to a file for packets.
+fn check(file: &File, user: Option<u32>) -> Result<(), OpenError> {
+    let about = file.metadata()?;
+    let (kind, owner, bits) = (about.file_type(), about.uid(), about.mode() & 0o777);
+    let is_own = is_trusted(owner) || user == Some(owner);
+    if kind.is_char_device() && (is_own || owner == 0) {
+        // /dev/null, and terminals.
+        return Ok(());
+    }
+    if !(kind.is_file() || kind.is_fifo() || kind.is_char_device()) {
         return Err(OpenError::Kind);
     }
     if !is_own {
         return Err(OpenError::Owner(owner));
     }
-    if about.mode() & OTHERS != 0 {
-        return Err(OpenError::Permissions(about.mode() & 0o777));
+    if bits & OTHERS != 0 {
+        let of_fifo = kind.is_fifo();
+        return Err(if of_fifo {
+            OpenError::FifoPermissions(bits)
+        } else {
+            OpenError::Permissions(bits)
+        });
     }
     if about.nlink() > 1 {
         return Err(OpenError::Names(about.nlink()));
     }
-    if kind.is_file() && !mode.appends {
-        file.set_len(0)?;
-    }
-    Ok(file)
+    Ok(())
 }
 
 /// Returns the reason not to trust a file that decides on rights, with the remedy. `None` if only root, this process's
@@ -110,7 +142,7 @@ pub(crate) fn distrust_reason(about: &std::fs::Metadata) -> Option<String> {
 }
 
 /// Returns `true` for this process's user, and for the user that called sudo.
-fn is_trusted(user: u32) -> bool {
+pub(crate) fn is_trusted(user: u32) -> bool {
     user == rustix::process::geteuid().as_raw() || Some(user) == sudo_user()
 }
 
@@ -119,19 +151,16 @@ fn sudo_user() -> Option<u32> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod testing {
     use std::fs;
-    use std::os::unix::fs::{PermissionsExt, symlink};
     use std::path::PathBuf;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    use super::*;
-
     /// A directory for one test.
-    struct Own(PathBuf);
+    pub(crate) struct Own(pub(crate) PathBuf);
 
     impl Own {
-        fn new() -> Own {
+        pub(crate) fn new() -> Own {
             static NUMBER: AtomicU32 = AtomicU32::new(0);
             let number = NUMBER.fetch_add(1, Ordering::Relaxed);
             let name = format!("towpath-private-{}-{number}", std::process::id());
@@ -146,6 +175,15 @@ mod tests {
             let _ = fs::remove_dir_all(&self.0);
         }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
+
+    use super::testing::Own;
+    use super::*;
 
     const ANEW: Mode = Mode { appends: false, nonblocking: true };
 
@@ -194,9 +232,17 @@ mod tests {
         rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, bits, 0).unwrap();
         // Whatever the umask is.
         fs::set_permissions(&fifo, fs::Permissions::from_mode(0o644)).unwrap();
-        let _reader =
-            OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&fifo).unwrap();
-        assert!(matches!(open(&fifo, ANEW, None), Err(OpenError::Permissions(0o644))));
+        let reader =
+            fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&fifo).unwrap();
+        assert!(matches!(open(&fifo, ANEW, None), Err(OpenError::FifoPermissions(0o644))));
+        // Neither waits.
+        fs::set_permissions(&fifo, fs::Permissions::from_mode(0o600)).unwrap();
+        drop(reader);
+        for nonblocking in [true, false] {
+            let mode = Mode { nonblocking, ..ANEW };
+            let Err(OpenError::Io(error)) = open(&fifo, mode, None) else { panic!("no reader") };
+            assert_eq!(error.raw_os_error(), Some(libc::ENXIO));
+        }
     }
 
     #[test]

@@ -90,7 +90,6 @@ impl Out {
             let copy: OwnedFd = io::stdout().as_fd().try_clone_to_owned()?;
             File::from(copy)
         } else {
-            // Waits for the reader of a FIFO.
             let mode = Mode { appends: false, nonblocking: false };
             private_file::open(path.as_ref(), mode, None)?
         };
