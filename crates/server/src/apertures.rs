@@ -25,7 +25,7 @@ pub(crate) mod importers;
 mod imports;
 pub(crate) mod left;
 mod lookup;
-mod memories;
+pub(crate) mod memories;
 pub(crate) mod objects;
 mod requests;
 mod restore;

@@ -322,7 +322,7 @@ impl Connection {
         let most = self.terms.forbidden_packets_per_second;
         for session in sessions {
             session.forbidden = most.map(Forbidden::new);
-            (session.oob.uid, session.oob.reach) = (self.peer.uid, self.terms.out_of_band);
+            (session.oob.account, session.oob.reach) = (self.account, self.terms.out_of_band);
         }
     }
 

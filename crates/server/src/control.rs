@@ -28,6 +28,7 @@ use tracing::{error, info, warn};
 
 use crate::addresses::Pool;
 use crate::apertures::importers::TripwireImporters;
+use crate::apertures::memories::MEMORIES;
 use crate::apertures::tables::ExportedAperture;
 use crate::config::PolicyError;
 use crate::connection::{Connection, Refused};
@@ -45,6 +46,7 @@ use crate::policy::{Account, Admission, Policy, PolicyChange, Standing};
 use crate::position::Position;
 use crate::queue_opener::QueueOpener;
 use crate::resume::settings::ChangedSettings;
+use crate::shares::Shares;
 use crate::slow::Slow;
 use crate::worker::link::Packet;
 use crate::worker::spawner::Spawner;
@@ -168,8 +170,9 @@ pub(crate) struct Control {
     pub(crate) exported_apertures: HashMap<u32, ExportedAperture>,
     pub(crate) tripwire_importers: TripwireImporters,
     /// Memories whose owners have released them, and which importers still map, by their ids, with
-    /// the users of their owners.
-    pub(crate) released_memories: HashMap<u64, (OwnedFd, u32)>,
+    /// the accounts of their owners.
+    pub(crate) released_memories: HashMap<u64, (OwnedFd, Account)>,
+    pub(crate) memories: Shares,
     pub(crate) filters: Filters,
     pub(crate) own_queues: OwnQueues,
     pub(crate) freed: FreedLeases,
@@ -251,6 +254,7 @@ impl Control {
             exported_apertures: HashMap::new(),
             tripwire_importers: TripwireImporters::default(),
             released_memories: HashMap::new(),
+            memories: Shares::new(MEMORIES),
             filters: Filters::default(),
             own_queues: OwnQueues::new(parts.headers.take(), opener, takes_all),
             freed: FreedLeases::default(),

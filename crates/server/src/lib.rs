@@ -52,6 +52,7 @@ mod resume;
 mod revocation;
 mod rights;
 mod server;
+mod shares;
 #[cfg(all(test, towpath_simulation))]
 mod simulation;
 mod slow;

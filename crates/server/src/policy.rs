@@ -111,6 +111,11 @@ pub(crate) enum Party {
 }
 
 impl Account {
+    /// Returns the parties of the account: its user, and the group that lets it in.
+    pub(crate) fn parties(self) -> impl Iterator<Item = Party> {
+        [Party::User(self.uid)].into_iter().chain(self.group.map(Party::Group))
+    }
+
     /// Returns the account's group where there is one, else its user.
     pub(crate) fn party(self) -> Party {
         self.group.map_or(Party::User(self.uid), Party::Group)

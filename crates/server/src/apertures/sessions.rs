@@ -9,6 +9,7 @@ use towpath_protocol::layout::SessionShape;
 use super::objects::{Entry, Objects, What};
 use super::tables::{ApertureTables, Creating, MemoryFile, memory_name, released_name};
 use crate::control::Control;
+use crate::policy::Account;
 use crate::prepare::{self, Prepared};
 use crate::worker::link::Packet;
 use crate::worker::wire::command;
@@ -55,18 +56,19 @@ impl Control {
     /// Disposes of the memories of a session that has ended, and forgets its apertures.
     pub(crate) fn dispose_of_memories(&mut self, token: u64) {
         let Some(connection) = self.connections.get_mut(token) else { return };
-        let (worker, uid) = (connection.worker, connection.account.uid);
+        let (worker, account) = (connection.worker, connection.account);
+        let uid = account.uid;
         let Some(mut apertures) = connection.apertures.take() else { return };
         let number = apertures.objects.session;
         self.tripwire_importers.remove_all(&apertures.objects);
         if let Some(creating) = apertures.creating.take() {
-            self.dispose_of_unfinished(number, creating, (worker, uid));
+            self.dispose_of_unfinished(number, creating, (worker, account));
         }
         let memories: Vec<_> = apertures.files.keys().copied().collect();
         for memory in memories {
             let id = apertures.objects.get(What::Memory, memory).map(|one| one.offset);
             if let (Some(id), Some(file)) = (id, apertures.files.remove(&memory)) {
-                self.dispose_of_memory(number, id, file, (worker, uid));
+                self.dispose_of_memory(number, id, file, (worker, account));
             }
         }
         // Importers have duplicates of this descriptor, by which they can prolong its close.
@@ -90,7 +92,7 @@ impl Control {
         &mut self,
         session: u32,
         Creating { entry, file, mapped, .. }: Creating,
-        owner: (u64, u32),
+        owner: (u64, Account),
     ) {
         if let Some(mapped) = mapped {
             return self.dispose_of_memory(
@@ -101,8 +103,9 @@ impl Control {
             );
         }
         // It is not in the store before it is mapped.
+        self.memories.give_back(owner.1);
         let dispose = Packet::new(command::DISPOSE, 0, command::WIPE).with(vec![file.into()]);
-        self.workers.tell(owner.0, Owner::User(owner.1), dispose);
+        self.workers.tell(owner.0, Owner::User(owner.1.uid), dispose);
     }
 
     /// Closes the memories of a session at the server's end. Returns the descriptors, some of which
@@ -129,19 +132,21 @@ impl Control {
         session: u32,
         id: u64,
         MemoryFile { file, mapped }: MemoryFile,
-        (worker, uid): (u64, u32),
+        (worker, account): (u64, Account),
     ) {
         self.workers.drop_later(mapped);
         let mut files = self.parts.store.remove(&memory_name(session, id));
         let mut flags = command::WIPE;
         if self.is_mapped(id) && self.parts.store.put(&released_name(id), file.as_fd()).is_ok() {
-            self.released_memories.insert(id, (OwnedFd::from(file), uid));
+            // It still counts as its owner's.
+            self.released_memories.insert(id, (OwnedFd::from(file), account));
             flags = 0;
         } else {
+            self.memories.give_back(account);
             files.push(file.into());
         }
         let dispose = Packet::new(command::DISPOSE, 0, flags).with(files);
-        self.workers.tell(worker, Owner::User(uid), dispose);
+        self.workers.tell(worker, Owner::User(account.uid), dispose);
     }
 
     /// Frees a memory whose owner has released it, once no importer maps it any more, by what the
@@ -150,9 +155,10 @@ impl Control {
         if self.is_mapped(id) {
             return;
         }
-        let Some((file, uid)) = self.released_memories.remove(&id) else { return };
+        let Some((file, account)) = self.released_memories.remove(&id) else { return };
+        self.memories.give_back(account);
         let mut files = self.parts.store.remove(&released_name(id));
         files.push(file);
-        self.workers.dispose(Owner::User(uid), files);
+        self.workers.dispose(Owner::User(account.uid), files);
     }
 }
