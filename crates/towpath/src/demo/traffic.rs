@@ -1,7 +1,7 @@
 //! The kernel's side: its TCP, UDP and ICMP exchange packets with the applications through
 //! ordinary sockets.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
@@ -400,7 +400,7 @@ impl Flood {
         let mut bytes = [0; FLOOD_BYTES];
         while !until() {
             while self.sent - self.answered < FLOOD_WINDOW {
-                self.send(&mut bytes)?;
+                self.send(&mut bytes).context("a datagram to the application to be killed")?;
             }
             match self.socket.recv(&mut bytes) {
                 Ok(_) => self.answered += 1,
@@ -414,13 +414,20 @@ impl Flood {
     /// Sends a few more datagrams, which no application receives.
     pub(super) fn send_after_death(&mut self) -> anyhow::Result<()> {
         let mut bytes = [0; FLOOD_BYTES];
-        for _ in 0..FLOOD_WINDOW {
-            self.send(&mut bytes)?;
+        let mut left = FLOOD_WINDOW;
+        while left > 0 {
+            match self.send(&mut bytes) {
+                Ok(()) => left -= 1,
+                // The server has answered an earlier datagram for the application (port unreachable). The kernel
+                // reports that once, and sends nothing in this call.
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
+                Err(error) => return Err(error).context("a datagram to the killed application"),
+            }
         }
         Ok(())
     }
 
-    fn send(&mut self, bytes: &mut [u8]) -> anyhow::Result<()> {
+    fn send(&mut self, bytes: &mut [u8]) -> io::Result<()> {
         fill(bytes, self.sent);
         self.socket.send(bytes)?;
         self.sent += 1;

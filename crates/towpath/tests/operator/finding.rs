@@ -56,7 +56,7 @@ fn values_that_belong_elsewhere_are_refused_with_the_remedy() {
             (vec!["ls", "--device", "tap:t0"], ["towpath serve --device", "enough: t0"]),
             (vec!["stat", "xdp:eth0,mode=native"], ["towpath serve --device", "enough: eth0"]),
             (vec!["ls", "--socket", "t0"], ["no such socket", "--device t0"]),
-            (vec!["upgrade", &program], ["is no socket", "and not the new program"]),
+            (vec!["upgrade", &program], ["is no socket", "and not a program"]),
             (vec!["stat", &program], ["is no socket", "the device's name"]),
         ] {
             let said = fails(&mut towpath(&arguments), 2);

@@ -370,7 +370,7 @@ fn the_keeper_holds_what_there_is_and_no_more() {
         for _ in 0..40 {
             let sessions = [idle(&server), idle(&server)];
             until("five memories of each session, and its record", || {
-                memories(&descriptors(keeper).unwrap()) == 7 + 6 * sessions.len()
+                memories(&descriptors(keeper).unwrap()) == 8 + 6 * sessions.len()
             });
             drop(sessions);
             holds_again(keeper, &first);
