@@ -130,7 +130,7 @@ fn check(file: &File, user: Option<u32>) -> Result<(), OpenError> {
 /// user and the user that called sudo can change the file.
 pub(crate) fn distrust_reason(about: &std::fs::Metadata) -> Option<String> {
     let (owner, bits) = (about.uid(), about.mode() & 0o777);
-    if owner != 0 && !is_trusted(owner) {
+    if !decides(owner) {
         let user = rustix::process::geteuid().as_raw();
         return Some(format!("user {owner} owns it and can change it; chown it to user {user}"));
     }
@@ -141,8 +141,32 @@ pub(crate) fn distrust_reason(about: &std::fs::Metadata) -> Option<String> {
     })
 }
 
+/// The number of the users that a user namespace does not map (`/proc/sys/kernel/overflowuid`).
+const UNMAPPED: u32 = 65_534;
+
+/// Returns `true` for a user whose links and settings the command follows: root, this process's user and the user that
+/// called sudo. In a user namespace, also for users outside of it: who made the namespace decides which of their files
+/// are there.
+pub(crate) fn decides(user: u32) -> bool {
+    user == 0 || is_trusted(user) || user == UNMAPPED && !is_mapped(UNMAPPED)
+}
+
+/// Returns `true` if this process's user namespace has a user with this number.
+fn is_mapped(user: u32) -> bool {
+    std::fs::read_to_string("/proc/self/uid_map").map_or(true, |map| maps(&map, user))
+}
+
+fn maps(map: &str, user: u32) -> bool {
+    map.lines().any(|line| {
+        let numbers: Vec<u64> =
+            line.split_whitespace().filter_map(|number| number.parse().ok()).collect();
+        let &[first, _, count] = &numbers[..] else { return false };
+        (first..first + count).contains(&u64::from(user))
+    })
+}
+
 /// Returns `true` for this process's user, and for the user that called sudo.
-pub(crate) fn is_trusted(user: u32) -> bool {
+fn is_trusted(user: u32) -> bool {
     user == rustix::process::geteuid().as_raw() || Some(user) == sudo_user()
 }
 
@@ -243,6 +267,14 @@ mod tests {
             let Err(OpenError::Io(error)) = open(&fifo, mode, None) else { panic!("no reader") };
             assert_eq!(error.raw_os_error(), Some(libc::ENXIO));
         }
+    }
+
+    #[test]
+    fn a_user_namespace_maps_some_users() {
+        assert!(maps("         0          0 4294967295\n", UNMAPPED), "the initial one");
+        assert!(!maps("         0       1000          1\n", UNMAPPED));
+        assert!(maps("0 1000 1\n1 100000 65536\n", UNMAPPED));
+        assert!(!maps("", 0));
     }
 
     #[test]

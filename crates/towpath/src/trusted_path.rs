@@ -14,7 +14,7 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, openat, readlinkat};
 use rustix::io::Errno;
 
-use crate::private_file::is_trusted;
+use crate::private_file::decides;
 
 /// The most links on the way, as the kernel's limit (`MAXSYMLINKS` in linux/namei.h).
 const MOST_LINKS: usize = 40;
@@ -140,7 +140,7 @@ impl Walk {
             return Ok(Some(Found::Other(found, kind)));
         }
         let owner = about.st_uid;
-        if owner != 0 && !is_trusted(owner) {
+        if !decides(owner) {
             return Err(WayError::Link { link: self.way.join(name), owner });
         }
         self.links += 1;
