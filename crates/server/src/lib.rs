@@ -72,7 +72,8 @@ pub use keeper::{
     take_device_objects, upgrade,
 };
 pub use policy::{
-    AddressRange, Admission, Grant, Policy, PolicyChange, PortRange, Reservation, Standing, Terms,
+    AddressRange, Admission, Grant, Policy, PolicyChange, PortRange, Reservation, Role, Roles,
+    Standing, Terms,
 };
 pub use position::Crash;
 pub use prepare::session_bytes;

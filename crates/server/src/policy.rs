@@ -1,6 +1,7 @@
 //! The rights of users. By default, root and the server's own user may do everything, and no other
 //! user may attach. Grants by name admit further users, each with its terms.
 
+pub(crate) mod roles;
 mod terms;
 
 use std::net::IpAddr;
@@ -9,6 +10,7 @@ use std::sync::Arc;
 use towpath_protocol::message::Refusal;
 use towpath_protocol::peer::{OVERFLOW_UID, Peer};
 
+pub use roles::{Role, Roles};
 pub use terms::{AddressRange, PortRange, Terms};
 
 /// Grants and limits.

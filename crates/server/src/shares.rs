@@ -90,17 +90,7 @@ impl Shares {
         if self.all >= all { Err(Exceeded { whose: Whose::All, most: all }) } else { Ok(()) }
     }
 
-    /// Counts one more for an account, if its limits allow.
-    ///
-    /// # Errors
-    /// The limit that one more would exceed.
-    pub(crate) fn take(&mut self, account: Account) -> Result<(), Exceeded> {
-        self.check(account)?;
-        self.add(account);
-        Ok(())
-    }
-
-    /// Counts one more for an account, whatever its limits are.
+    /// Counts one more for an account. The caller has checked the limits, unless an earlier server permitted the thing.
     pub(crate) fn add(&mut self, account: Account) {
         self.all += 1;
         self.granted += usize::from(account.is_limited);
@@ -146,6 +136,14 @@ mod tests {
     }
 
     const ADMINISTRATOR: Account = Account { uid: 0, group: None, is_limited: false };
+
+    impl Shares {
+        fn take(&mut self, account: Account) -> Result<(), Exceeded> {
+            self.check(account)?;
+            self.add(account);
+            Ok(())
+        }
+    }
 
     /// Takes as many as the limits allow. Returns how many, and the limit.
     fn take_all(

@@ -98,6 +98,12 @@ impl Lists {
         self.shares.check(account).is_ok()
     }
 
+    /// Returns the number of connections of an account's user that are not half-open.
+    #[cfg(test)]
+    pub(super) fn of(&self, account: Account) -> usize {
+        self.shares.of(crate::policy::Party::User(account.uid))
+    }
+
     /// Returns `true` if one more request of another host may wait for an application of an account.
     pub(super) fn has_half_open_room(&self, account: Account) -> bool {
         self.half_open_shares.check(account).is_ok()

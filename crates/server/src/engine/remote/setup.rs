@@ -626,7 +626,8 @@ mod tests {
         let mut table = RemoteTable::new(Some(ledger), 1_500);
         table.add_addresses(&[(ip(1), OwnAddress { mac: [2; 6], bits: 24, gateway: None })]);
         let owner = EndpointName { session: 1, endpoint: 0 };
-        let qpn = table.request((owner, 0), (address(1), address(2)), b"").unwrap();
+        let account = Account { uid: 0, group: None, is_limited: false };
+        let qpn = table.request((owner, account), (address(1), address(2)), b"").unwrap();
         table.now += 10 * ASKED_NS;
         let mut one = table.take(qpn).unwrap();
         assert!(table.attempt(&mut one), "it asks for the link address");
