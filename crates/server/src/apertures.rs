@@ -25,7 +25,7 @@ pub(crate) mod importers;
 mod imports;
 pub(crate) mod left;
 mod lookup;
-pub(crate) mod memories;
+mod memories;
 pub(crate) mod objects;
 mod requests;
 mod restore;

@@ -28,8 +28,7 @@ use tracing::{error, info, warn};
 
 use crate::addresses::Pool;
 use crate::apertures::importers::TripwireImporters;
-use crate::apertures::memories::MEMORIES;
-use crate::apertures::tables::ExportedAperture;
+use crate::apertures::tables::{ExportedAperture, MEMORIES};
 use crate::config::PolicyError;
 use crate::connection::{Connection, Refused};
 use crate::connections::Connections;
@@ -48,6 +47,7 @@ use crate::queue_opener::QueueOpener;
 use crate::resume::settings::ChangedSettings;
 use crate::shares::Shares;
 use crate::slow::Slow;
+use crate::user_page::UserPages;
 use crate::worker::link::Packet;
 use crate::worker::spawner::Spawner;
 use crate::worker::wire::{Descriptors, command};
@@ -144,6 +144,7 @@ pub(crate) struct Parts {
 pub(crate) struct Control {
     pub(crate) parts: Parts,
     pub(crate) state: OwnedFd,
+    pub(crate) user_pages: UserPages,
     pub(crate) epoll: Arc<OwnedFd>,
     pub(crate) workers: Workers,
     pub(crate) slow: Slow,
@@ -233,6 +234,7 @@ impl Control {
         let sessions = parts.policy.connections as u32;
         Ok(Control {
             state: parts.state.read_only()?,
+            user_pages: UserPages::new(),
             workers: Workers::new(spawner, engine_epolls, epoll.clone())?,
             epoll,
             slow: Slow::new(parts.locks_memory),
@@ -599,6 +601,7 @@ impl Control {
                 return self.answer_with(token, &Message::Created(created), vec![armed], 0);
             }
             Reply::Claimed(token, handed) => return self.answer_claimed(token, handed),
+            Reply::FlagRemoved(uid, page) => return self.dispose_of_user_page(uid, *page),
             Reply::Nothing => return,
         };
         self.answer(token, &message);

@@ -21,6 +21,7 @@
 
 #![deny(unsafe_code)]
 
+mod account;
 mod addresses;
 mod answering;
 mod apertures;
@@ -51,12 +52,15 @@ mod requests;
 mod resume;
 mod revocation;
 mod rights;
+mod roles;
 mod server;
 mod shares;
 #[cfg(all(test, towpath_simulation))]
 mod simulation;
 mod slow;
 mod socket;
+mod state_pages;
+mod user_page;
 mod worker;
 
 pub use addresses::{Subnet, Subnets};

@@ -18,7 +18,7 @@ use towpath_packet::plain::{Plain, kind, link};
 use towpath_packet::transport::{NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_SOLICITATION, Transport};
 
 use crate::engine::demux::{Rule, Vlan};
-use crate::policy::Roles;
+use crate::roles::Roles;
 use roles::Asked;
 
 pub(crate) use refused::Refused;

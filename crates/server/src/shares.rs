@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use crate::policy::{Account, Party};
+use crate::account::{Account, Party};
 
 /// The limits of a thing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,12 +18,15 @@ pub(crate) struct ShareLimits {
     /// Of all granted users. The rest is for administrators.
     pub(crate) granted: usize,
     pub(crate) all: usize,
+    /// `true` if the limit of one user binds administrators, too.
+    pub(crate) binds_administrators: bool,
 }
 
 impl ShareLimits {
     /// Returns limits that leave half to the users of other groups, and an eighth to administrators.
     pub(crate) const fn of(all: usize, user: usize) -> ShareLimits {
-        ShareLimits { user, group: all / 2, granted: all - all / 8, all }
+        let (group, granted) = (all / 2, all - all / 8);
+        ShareLimits { user, group, granted, all, binds_administrators: true }
     }
 }
 
@@ -77,8 +80,9 @@ impl Shares {
     /// # Errors
     /// The limit that one more would exceed.
     pub(crate) fn check(&self, account: Account) -> Result<(), Exceeded> {
-        let ShareLimits { user, group, granted, all } = self.limits;
-        for party in account.parties() {
+        let ShareLimits { user, group, granted, all, binds_administrators } = self.limits;
+        let is_bound = account.is_limited || binds_administrators;
+        for party in account.parties().filter(|_| is_bound) {
             let most = if matches!(party, Party::User(_)) { user } else { group };
             if self.of(party) >= most {
                 return Err(Exceeded { whose: Whose::Party(party), most });

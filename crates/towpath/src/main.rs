@@ -16,6 +16,8 @@ mod man;
 mod measure;
 mod needed_calls;
 mod number;
+#[cfg(test)]
+mod own_directory;
 mod policy;
 mod private_file;
 mod report;
@@ -27,6 +29,7 @@ mod stat;
 mod table;
 mod text_file;
 mod trusted_path;
+mod trusted_user;
 mod upgrade;
 
 use std::process::ExitCode;

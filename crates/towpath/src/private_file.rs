@@ -13,11 +13,10 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl, openat};
 
 use crate::failure::says;
 use crate::trusted_path::{self, WayError};
+use crate::trusted_user::is_trusted;
 
 /// The permission bits of users other than the owner.
 const OTHERS: u32 = 0o077;
-/// The permission bits by which users other than the owner write.
-const OTHERS_WRITE: u32 = 0o022;
 
 /// The reason for which `open` refuses a file.
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +47,7 @@ impl From<WayError> for OpenError {
     fn from(error: WayError) -> OpenError {
         match error {
             WayError::Io(error) => OpenError::Io(error),
-            link @ WayError::Link { .. } => OpenError::Way(link),
+            link => OpenError::Way(link),
         }
     }
 }
@@ -126,95 +125,15 @@ fn check(file: &File, user: Option<u32>) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Returns the reason not to trust a file that decides on rights, with the remedy. `None` if only root, this process's
-/// user and the user that called sudo can change the file.
-pub(crate) fn distrust_reason(about: &std::fs::Metadata) -> Option<String> {
-    let (owner, bits) = (about.uid(), about.mode() & 0o777);
-    if !decides(owner) {
-        let user = rustix::process::geteuid().as_raw();
-        return Some(format!("user {owner} owns it and can change it; chown it to user {user}"));
-    }
-    (bits & OTHERS_WRITE != 0).then(|| {
-        format!(
-            "its permissions are {bits:03o}, so that others can change it; run chmod go-w on it"
-        )
-    })
-}
-
-/// The number of the users that a user namespace does not map (`/proc/sys/kernel/overflowuid`).
-const UNMAPPED: u32 = 65_534;
-
-/// Returns `true` for a user whose links and settings the command follows: root, this process's user and the user that
-/// called sudo. In a user namespace, also for users outside of it: who made the namespace decides which of their files
-/// are there.
-pub(crate) fn decides(user: u32) -> bool {
-    user == 0 || is_trusted(user) || user == UNMAPPED && !is_mapped(UNMAPPED)
-}
-
-/// Returns `true` if this process's user namespace has a user with this number.
-fn is_mapped(user: u32) -> bool {
-    std::fs::read_to_string("/proc/self/uid_map").map_or(true, |map| maps(&map, user))
-}
-
-fn maps(map: &str, user: u32) -> bool {
-    map.lines().any(|line| {
-        let numbers: Vec<u64> =
-            line.split_whitespace().filter_map(|number| number.parse().ok()).collect();
-        let &[first, _, count] = &numbers[..] else { return false };
-        (first..first + count).contains(&u64::from(user))
-    })
-}
-
-/// Returns `true` for this process's user, and for the user that called sudo.
-fn is_trusted(user: u32) -> bool {
-    user == rustix::process::geteuid().as_raw() || Some(user) == sudo_user()
-}
-
-fn sudo_user() -> Option<u32> {
-    std::env::var("SUDO_UID").ok()?.parse().ok()
-}
-
-#[cfg(test)]
-pub(crate) mod testing {
-    use std::fs;
-    use std::path::PathBuf;
-    use std::sync::atomic::{AtomicU32, Ordering};
-
-    /// A directory for one test.
-    pub(crate) struct Own(pub(crate) PathBuf);
-
-    impl Own {
-        pub(crate) fn new() -> Own {
-            static NUMBER: AtomicU32 = AtomicU32::new(0);
-            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-            let name = format!("towpath-private-{}-{number}", std::process::id());
-            let path = std::env::temp_dir().join(name);
-            fs::create_dir(&path).unwrap();
-            Own(path)
-        }
-    }
-
-    impl Drop for Own {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
     use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
 
-    use super::testing::Own;
     use super::*;
+    use crate::own_directory::{Own, with_bits};
 
     const ANEW: Mode = Mode { appends: false, nonblocking: true };
-
-    fn with_bits(path: &Path, bits: u32) {
-        fs::write(path, "before").unwrap();
-        fs::set_permissions(path, fs::Permissions::from_mode(bits)).unwrap();
-    }
 
     #[test]
     fn a_new_file_and_one_of_this_user_are_for_this_user_only() {
@@ -267,25 +186,5 @@ mod tests {
             let Err(OpenError::Io(error)) = open(&fifo, mode, None) else { panic!("no reader") };
             assert_eq!(error.raw_os_error(), Some(libc::ENXIO));
         }
-    }
-
-    #[test]
-    fn a_user_namespace_maps_some_users() {
-        assert!(maps("         0          0 4294967295\n", UNMAPPED), "the initial one");
-        assert!(!maps("         0       1000          1\n", UNMAPPED));
-        assert!(maps("0 1000 1\n1 100000 65536\n", UNMAPPED));
-        assert!(!maps("", 0));
-    }
-
-    #[test]
-    fn a_file_that_others_can_write_decides_nothing() {
-        let directory = Own::new();
-        let path = directory.0.join("policy.toml");
-        for (bits, is_safe) in [(0o600, true), (0o644, true), (0o664, false), (0o646, false)] {
-            with_bits(&path, bits);
-            let found = distrust_reason(&fs::metadata(&path).unwrap());
-            assert_eq!(found.is_none(), is_safe, "{bits:03o}: {found:?}");
-        }
-        assert_eq!(distrust_reason(&fs::metadata("/").unwrap()), None, "root owns it");
     }
 }

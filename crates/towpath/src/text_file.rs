@@ -8,8 +8,8 @@ use std::path::Path;
 use rustix::fs::{Mode, OFlags, openat};
 
 use crate::failure::{Failure, says};
-use crate::private_file;
 use crate::trusted_path::{self, WayError};
+use crate::trusted_user::distrust_reason;
 
 /// The largest file accepted, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
@@ -24,7 +24,7 @@ pub(crate) fn read(path: &Path) -> Result<String, Failure> {
     };
     let place = trusted_path::find_target(path).map_err(|error| match error {
         WayError::Io(error) => failed(&error),
-        link @ WayError::Link { .. } => Failure::usage(format!("{shown}: {link}")),
+        link => Failure::usage(format!("{shown}: {link}")),
     })?;
     // Without O_NONBLOCK, the open of a FIFO waits for a writer.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -34,7 +34,7 @@ pub(crate) fn read(path: &Path) -> Result<String, Failure> {
     if !about.is_file() {
         return Err(Failure::usage(format!("{shown} is not a file; give one with text")));
     }
-    if let Some(why) = private_file::distrust_reason(&about) {
+    if let Some(why) = distrust_reason(&about, &place.directory) {
         return Err(Failure::usage(format!("{shown}: {why}")));
     }
     if about.len() > MAX_BYTES {

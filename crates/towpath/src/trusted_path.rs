@@ -11,10 +11,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, openat, readlinkat};
+use rustix::fs::{
+    CWD, FileType, Mode, OFlags, PROC_SUPER_MAGIC, fstat, fstatfs, openat, readlinkat,
+};
 use rustix::io::Errno;
 
-use crate::private_file::decides;
+use crate::trusted_user::decides;
 
 /// The most links on the way, as the kernel's limit (`MAXSYMLINKS` in linux/namei.h).
 const MOST_LINKS: usize = 40;
@@ -24,6 +26,8 @@ const MOST_LINKS: usize = 40;
 pub(crate) enum WayError {
     #[error("{} is a symbolic link of user {owner}, who can lead it anywhere; name the target itself", .link.display())]
     Link { link: PathBuf, owner: u32 },
+    #[error("{} is a link of /proc, which leads to more than a path; name the target itself", .0.display())]
+    Proc(PathBuf),
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -39,7 +43,7 @@ pub(crate) struct Place {
 /// and of no other user. Does not follow a link at the end of the path.
 pub(crate) fn find(path: &Path) -> Result<Place, WayError> {
     let mut walk = Walk::new(path)?;
-    walk.to_last()?;
+    walk.walk_to_last()?;
     Ok(walk.place())
 }
 
@@ -47,7 +51,7 @@ pub(crate) fn find(path: &Path) -> Result<Place, WayError> {
 pub(crate) fn find_target(path: &Path) -> Result<Place, WayError> {
     let mut walk = Walk::new(path)?;
     loop {
-        walk.to_last()?;
+        walk.walk_to_last()?;
         let Some(last) = walk.left.front().cloned() else { return Ok(walk.place()) };
         match walk.look_at(&last)? {
             Some(Found::Link(target)) => {
@@ -79,7 +83,9 @@ enum Found {
 
 impl Walk {
     fn new(path: &Path) -> Result<Walk, WayError> {
-        let directory = open_at(CWD, OsStr::new("."))?;
+        // The working directory may be closed to this user, and matters only to a relative path.
+        let start = if path.is_absolute() { "/" } else { "." };
+        let directory = open_at(CWD, OsStr::new(start))?;
         let mut walk = Walk { directory, left: VecDeque::new(), links: 0, way: PathBuf::new() };
         walk.prepend(path)?;
         Ok(walk)
@@ -110,7 +116,7 @@ impl Walk {
     }
 
     /// Walks until at most one component is left.
-    fn to_last(&mut self) -> Result<(), WayError> {
+    fn walk_to_last(&mut self) -> Result<(), WayError> {
         while self.left.len() > 1 {
             let Some(name) = self.left.pop_front() else { break };
             match self.look_at(&name)? {
@@ -140,8 +146,12 @@ impl Walk {
             return Ok(Some(Found::Other(found, kind)));
         }
         let owner = about.st_uid;
-        if !decides(owner) {
-            return Err(WayError::Link { link: self.way.join(name), owner });
+        let link = || self.way.join(name);
+        if !decides(owner, &self.directory)? {
+            return Err(WayError::Link { link: link(), owner });
+        }
+        if fstatfs(&found).map_err(io::Error::from)?.f_type == PROC_SUPER_MAGIC {
+            return Err(WayError::Proc(link()));
         }
         self.links += 1;
         if self.links > MOST_LINKS {
@@ -164,7 +174,7 @@ mod tests {
     use std::os::unix::fs::{chown, symlink};
 
     use super::*;
-    use crate::private_file::testing::Own;
+    use crate::own_directory::Own;
 
     /// Returns the contents of the file at a place.
     fn contents(place: &Place) -> io::Result<String> {

@@ -14,13 +14,9 @@ use crate::connection::Refused;
 use crate::control::Control;
 use crate::engine::apertures::commands::ApertureCommand;
 use crate::engines::Reply;
-use crate::shares::ShareLimits;
 use crate::slow::Job;
 use crate::worker::link::Packet;
 use crate::worker::wire::command;
-
-/// The memories of all sessions. Each takes a few descriptors of the server and of its keeper.
-pub(crate) const MEMORIES: ShareLimits = ShareLimits::of(4096, 256);
 
 impl Control {
     /// Has the worker of the application's user allocate a new memory.
@@ -161,7 +157,7 @@ impl Control {
         let file = apertures.files.remove(&number);
         if let (Some(entry), Some(file)) = (entry, file) {
             self.connections.take_bytes(token, entry.len as usize);
-            self.dispose_of_memory(session, entry.offset, file, by);
+            self.dispose_of_memory(session, &entry, file, by);
         }
     }
 }

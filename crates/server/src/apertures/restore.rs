@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use super::exports::exporting;
 use super::left::copies;
 use super::objects::{Entry, What};
-use super::tables::{ApertureTables, ExportedAperture, memory_name, released_name};
+use super::tables::{ExportedAperture, memory_name, released_name};
 use super::tripwires::set_tripwire_command;
 use crate::control::Control;
 use crate::engine::apertures::commands::ApertureCommand;
@@ -83,11 +83,8 @@ impl Control {
     pub(crate) fn restore_released(&mut self, released: HashMap<u64, OwnedFd>) -> Vec<OwnedFd> {
         let mut unused = Vec::new();
         for (id, file) in released {
-            let maps = |tables: &ApertureTables| tables.mapped.contains_key(&id);
-            let importer =
-                self.connections.sessions().find(|one| one.apertures.as_deref().is_some_and(maps));
             // The owner is gone, and the memory is there for this importer.
-            let Some(account) = importer.map(|one| one.account) else {
+            let Some(account) = self.importer_of(id) else {
                 unused.append(&mut self.parts.store.remove(&released_name(id)));
                 unused.push(file);
                 continue;

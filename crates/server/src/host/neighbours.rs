@@ -22,7 +22,8 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The next hops whose link addresses the kernel may look for at a time. The kernel's table of neighbours has about a
 /// thousand entries (`gc_thresh3`).
-const UNKNOWN: ShareLimits = ShareLimits { user: 64, group: 128, granted: 256, all: 320 };
+const UNKNOWN: ShareLimits =
+    ShareLimits { user: 64, group: 128, granted: 256, all: 320, binds_administrators: false };
 
 /// An endpoint that asks: the numbers of its session and of the endpoint.
 pub(super) type Asker = (u32, u32);

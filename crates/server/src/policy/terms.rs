@@ -5,10 +5,10 @@ use std::net::IpAddr;
 use towpath_packet::headers::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, PROTOCOL_ICMP, PROTOCOL_ICMPV6};
 use towpath_protocol::settings::Setting;
 
-use super::roles::Roles;
 use crate::engine::commands::Listening;
 use crate::engine::demux::Rule;
 use crate::reach::Reach;
+use crate::roles::Roles;
 
 /// The first port that needs no privilege by default (ip(7), `ip_unprivileged_port_start`).
 const UNPRIVILEGED_PORT: u16 = 1024;

@@ -16,7 +16,7 @@ use crate::engines::Reply;
 use crate::filters;
 use crate::host::port_protocol;
 use crate::open::read_open;
-use crate::policy::{PortRange, Roles, Standing, Terms};
+use crate::policy::{PortRange, Terms};
 use crate::rights::Rights;
 
 impl Control {
@@ -99,13 +99,11 @@ impl Control {
             false => Rights::nothing(),
             true if opened.is_for_neighbours => Rights::neighbours(lease.mac, lease.addresses()),
             true => {
+                let (roles, is_named) = connection.roles();
+                opened.roles = (roles, is_named);
                 let rights = Rights::new(opened.rule, lease.mac, lease.addresses());
-                let names = connection.terms.ethertypes.is_some();
-                let rights = if names { rights.with_named_ethertype() } else { rights };
-                match connection.standing {
-                    Standing::Administrator => rights.with_roles(Roles::ALL),
-                    _ => rights.with_roles(connection.terms.roles),
-                }
+                let rights = if is_named { rights.with_named_ethertype() } else { rights };
+                rights.with_roles(roles)
             }
         };
         let rights = if opened.within_vlan { rights.within_vlan() } else { rights };

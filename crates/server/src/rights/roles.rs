@@ -15,7 +15,7 @@ use towpath_packet::transport::Transport;
 
 use super::refused::Refused;
 use crate::engine::demux::is_group;
-use crate::policy::{Role, Roles};
+use crate::roles::{Role, Roles};
 
 /// Spanning tree, link aggregation, PAUSE and similar protocols. These are the first five bytes of
 /// the addresses that bridges do not forward; the last byte is below 0x10 (IEEE 802.1Q, table 8-1).
@@ -34,6 +34,8 @@ const OF_TUNNELS: [u16; 5] = [0x8863, 0x8864, 0x8847, 0x8848, 0x6558];
 const PROTOCOL_IGMP: u8 = 2;
 /// DCCP (RFC 4340), ESP and AH (RFC 4303, RFC 4302), UDP-Lite (RFC 3828), and experiments (RFC 3692).
 const OTHER_TRANSPORTS: [u8; 6] = [33, 50, 51, 136, 253, 254];
+/// Hop-by-hop options, a routing header, and destination options (RFC 8200, 4).
+const EXTENSIONS: [u8; 3] = [0, 43, 60];
 /// No next header (RFC 8200, 4.7).
 const PROTOCOL_NONE: u8 = 59;
 /// GGP, EGP, private interior protocols, RSVP, EIGRP, OSPF, PIM, VRRP and IS-IS, by their numbers of IANA.
@@ -45,17 +47,18 @@ const WITHIN_IP: [u8; 7] = [4, 41, 47, 97, 115, 137, 143];
 const RIP: [u16; 2] = [520, 521];
 /// The ports of PTP (IEEE 1588, annexes C and D).
 const PTP: [u16; 2] = [319, 320];
-/// The ports of HSRP for IPv4 and IPv6 (RFC 2281, 5) and of GLBP.
-const FIRST_HOP: [u16; 3] = [1985, 2029, 3222];
+/// The ports of HSRP for IPv4 and IPv6 (RFC 2281, 5), of GLBP, and of OLSR (RFC 5498).
+const TO_ROUTERS: [u16; 4] = [1985, 2029, 3222, 698];
 
 /// Of 224.0.0.0/24, which no router forwards (RFC 5771, 4): all hosts, mDNS (RFC 6762, 3), and LLMNR (RFC 4795, 2).
 const LOCAL_GROUPS_V4: [u32; 3] = [0xe000_0001, 0xe000_00fb, 0xe000_00fc];
-/// The same groups of ff02::/16, SSDP, and the agents of DHCPv6 (RFC 8415, 7.1).
-const LOCAL_GROUPS_V6: [u128; 5] = [
+/// The same groups of ff02::/16, SSDP, CoAP (RFC 7252, 12.8), and the agents of DHCPv6 (RFC 8415, 7.1).
+const LOCAL_GROUPS_V6: [u128; 6] = [
     0xff02 << 112 | 0x1,
     0xff02 << 112 | 0xfb,
     0xff02 << 112 | 0x1_0003,
     0xff02 << 112 | 0xc,
+    0xff02 << 112 | 0xfd,
     0xff02 << 112 | 0x1_0002,
 ];
 
@@ -89,7 +92,25 @@ pub(super) fn may_concern(packet: &Plain) -> bool {
     // The port occupies the highest bits of the word.
     const ABOVE: u64 = kind(0, 0, 0, LARGEST_PORT + 1);
     let [from, to] = [packet.source[1], packet.destination[1]];
-    from.min(to) < ABOVE && has_special_port(from >> 32, to >> 32)
+    is_to_ip_group(packet) || from.min(to) < ABOVE && has_special_port(from >> 32, to >> 32)
+}
+
+/// Returns `true` if a plain packet's IP address is that of a group, whatever its MAC address is.
+#[inline]
+fn is_to_ip_group(packet: &Plain) -> bool {
+    let [_, kind, low, high] = packet.destination;
+    if kind >> 24 & 0xff == 4 { low >> 28 == 0xe } else { high >> 56 == 0xff }
+}
+
+/// Returns `true` if a packet is for a group, by its MAC address or by its IP address.
+#[inline]
+fn is_to_group(headers: &Headers) -> bool {
+    is_group(headers.destination)
+        || match &headers.network {
+            Network::Ipv4(ip) => ip.destination >> 28 == 0xe,
+            Network::Ipv6(ip) => ip.destination >> 120 == 0xff,
+            Network::Arp(_) | Network::Other => false,
+        }
 }
 
 #[cold]
@@ -97,12 +118,11 @@ fn has_special_port(from: u64, to: u64) -> bool {
     [from, to].iter().any(|port| matches!(port, 67 | 68 | 319 | 320 | 520 | 521 | 546 | 547))
 }
 
-/// Returns `true` if [`check`] could refuse a packet. A unicast packet with other ports cannot be
-/// refused.
+/// Returns `true` if [`check`] could refuse a packet. A packet to one station with other ports cannot
+/// be refused.
 #[inline]
 pub(super) fn concerns(headers: &Headers) -> bool {
-    is_group(headers.destination)
-        || headers.ports().is_none_or(|(from, to)| from.min(to) <= LARGEST_PORT)
+    is_to_group(headers) || headers.ports().is_none_or(|(from, to)| from.min(to) <= LARGEST_PORT)
 }
 
 /// The rights that the check asks about.
@@ -204,7 +224,7 @@ fn of_ipv4(ip: &Ip<u32>, headers: &Headers, bytes: &[u8]) -> Option<Role> {
                 return Some(Role::Router);
             }
             // BOOTREPLY (RFC 2131, 2).
-            of_ports(ip, &DHCP, is_group(headers.destination), || {
+            of_ports(ip, &DHCP, is_to_group(headers), || {
                 message(headers, bytes).0.get(8) != Some(&1)
             })
         }),
@@ -215,6 +235,8 @@ fn of_ipv6(ip: &Ip<u128>, headers: &Headers, bytes: &[u8]) -> Option<Role> {
     let is_later = matches!(ip.fragment, Fragment::Later { .. });
     match ip.protocol {
         PROTOCOL_NONE => None,
+        // The first fragment shows what is behind them.
+        one if is_later && EXTENSIONS.contains(&one) => None,
         PROTOCOL_ICMPV6 => match ip.transport {
             Transport::Neighbour { .. } | Transport::Icmp { kind: ROUTER_SOLICITATION, .. } => None,
             Transport::Icmp { kind: mld::QUERY, .. } => Some(Role::Querier),
@@ -230,7 +252,7 @@ fn of_ipv6(ip: &Ip<u128>, headers: &Headers, bytes: &[u8]) -> Option<Role> {
                 return Some(Role::Router);
             }
             // ADVERTISE, REPLY, RECONFIGURE, RELAY-REPL (RFC 8415, 7.3).
-            of_ports(ip, &DHCPV6, is_group(headers.destination), || {
+            of_ports(ip, &DHCPV6, is_to_group(headers), || {
                 let kind = message(headers, bytes).0.get(8);
                 kind.is_none_or(|kind| matches!(kind, 2 | 7 | 10 | 13))
             })
@@ -251,7 +273,7 @@ fn of_ports<A>(
         Some(Role::DhcpServer)
     } else if either(&PTP) {
         Some(Role::Clock)
-    } else if RIP.contains(&source) || is_to_group && (either(&FIRST_HOP) || either(&RIP)) {
+    } else if RIP.contains(&source) || is_to_group && (either(&TO_ROUTERS) || either(&RIP)) {
         // A router's answer to one station comes from this port, and a station's question need not.
         Some(Role::Router)
     } else {

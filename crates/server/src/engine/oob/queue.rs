@@ -6,7 +6,7 @@ use towpath_protocol::oob::{OobMessage, PeerState};
 use towpath_queue::oob::{Message, OobProducer};
 use towpath_queue::{OwnWords, PeerWords, Violation};
 
-use crate::policy::Account;
+use crate::account::Account;
 use crate::reach::Reach;
 
 use super::connection::{Connection, EndpointName};

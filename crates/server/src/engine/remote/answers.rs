@@ -5,10 +5,10 @@ use towpath_protocol::oob::{Kind, OobAddress, OobMessage, PeerState, Refused};
 
 use super::setup;
 use super::table::{Attempt, State};
+use crate::account::Account;
 use crate::engine::demux::Destination;
 use crate::engine::oob::connection::{Connection, EndpointName};
 use crate::engine::oob::{Parts, Sender};
-use crate::policy::Account;
 
 /// How long a connection that an application closed goes on for what was sent before, in
 /// nanoseconds.

@@ -6,8 +6,8 @@ use std::hash::Hash;
 use std::net::IpAddr;
 
 use super::ledger::MOST_CONNECTIONS;
+use crate::account::Account;
 use crate::engine::oob::connection::EndpointName;
-use crate::policy::Account;
 use crate::shares::{ShareLimits, Shares};
 
 /// The connections of applications, without those that are half-open.
@@ -101,7 +101,7 @@ impl Lists {
     /// Returns the number of connections of an account's user that are not half-open.
     #[cfg(test)]
     pub(super) fn of(&self, account: Account) -> usize {
-        self.shares.of(crate::policy::Party::User(account.uid))
+        self.shares.of(crate::account::Party::User(account.uid))
     }
 
     /// Returns `true` if one more request of another host may wait for an application of an account.
@@ -157,7 +157,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::policy::Party;
+    use crate::account::Party;
 
     fn ip(last: u8) -> IpAddr {
         Ipv4Addr::new(192, 0, 2, last).into()

@@ -93,8 +93,8 @@ mod tests {
     use super::super::ledger::LEDGER_BYTES;
     use super::super::own_address::OwnAddress;
     use super::*;
+    use crate::account::Account;
     use crate::engine::oob::connection::EndpointName;
-    use crate::policy::Account;
 
     const OWN: [u8; 6] = [2; 6];
     const ACCOUNT: Account = Account { uid: 9, group: None, is_limited: true };

@@ -20,10 +20,10 @@ use towpath_rdma::{Connection as Wire, Psn, Timing};
 use super::ending::end;
 use super::host::{message, session_number};
 use super::table::{ASKED_NS, Attempt, Remote, RemoteTable, State};
+use crate::account::Account;
 use crate::engine::demux::Destination;
 use crate::engine::oob::connection::EndpointName;
 use crate::engine::oob::{OobTable, Parts};
-use crate::policy::Account;
 
 /// The time until a message is sent again at first, in nanoseconds; it doubles each time.
 const RETRY_NS: u64 = 250_000_000;

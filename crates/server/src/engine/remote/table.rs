@@ -17,8 +17,8 @@ use super::link_addresses::LinkAddresses;
 use super::lists::{Listed, Lists};
 use super::own_address::OwnAddress;
 use super::pending::{Pending, Waiting};
+use crate::account::Account;
 use crate::engine::oob::connection::EndpointName;
-use crate::policy::Account;
 
 /// How long a request of another host waits for an application, in nanoseconds.
 pub(super) const ASKED_NS: u64 = 60_000_000_000;

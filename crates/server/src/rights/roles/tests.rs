@@ -370,6 +370,14 @@ fn protocols_among_routers() {
     ] {
         needs(Role::Router, to, &group(to).ports(port, port).udp(b"x"));
     }
+    // A receiver looks at the IP address, and a switch brings it the frame by its own MAC address.
+    for (to, port) in
+        [("224.0.0.2", 1985), ("224.0.0.2", 646), ("239.1.2.3", 1985), ("ff02::66", 2029)]
+    {
+        let flow = group(to).ports(port, port);
+        let to_one = Flow { destination_mac: v4().destination_mac, ..flow };
+        needs(Role::Router, "in a frame for one station", &to_one.udp(b"x"));
+    }
     for flow in [v4(), v6()] {
         needs(Role::Router, "a router's answer", &flow.ports(520, 5000).udp(b"x"));
         is_sent("a station's question", &flow.ports(5000, 520).udp(b"x"));
@@ -422,6 +430,18 @@ fn other_protocols() {
     }
 }
 
+/// The first fragment shows the protocol behind the extension header.
+#[test]
+fn later_fragments_behind_extension_headers() {
+    for header in EXTENSIONS {
+        let later = behind(&v6().udp(&[0; 56]), &[(44, &[0, 1, 0, 0, 0, 0, 7])]);
+        let mut frame = later;
+        // The fragment header names the extension header.
+        frame[54] = header;
+        is_sent("a later fragment", &frame);
+    }
+}
+
 #[test]
 fn an_ethertype_that_the_grant_names_needs_no_role() {
     let [ordinary, _] = rights();
@@ -461,6 +481,7 @@ fn what_ordinary_hosts_send() {
         ("ff02::1:3", 5355),
         ("ff02::1", 9999),
         ("ff02::c", 1900),
+        ("ff02::fd", 5683),
         ("ff0e::1234", 9999),
     ] {
         is_sent(to, &group(to).ports(5000, port).udp(b"x"));

@@ -87,6 +87,12 @@ impl Roles {
     /// All roles.
     pub const ALL: Roles = Roles((1 << Role::ALL.len()) - 1);
 
+    /// Returns `true` if another set has all roles of this one.
+    #[must_use]
+    pub const fn are_within(self, other: Roles) -> bool {
+        self.0 & !other.0 == 0
+    }
+
     /// Returns `true` if the set has a role.
     #[must_use]
     pub const fn has(self, role: Role) -> bool {
