@@ -2,7 +2,7 @@
 //!
 //! Counters are words of shared memory with one writer, the engine. An endpoint's counters are in
 //! its session's server pages, so that the application reads them without a request. The device's
-//! counters are in the state page, which every session may read. Each drop counts on the endpoint
+//! counters are in the state page, which sessions of administrators may read. Each drop counts on the endpoint
 //! concerned if there is one, else on the device.
 //!
 //! `docs/counters.md` shows each counter's name and its description from here; a test compares

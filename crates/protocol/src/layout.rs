@@ -5,7 +5,7 @@
 //! | server pages | server | header line, line of accounts, events to the application, acknowledgements of the application's events, counters of each endpoint, queue pairs, queues of out-of-band messages, states of apertures, fired tripwires, requests of each endpoint |
 //! | application pages | application | header line with its sleep flag, acknowledgements of the server's events, events to the server, queue pairs, queues of out-of-band messages |
 //! | armed words | application | a word for each tripwire; the server gives them to importers of the application's memory, too |
-//! | state page | server | epoch, an engine thread's sleep flag, heartbeat, counters of the device |
+//! | state page | server | epoch, an engine thread's sleep flag, heartbeat, counters of the device; for granted users, only the flag |
 //! | ledger | server | buffers of the transmit pool, buffers of the receive pool, each queue pair's slots completed out of order, connections of out-of-band messages, progress of requests |
 //!
 //! Both sides compute the offsets from one [`SessionShape`], agreed once in the attach messages.

@@ -14,12 +14,16 @@
 //! the other side sends an urgent notification also to an awake sleeper: the next sleep then ends
 //! at once.
 
+use alloc::vec::Vec;
+
 use crate::word::{Barrier, OwnWords, PeerWords, full_fence};
 
 /// The side that sleeps.
 #[derive(Debug)]
 pub struct Sleeper {
     flag: OwnWords,
+    /// Further flags with the same contents, by numbers that the caller chose.
+    others: Vec<(u32, OwnWords)>,
     count: u64,
 }
 
@@ -37,7 +41,25 @@ impl Sleeper {
         // later sleep for one that it has notified.
         let count = (flag.get(0) | STATE).wrapping_add(1);
         flag.store(0, count);
-        Sleeper { flag, count }
+        Sleeper { flag, others: Vec::new(), count }
+    }
+
+    /// Takes over the word of another flag with the same contents, for peers that cannot see the first one. A peer gets
+    /// to know the flag only after this call. The caller is awake.
+    pub fn add(&mut self, number: u32, flag: OwnWords) {
+        self.remove(number);
+        // A predecessor may have counted further in this flag than in the others.
+        let last = flag.get(0);
+        self.others.push((number, flag));
+        let count = if last > self.count { (last | STATE).wrapping_add(1) } else { self.count };
+        let state = self.count & STATE;
+        self.count = count & !STATE | state;
+        self.store();
+    }
+
+    /// Gives up a flag. Its peers are gone.
+    pub fn remove(&mut self, number: u32) {
+        self.others.retain(|(other, _)| *other != number);
     }
 
     /// Announces sleep. **After this call, the caller must check everything for which the other
@@ -83,7 +105,16 @@ impl Sleeper {
     fn say(&mut self, count: u64) {
         if count != self.count {
             self.count = count;
-            self.flag.store(0, count);
+            self.store();
+        }
+    }
+
+    #[inline]
+    fn store(&mut self) {
+        let count = self.count;
+        self.flag.store(0, count);
+        for (_, flag) in &mut self.others {
+            flag.store(0, count);
         }
     }
 

@@ -86,6 +86,14 @@ fn doorbell_sides() -> (Sleeper, PeerSleepFlag) {
     (Sleeper::new(flag.own()), PeerSleepFlag::new(flag.peer()))
 }
 
+/// Returns the side that sleeps, and the side that notifies it by a further flag.
+fn further_doorbell_sides() -> (Sleeper, PeerSleepFlag) {
+    let (mut sleeper, _) = doorbell_sides();
+    let flag = Memory::new(1);
+    sleeper.add(7, flag.own());
+    (sleeper, PeerSleepFlag::new(flag.peer()))
+}
+
 /// Returns both sides of an event queue for one queue pair.
 fn event_sides() -> (Marker, Acknowledger) {
     let shape = EventShape::new(1).unwrap();

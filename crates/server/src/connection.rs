@@ -23,7 +23,7 @@ use crate::engine::demux::{Rule, Vlan};
 use crate::engine::forbidden::Forbidden;
 use crate::engine::remote::own_address::OwnAddress;
 use crate::engine::session::{Mappings, Session};
-use crate::policy::{Account, Standing, Terms};
+use crate::policy::{Account, Roles, Standing, Terms};
 use crate::prepare::Prepared;
 use crate::resume::record::Record;
 use crate::rights::Addresses;
@@ -143,6 +143,8 @@ pub(crate) struct Opened {
     pub(crate) queue_pair: u32,
     /// `true` if the endpoint may send, within its rule.
     pub(crate) sends: bool,
+    /// The parts in the network that the endpoint may play, and whether its ethertype needs none.
+    pub(crate) roles: (Roles, bool),
     /// `true` if the server closed the endpoint because the policy changed. It receives and sends
     /// nothing, and its number is the application's until it closes the endpoint too.
     pub(crate) revoked: bool,
@@ -300,6 +302,14 @@ impl Connection {
         self.terms.check(rule, listening, group)
     }
 
+    /// Returns the parts in the network that endpoints may play, and whether the grant names their ethertypes.
+    pub(crate) fn roles(&self) -> (Roles, bool) {
+        match self.standing {
+            Standing::Administrator => (Roles::ALL, true),
+            _ => (self.terms.roles, self.terms.ethertypes.is_some()),
+        }
+    }
+
     /// Checks that the session may have one more endpoint that listens without a rule. Each of them
     /// costs the engine a copy of every packet, of other users' too.
     pub(crate) fn check_listening(&self, listening: Option<Listening>) -> Result<(), String> {
@@ -322,7 +332,7 @@ impl Connection {
         let most = self.terms.forbidden_packets_per_second;
         for session in sessions {
             session.forbidden = most.map(Forbidden::new);
-            (session.oob.uid, session.oob.reach) = (self.peer.uid, self.terms.out_of_band);
+            (session.oob.account, session.oob.reach) = (self.account, self.terms.out_of_band);
         }
     }
 

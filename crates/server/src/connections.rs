@@ -219,6 +219,11 @@ impl Connections {
         self.all.get_mut(&token).filter(|one| matches!(one.progress, Progress::Lives))
     }
 
+    /// Returns `true` if a user has sessions.
+    pub(crate) fn has_sessions(&self, uid: u32) -> bool {
+        self.users.get(&uid).is_some_and(|held| held.sessions > 0)
+    }
+
     /// Returns `true` if sessions of more than one user exist.
     pub(crate) fn serve_several(&self) -> bool {
         self.users.values().filter(|held| held.sessions > 0).nth(1).is_some()

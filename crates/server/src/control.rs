@@ -28,7 +28,7 @@ use tracing::{error, info, warn};
 
 use crate::addresses::Pool;
 use crate::apertures::importers::TripwireImporters;
-use crate::apertures::tables::ExportedAperture;
+use crate::apertures::tables::{ExportedAperture, MEMORIES};
 use crate::config::PolicyError;
 use crate::connection::{Connection, Refused};
 use crate::connections::Connections;
@@ -45,7 +45,9 @@ use crate::policy::{Account, Admission, Policy, PolicyChange, Standing};
 use crate::position::Position;
 use crate::queue_opener::QueueOpener;
 use crate::resume::settings::ChangedSettings;
+use crate::shares::Shares;
 use crate::slow::Slow;
+use crate::user_page::UserPages;
 use crate::worker::link::Packet;
 use crate::worker::spawner::Spawner;
 use crate::worker::wire::{Descriptors, command};
@@ -144,6 +146,7 @@ pub(crate) struct Parts {
 pub(crate) struct Control {
     pub(crate) parts: Parts,
     pub(crate) state: OwnedFd,
+    pub(crate) user_pages: UserPages,
     pub(crate) epoll: Arc<OwnedFd>,
     pub(crate) workers: Workers,
     pub(crate) slow: Slow,
@@ -170,8 +173,9 @@ pub(crate) struct Control {
     pub(crate) exported_apertures: HashMap<u32, ExportedAperture>,
     pub(crate) tripwire_importers: TripwireImporters,
     /// Memories whose owners have released them, and which importers still map, by their ids, with
-    /// the users of their owners.
-    pub(crate) released_memories: HashMap<u64, (OwnedFd, u32)>,
+    /// the accounts of their owners.
+    pub(crate) released_memories: HashMap<u64, (OwnedFd, Account)>,
+    pub(crate) memories: Shares,
     pub(crate) filters: Filters,
     pub(crate) own_queues: OwnQueues,
     pub(crate) freed: FreedLeases,
@@ -234,6 +238,7 @@ impl Control {
         let sessions = parts.policy.connections as u32;
         Ok(Control {
             state: parts.state.read_only()?,
+            user_pages: UserPages::new(),
             workers: Workers::new(spawner, engine_epolls, epoll.clone())?,
             epoll,
             slow: Slow::new(parts.locks_memory),
@@ -255,6 +260,7 @@ impl Control {
             exported_apertures: HashMap::new(),
             tripwire_importers: TripwireImporters::default(),
             released_memories: HashMap::new(),
+            memories: Shares::new(MEMORIES),
             filters: Filters::default(),
             own_queues: OwnQueues::new(parts.headers.take(), opener, takes_all),
             freed: FreedLeases::default(),
@@ -618,6 +624,7 @@ impl Control {
                 return self.answer_with(token, &Message::Created(created), vec![armed], 0);
             }
             Reply::Claimed(token, handed) => return self.answer_claimed(token, handed),
+            Reply::FlagRemoved(uid, page) => return self.dispose_of_user_page(uid, *page),
             Reply::Nothing => return,
         };
         self.answer(token, &message);

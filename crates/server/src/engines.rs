@@ -15,6 +15,7 @@ use towpath_protocol::message::Created;
 
 use crate::engine::commands::{Command, EngineReport};
 use crate::engine::demux::Rule;
+use crate::user_page::UserPage;
 
 /// The reply to a connection once all engines have executed a command.
 #[derive(Debug)]
@@ -39,6 +40,8 @@ pub(crate) enum Reply {
     TripwireImported(u64, Created, OwnedFd),
     /// The application has claimed its session, and gets these descriptors.
     Claimed(u64, Vec<OwnedFd>),
+    /// The engines no longer write the sleep flags of a user's state page.
+    FlagRemoved(u32, Box<UserPage>),
     Nothing,
 }
 

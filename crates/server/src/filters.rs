@@ -311,6 +311,7 @@ mod tests {
             offload: false,
             within_vlan: false,
             sends: true,
+            roles: (crate::policy::Roles::NONE, false),
             revoked: false,
             out_of_band: false,
             oob: Vec::new(),

@@ -21,6 +21,7 @@
 
 #![deny(unsafe_code)]
 
+mod account;
 mod addresses;
 mod answering;
 mod apertures;
@@ -51,11 +52,15 @@ mod requests;
 mod resume;
 mod revocation;
 mod rights;
+mod roles;
 mod server;
+mod shares;
 #[cfg(all(test, towpath_simulation))]
 mod simulation;
 mod slow;
 mod socket;
+mod state_pages;
+mod user_page;
 mod worker;
 
 pub use addresses::{Subnet, Subnets};
@@ -71,7 +76,8 @@ pub use keeper::{
     take_device_objects, upgrade,
 };
 pub use policy::{
-    AddressRange, Admission, Grant, Policy, PolicyChange, PortRange, Reservation, Standing, Terms,
+    AddressRange, Admission, Grant, Policy, PolicyChange, PortRange, Reservation, Role, Roles,
+    Standing, Terms,
 };
 pub use position::Crash;
 pub use prepare::session_bytes;

@@ -14,7 +14,7 @@ use crate::connection::{Connection, Opened, Refused};
 use crate::engine::commands::Listening;
 use crate::engine::demux::{Rule, Vlan};
 use crate::host::port_protocol;
-use crate::policy::Standing;
+use crate::policy::{Roles, Standing};
 use crate::reach::Reach;
 
 /// Reads an open message, and checks it against the session's resources and rights. `free`: `true`
@@ -79,6 +79,7 @@ pub(crate) fn read_open(
         within_vlan: open.flags & message::OPEN_WITHIN_VLAN != 0,
         queue_pair: open.queue_pair,
         sends,
+        roles: (Roles::NONE, false),
         revoked: false,
         out_of_band,
         oob: Vec::new(),

@@ -212,6 +212,7 @@ impl Control {
             && let Some(connection) = self.connections.remove(token)
         {
             self.workers.count(connection.worker, false);
+            self.forget_user_page(connection.account.uid);
         }
     }
 
@@ -442,6 +443,7 @@ impl Control {
         }
         self.decide_who_notifies(token);
         self.direct_if_alone();
+        self.forget_user_page(account.uid);
         remove_stored(self.parts.store.as_mut(), number)
     }
 

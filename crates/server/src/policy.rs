@@ -9,7 +9,10 @@ use std::sync::Arc;
 use towpath_protocol::message::Refusal;
 use towpath_protocol::peer::{OVERFLOW_UID, Peer};
 
+pub use crate::roles::{Role, Roles};
 pub use terms::{AddressRange, PortRange, Terms};
+
+pub(crate) use crate::account::{Account, Party};
 
 /// Grants and limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,30 +94,6 @@ pub(crate) struct Limits {
     pub(crate) total_bytes: usize,
     pub(crate) endpoints_per_session: u32,
     pub(crate) host_ports_per_user: usize,
-}
-
-/// The accounts that a connection counts against. A user admitted as a member of a group counts for
-/// that group, too. A member with many user numbers (`subuid(5)`) thereby gains nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Account {
-    pub(crate) uid: u32,
-    pub(crate) group: Option<u32>,
-    /// `true` if the memory of the account's sessions is limited: the user is no administrator.
-    pub(crate) is_limited: bool,
-}
-
-/// A party that shares limits: one user, or all users that a group lets in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Party {
-    User(u32),
-    Group(u32),
-}
-
-impl Account {
-    /// Returns the account's group where there is one, else its user.
-    pub(crate) fn party(self) -> Party {
-        self.group.map_or(Party::User(self.uid), Party::Group)
-    }
 }
 
 impl Default for Policy {

@@ -128,14 +128,17 @@ fn allow_lease(terms: &Terms, lease: &Lease) -> bool {
         && lease.ipv6.is_none_or(|(ip, _)| terms.allow_address(ip.into()))
 }
 
-/// Returns `true` if the terms allow an endpoint as it is. One that listens keeps the rights to
-/// send that it was opened with.
+/// Returns `true` if the terms allow an endpoint as it is. An endpoint keeps the rights to send that it was opened with.
 fn allow_endpoint(connection: &Connection, opened: &Opened) -> bool {
     let terms = &connection.terms;
     if opened.out_of_band && terms.out_of_band == Reach::None {
         return false;
     }
     if !opened.reachable.is_empty() && !terms.rdma {
+        return false;
+    }
+    let ((roles, is_named), (granted, names)) = (opened.roles, connection.roles());
+    if !roles.are_within(granted) || is_named && opened.rule.ethertype.is_some() && !names {
         return false;
     }
     opened.is_for_neighbours

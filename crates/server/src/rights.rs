@@ -1,8 +1,8 @@
 //! The packets that an endpoint may send.
 //!
 //! The engine checks its own copy of the headers, and sends that copy. By default, an endpoint
-//! sends only from the addresses given to its session and within its flow rule. It never sends
-//! packets that would speak for a router, a bridge or a neighbour (`roles.rs`). A field omitted
+//! sends only from the addresses given to its session and within its flow rule. It sends only the
+//! packets of ordinary stations, unless its session's grant names other parts in the network (`roles.rs`). A field omitted
 //! from a rule widens reception; an omitted source address means the session's own.
 
 mod refused;
@@ -18,6 +18,8 @@ use towpath_packet::plain::{Plain, kind, link};
 use towpath_packet::transport::{NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_SOLICITATION, Transport};
 
 use crate::engine::demux::{Rule, Vlan};
+use crate::roles::Roles;
+use roles::Asked;
 
 pub(crate) use refused::Refused;
 
@@ -57,8 +59,10 @@ pub struct Rights {
     mac: [u8; 6],
     addresses: Addresses,
     sends: Sends,
-    /// `true` if the endpoint may also send packets that claim a role in the network's operation.
-    any_role: bool,
+    /// The parts in the network's operation that the endpoint may play.
+    roles: Roles,
+    /// The rule's ethertype, if the session's grant names it.
+    ethertype: Option<u16>,
     plain: PlainRights,
 }
 
@@ -133,13 +137,20 @@ impl Rights {
             Some(IpAddr::V6(ip)) => Addresses { ipv4: None, ipv6: [Some(ip.to_bits()), None] },
         };
         let plain = PlainRights::new(&rule, mac);
-        Rights { rule, mac, addresses, sends: Sends::ByRule, any_role: false, plain }
+        let sends = Sends::ByRule;
+        Rights { rule, mac, addresses, sends, roles: Roles::NONE, ethertype: None, plain }
     }
 
-    /// Also permits, if `any_role`, the packets of routers, DHCP servers, queriers and switches.
+    /// Also permits the packets of these roles.
     #[must_use]
-    pub fn with_any_role(self, any_role: bool) -> Rights {
-        Rights { any_role, ..self }
+    pub fn with_roles(self, roles: Roles) -> Rights {
+        Rights { roles, ..self }
+    }
+
+    /// Also permits frames with the rule's ethertype, because a grant names it.
+    #[must_use]
+    pub fn with_named_ethertype(self) -> Rights {
+        Rights { ethertype: self.rule.ethertype, ..self }
     }
 
     /// Permits the same packets without the tag of the rule's VLAN, which the engine or the device
@@ -190,7 +201,7 @@ impl Rights {
             && kind & self.plain.mask == self.plain.kind
             && packet.destination[1] & self.plain.remote_mask == self.plain.remote_kind
             && self.plain.remote_ip.is_none_or(|ip| packet.destination[2..] == ip)
-            && (!roles::may_concern(packet) || self.any_role)
+            && (!roles::may_concern(packet) || self.roles == Roles::ALL)
     }
 
     /// Checks a packet by its headers, which were read from its first bytes.
@@ -204,8 +215,9 @@ impl Rights {
         bytes: impl FnOnce() -> &'a [u8],
     ) -> Result<(), Refused> {
         self.check_link(headers)?;
-        if !self.any_role && roles::concerns(headers) {
-            roles::check(headers, bytes(), self.mac)?;
+        if self.roles != Roles::ALL && roles::concerns(headers) {
+            let asked = Asked { roles: self.roles, ethertype: self.ethertype, mac: self.mac };
+            roles::check(headers, bytes(), &asked)?;
         }
         match &headers.network {
             Network::Arp(arp) => self.check_arp(arp),
@@ -392,7 +404,7 @@ mod tests {
             let flow = Flow { source_mac: [0; 6], ..base };
             let rights = Rights { addresses: addresses(&flow), ..Rights::nothing() };
             assert_eq!(both(&rights, &flow.udp(b"x")), Err(Refused::TxOutsideRule));
-            let any_role = rights.with_any_role(true);
+            let any_role = rights.with_roles(Roles::ALL);
             assert_eq!(both(&any_role, &flow.udp(b"x")), Err(Refused::TxOutsideRule));
             let within = Rights { addresses: addresses(&flow), ..Rights::nothing().within_vlan() };
             assert_eq!(both(&within, &flow.udp(b"x")), Err(Refused::TxOutsideRule));

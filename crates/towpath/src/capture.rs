@@ -97,7 +97,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let unwritten =
         if unwritten > 0 { format!(", {unwritten} not written") } else { String::new() };
-    let _ = writeln!(io::stderr(), "{packets} packets captured, {dropped} dropped{unwritten}");
+    let noun = if packets == 1 { "packet" } else { "packets" };
+    let _ = writeln!(io::stderr(), "{packets} {noun} captured, {dropped} dropped{unwritten}");
     match outcome {
         Ok(()) => Ok(()),
         Err(End::Write(error))

@@ -103,8 +103,10 @@ fn unanswered(socket: &Path, is_late: bool, reason: &str) -> serde_json::Value {
     let name = socket.file_name().unwrap_or_default().to_string_lossy();
     let name = name.strip_suffix(".sock").unwrap_or(&name);
     let status = towpath_server::device_status(socket);
-    // The keeper knows the device's names.
-    let name = if status.is_some() { "" } else { name };
+    // The keeper knows the interface's present name.
+    let name = status
+        .as_ref()
+        .map_or(name, |status| status.interface.as_ref().unwrap_or(&status.device).as_str());
     serde_json::json!({
         "device": { "name": name },
         "keeper": status,

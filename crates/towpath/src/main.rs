@@ -28,6 +28,8 @@ mod standard_error;
 mod stat;
 mod table;
 mod text_file;
+mod trusted_path;
+mod trusted_user;
 mod upgrade;
 
 use std::process::ExitCode;

@@ -1,7 +1,8 @@
-//! Directories for tests.
+//! Directories and files for tests.
 
 use std::fs;
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 
 /// A directory for one test, which its drop removes.
 pub(crate) struct Own(pub(crate) PathBuf);
@@ -19,4 +20,10 @@ impl Drop for Own {
     fn drop(&mut self) {
         fs::remove_dir_all(&self.0).unwrap();
     }
+}
+
+/// Writes a file with these permissions.
+pub(crate) fn with_bits(path: &Path, bits: u32) {
+    fs::write(path, "before").unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(bits)).unwrap();
 }

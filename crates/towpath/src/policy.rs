@@ -28,6 +28,7 @@ A policy file grants rights to users and groups; what no grant names is denied:
   addresses = [\"192.0.2.70-192.0.2.79\"]   # all that the device has by default
   ports = [\"tcp:80\", \"udp:5000-5999\"]     # all by default; of the host's addresses, from 1024 on
   ethertypes = [\"ipv4\", \"arp\", 0x88b5]    # all by default
+  roles = [\"router\"]                      # parts in the network that it may play; none by default
   capture = false                         # a copy of every packet
   promiscuous = false                     # every packet, and any MAC address
   own-queues = [3]                        # hardware queues that a session may have to itself

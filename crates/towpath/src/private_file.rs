@@ -4,40 +4,52 @@
 //! overwrite a file that the other user cannot write, or let the other user read the written data.
 #![forbid(unsafe_code)]
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl, openat};
 
 use crate::failure::says;
+use crate::trusted_path::{self, WayError};
+use crate::trusted_user::is_trusted;
 
 /// The permission bits of users other than the owner.
 const OTHERS: u32 = 0o077;
-/// The permission bits by which users other than the owner write.
-const OTHERS_WRITE: u32 = 0o022;
 
 /// The reason for which `open` refuses a file.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OpenError {
-    #[error(
-        "it is a symbolic link, which any user may have made; name the file itself, or - for the standard output of towpath capture"
-    )]
+    #[error("it is a symbolic link; name the file itself (towpath capture: - for standard output)")]
     Link,
     #[error("it is neither a file nor a FIFO; choose another path")]
     Kind,
     #[error("user {0} owns it and could read the packets; remove it, or choose another path")]
     Owner(u32),
     #[error(
-        "its permissions are {0:03o}, so others may have opened it; remove it, and make a FIFO with \
-         mkfifo -m 600"
+        "its permissions are {0:03o}, so other users may have opened it; remove it, or choose another path"
     )]
     Permissions(u32),
+    #[error(
+        "its permissions are {0:03o}, so other users may read from it; make it again with mkfifo -m 600"
+    )]
+    FifoPermissions(u32),
     #[error("the file has {0} names (hard links); remove this name, or choose another path")]
     Names(u64),
+    #[error(transparent)]
+    Way(WayError),
     #[error("{}; {}", says(.0), remedy(.0))]
     Io(#[from] io::Error),
+}
+
+impl From<WayError> for OpenError {
+    fn from(error: WayError) -> OpenError {
+        match error {
+            WayError::Io(error) => OpenError::Io(error),
+            link => OpenError::Way(link),
+        }
+    }
 }
 
 fn remedy(error: &io::Error) -> &'static str {
@@ -61,29 +73,37 @@ pub(crate) struct Mode {
 
 /// Opens a file for packets, which only its owner may read. Creates a missing file with permissions 600. The owner of
 /// an existing file must be this process's user, `user`, or the user that called sudo; no other user may have access.
-/// Waits neither for the reader of a FIFO (`ENXIO`) nor for the end of a lease (`EWOULDBLOCK`), which others could prolong.
+/// Waits neither for a reader of a FIFO (`ENXIO`) nor for the end of a lease (`EWOULDBLOCK`).
 pub(crate) fn open(path: &Path, mode: Mode, user: Option<u32>) -> Result<File, OpenError> {
-    let opened = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .append(mode.appends)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-        .open(path);
-    let file = opened.map_err(|error| match error.raw_os_error() {
-        Some(libc::ELOOP) => OpenError::Link,
-        _ => error.into(),
+    let place = trusted_path::find(path)?;
+    let appends = if mode.appends { OFlags::APPEND } else { OFlags::empty() };
+    let flags =
+        OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let bits = rustix::fs::Mode::from_raw_mode(0o600);
+    let opened = openat(&place.directory, &place.name, flags | appends, bits);
+    let file = opened.map(File::from).map_err(|errno| match errno {
+        rustix::io::Errno::LOOP => OpenError::Link,
+        errno => io::Error::from(errno).into(),
     })?;
+    check(&file, user)?;
     if !mode.nonblocking {
         let flags = fcntl_getfl(&file).map_err(io::Error::from)?;
         fcntl_setfl(&file, flags - OFlags::NONBLOCK).map_err(io::Error::from)?;
     }
+    if file.metadata()?.is_file() && !mode.appends {
+        file.set_len(0)?;
+    }
+    Ok(file)
+}
+
+/// Checks that no other user has access to a file for packets.
+fn check(file: &File, user: Option<u32>) -> Result<(), OpenError> {
     let about = file.metadata()?;
-    let (kind, owner) = (about.file_type(), about.uid());
+    let (kind, owner, bits) = (about.file_type(), about.uid(), about.mode() & 0o777);
     let is_own = is_trusted(owner) || user == Some(owner);
     if kind.is_char_device() {
         // /dev/null, and terminals. Only root makes devices, and in a user namespace, its number is another one.
-        return Ok(file);
+        return Ok(());
     }
     if !(kind.is_file() || kind.is_fifo()) {
         return Err(OpenError::Kind);
@@ -91,56 +111,29 @@ pub(crate) fn open(path: &Path, mode: Mode, user: Option<u32>) -> Result<File, O
     if !is_own {
         return Err(OpenError::Owner(owner));
     }
-    if about.mode() & OTHERS != 0 {
-        return Err(OpenError::Permissions(about.mode() & 0o777));
+    if bits & OTHERS != 0 {
+        let of_fifo = kind.is_fifo();
+        return Err(if of_fifo {
+            OpenError::FifoPermissions(bits)
+        } else {
+            OpenError::Permissions(bits)
+        });
     }
     if about.nlink() > 1 {
         return Err(OpenError::Names(about.nlink()));
     }
-    if kind.is_file() && !mode.appends {
-        file.set_len(0)?;
-    }
-    Ok(file)
-}
-
-/// Returns the reason not to trust a file that decides on rights, with the remedy. `None` if only root, this process's
-/// user and the user that called sudo can change the file.
-pub(crate) fn distrust_reason(about: &std::fs::Metadata) -> Option<String> {
-    let (owner, bits) = (about.uid(), about.mode() & 0o777);
-    if owner != 0 && !is_trusted(owner) {
-        let user = rustix::process::geteuid().as_raw();
-        return Some(format!("user {owner} owns it and can change it; chown it to user {user}"));
-    }
-    (bits & OTHERS_WRITE != 0).then(|| {
-        format!(
-            "its permissions are {bits:03o}, so that others can change it; run chmod go-w on it"
-        )
-    })
-}
-
-/// Returns `true` for this process's user, and for the user that called sudo.
-fn is_trusted(user: u32) -> bool {
-    user == rustix::process::geteuid().as_raw() || Some(user) == sudo_user()
-}
-
-fn sudo_user() -> Option<u32> {
-    std::env::var("SUDO_UID").ok()?.parse().ok()
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
 
     use super::*;
-    use crate::own_directory::Own;
+    use crate::own_directory::{Own, with_bits};
 
     const ANEW: Mode = Mode { appends: false, nonblocking: true };
-
-    fn with_bits(path: &Path, bits: u32) {
-        fs::write(path, "before").unwrap();
-        fs::set_permissions(path, fs::Permissions::from_mode(bits)).unwrap();
-    }
 
     #[test]
     fn a_new_file_and_one_of_this_user_are_for_this_user_only() {
@@ -183,9 +176,9 @@ mod tests {
         // Whatever the umask is.
         fs::set_permissions(&fifo, fs::Permissions::from_mode(0o644)).unwrap();
         let reader =
-            OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&fifo).unwrap();
-        assert!(matches!(open(&fifo, ANEW, None), Err(OpenError::Permissions(0o644))));
-        // No open waits for a reader.
+            fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&fifo).unwrap();
+        assert!(matches!(open(&fifo, ANEW, None), Err(OpenError::FifoPermissions(0o644))));
+        // Neither waits.
         fs::set_permissions(&fifo, fs::Permissions::from_mode(0o600)).unwrap();
         drop(reader);
         for nonblocking in [true, false] {
@@ -193,17 +186,5 @@ mod tests {
             let Err(OpenError::Io(error)) = open(&fifo, mode, None) else { panic!("no reader") };
             assert_eq!(error.raw_os_error(), Some(libc::ENXIO));
         }
-    }
-
-    #[test]
-    fn a_file_that_others_can_write_decides_nothing() {
-        let directory = Own::new("private-policy");
-        let path = directory.0.join("policy.toml");
-        for (bits, is_safe) in [(0o600, true), (0o644, true), (0o664, false), (0o646, false)] {
-            with_bits(&path, bits);
-            let found = distrust_reason(&fs::metadata(&path).unwrap());
-            assert_eq!(found.is_none(), is_safe, "{bits:03o}: {found:?}");
-        }
-        assert_eq!(distrust_reason(&fs::metadata("/").unwrap()), None, "root owns it");
     }
 }

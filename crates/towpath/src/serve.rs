@@ -76,6 +76,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     // Checks all settings before the server makes any object.
     settings.check_lanes()?;
     settings.check_total_bytes()?;
+    settings.check_pcap()?;
     settings.config(PathBuf::new())?.check().map_err(|error| explain(&error, &settings))?;
     if args.print_config {
         print(&settings.with_defaults().to_text()?)?;

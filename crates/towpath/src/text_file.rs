@@ -1,13 +1,15 @@
 //! Files of settings and rights, which people write.
 #![forbid(unsafe_code)]
 
-use std::fs::OpenOptions;
+use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use rustix::fs::{Mode, OFlags, openat};
+
 use crate::failure::{Failure, says};
-use crate::private_file;
+use crate::trusted_path::{self, WayError};
+use crate::trusted_user::distrust_reason;
 
 /// The largest file accepted, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
@@ -20,15 +22,19 @@ pub(crate) fn read(path: &Path) -> Result<String, Failure> {
         let user = rustix::process::geteuid().as_raw();
         Failure::usage(format!("{shown}: {}; give a file that user {user} can read", says(error)))
     };
-    // Without this flag, the open of a FIFO waits for a writer.
-    let flags = libc::O_NONBLOCK;
-    let opened = OpenOptions::new().read(true).custom_flags(flags).open(path);
-    let mut file = opened.map_err(|error| failed(&error))?;
+    let place = trusted_path::find_target(path).map_err(|error| match error {
+        WayError::Io(error) => failed(&error),
+        link => Failure::usage(format!("{shown}: {link}")),
+    })?;
+    // Without O_NONBLOCK, the open of a FIFO waits for a writer.
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let opened = openat(&place.directory, &place.name, flags, Mode::empty());
+    let mut file = opened.map(File::from).map_err(|errno| failed(&errno.into()))?;
     let about = file.metadata().map_err(|error| failed(&error))?;
     if !about.is_file() {
         return Err(Failure::usage(format!("{shown} is not a file; give one with text")));
     }
-    if let Some(why) = private_file::distrust_reason(&about) {
+    if let Some(why) = distrust_reason(&about, &place.directory) {
         return Err(Failure::usage(format!("{shown}: {why}")));
     }
     if about.len() > MAX_BYTES {

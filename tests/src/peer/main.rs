@@ -14,6 +14,7 @@ mod logged;
 mod pdus;
 mod random_writer;
 mod server;
+mod state_page;
 mod steps;
 
 use std::path::Path;
@@ -43,6 +44,7 @@ fn main() {
             random_writer::run(Path::new(socket), number(seed), number(rounds));
         }
         ["confined", socket, server] => confined::run(Path::new(socket), number(server) as i32),
+        ["state-page", socket] => state_page::run(Path::new(socket)),
         ["step", socket, step] => steps::run(Path::new(socket), number(step)),
         ["attack", name, socket, seconds, ref options @ ..] => {
             attack::attack(name, Path::new(socket), number(seconds), options);

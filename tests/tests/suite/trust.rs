@@ -104,6 +104,30 @@ fn two_users(test: &str) -> Option<Users> {
     None
 }
 
+/// By record locks on its file, a user prolongs each close of it: no other user's application closes the same file.
+#[test]
+fn each_user_has_a_state_page() {
+    let Some(users) = two_users("each_user_has_a_state_page") else { return };
+    let [one, other] = users.applications;
+    let option = format!("users={},{}", one.uid, other.uid);
+    let server = Served::start_as(&PEER, &[&option], Some(users.server));
+    let attach = |user: User| {
+        let mut peer =
+            PEER.start_as(&["state-page", server.path()], |command| user.confine(command));
+        let page: u64 = peer.line().parse().unwrap();
+        (peer, page)
+    };
+    let (first, page) = attach(one);
+    let (second, same) = attach(one);
+    let (third, others) = attach(other);
+    assert_eq!(page, same, "of one user");
+    assert_ne!(page, others, "of two users");
+    for mut peer in [first, second, third] {
+        assert!(peer.leave().success());
+    }
+    server.stop();
+}
+
 #[test]
 fn another_user_writes_only_what_is_its_own() {
     let Some(users) = two_users("another_user_writes_only_what_is_its_own") else { return };

@@ -315,7 +315,7 @@ fn a_user_has_a_limited_number_of_memories() {
         }
     }
     let outcome = sessions[4].create_memory(1, Sharing::Requests);
-    refused(outcome, Refusal::Limit, "your user has 256 memories");
+    refused(outcome, Refusal::Limit, "has the most allowed, 256 memories");
     drop(sessions.remove(0));
     eventually(|| sessions[3].create_memory(1, Sharing::Requests).is_ok());
 }

@@ -2,18 +2,21 @@
 
 use loom::thread;
 
-use super::{Bell, descriptor, doorbell_sides, model, without};
+use super::{Bell, descriptor, doorbell_sides, further_doorbell_sides, model, without};
 use crate::descriptor::{Descriptor, MAX_CHAIN};
-use crate::doorbell::{self, Due};
+use crate::doorbell::{self, Due, PeerSleepFlag, Sleeper};
 use crate::test_memory::Pair;
 use crate::word::Barrier;
 
 fn one_batch() {
+    one_batch_by(doorbell_sides());
+}
+
+fn one_batch_by((mut sleeper, mut notifier): (Sleeper, PeerSleepFlag)) {
     let pair = Pair::new(8, 8);
     let bell = Bell::new();
     let (mut producer, _) = pair.application();
     let mut server = pair.server();
-    let (mut sleeper, mut notifier) = doorbell_sides();
     let far = bell;
     let writer = thread::spawn(move || {
         assert!(producer.push(&[descriptor(0)]));
@@ -39,6 +42,17 @@ fn one_batch() {
 #[test]
 fn no_wake_up_is_lost() {
     model(one_batch);
+}
+
+/// The same for peers that see a further flag.
+#[test]
+fn no_wake_up_is_lost_by_a_further_flag() {
+    model(|| one_batch_by(further_doorbell_sides()));
+}
+
+#[test]
+fn without_the_sleepers_barrier_a_further_flag_loses_a_wake_up() {
+    without(Barrier::SleeperChecks, || one_batch_by(further_doorbell_sides()));
 }
 
 #[test]

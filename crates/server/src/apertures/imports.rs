@@ -6,7 +6,7 @@ use towpath_protocol::apertures::{Access, Sharing};
 use towpath_protocol::message::{Import, Imported, Message, Refusal};
 
 use super::lookup::refused;
-use super::objects::{Entry, What};
+use super::objects::{Entry, EntryWord, What};
 use super::tables::{ApertureTables, ExportedAperture};
 use crate::connection::Refused;
 use crate::control::Control;
@@ -133,6 +133,9 @@ impl Control {
             };
             let failed = |error| refused(Refusal::Limit, format!("import: {error}"));
             handed.push(descriptor.map_err(failed)?);
+            if writes {
+                self.note_writer(token, &key, exported.memory);
+            }
         }
         let imported = Imported {
             offset: exported.offset,
@@ -146,6 +149,22 @@ impl Control {
         self.apertures(token, "import")?.objects.record(What::Aperture, number);
         self.answer_with(token, &Message::Imported(imported), handed, 0);
         Ok(())
+    }
+
+    /// Records that an importer's user can write to the file of a memory, if the memory is another user's.
+    fn note_writer(&mut self, token: u64, key: &ExportedAperture, memory: u32) {
+        let writer = self.connections.get(token).map(|one| one.account.uid);
+        let owner = self.connections.token_of(key.owner);
+        let owner = owner.and_then(|token| self.connections.get_mut(token));
+        let (Some(writer), Some(owner)) = (writer, owner) else { return };
+        if owner.account.uid == writer {
+            return;
+        }
+        let Some(apertures) = &mut owner.apertures else { return };
+        if let Some(entry) = apertures.objects.get_mut(What::Memory, memory) {
+            entry.endpoint = writer.saturating_add(1);
+        }
+        apertures.objects.record_word(What::Memory, memory, EntryWord::Endpoint);
     }
 
     /// Forgets an aperture that a session imported. Takes the memory's bytes off the session's if

@@ -18,11 +18,6 @@ use crate::slow::Job;
 use crate::worker::link::Packet;
 use crate::worker::wire::command;
 
-/// The most memories of a user, and of a server. Each takes a few descriptors of the server and of
-/// its keeper.
-const MEMORIES_PER_USER: usize = 256;
-const MEMORIES: usize = 4096;
-
 impl Control {
     /// Has the worker of the application's user allocate a new memory.
     pub(crate) fn create_memory(
@@ -51,9 +46,13 @@ impl Control {
         }
         let failed = |error| refused(Refusal::Limit, format!("{what}: {error}"));
         let bytes = (create.bytes as usize).next_multiple_of(towpath_memory::PAGE_BYTES);
-        self.check_memories(token)?;
         let Some(connection) = self.connections.get(token) else { return Ok(()) };
+        let account = connection.account;
         let limits = self.parts.policy.limits(&connection.terms);
+        let taken = self.memories.check(account);
+        taken.map_err(|limit| {
+            refused(Refusal::Limit, format!("{what}: {limit} memories; release one"))
+        })?;
         let charged = self.connections.charge_bytes(token, &limits, bytes);
         charged.map_err(|text| refused(Refusal::Limit, format!("{what}: {text}")))?;
         let file = SharedFile::create("towpath-memory", bytes).and_then(|file| {
@@ -75,34 +74,16 @@ impl Control {
         };
         self.apertures(token, what)?.creating =
             Some(Creating { number, entry, file, mapped: None });
+        self.memories.add(account);
         self.tell_worker(token, Packet::new(command::ALLOCATE, token, 0).with(vec![theirs]));
         Ok(())
-    }
-
-    /// Checks that a user may have one more memory: each takes descriptors of the server and its
-    /// keeper.
-    fn check_memories(&self, token: u64) -> Result<(), Refused> {
-        let uid = self.connections.get(token).map(|connection| connection.account.uid);
-        let (mut theirs, mut all) = (0, self.released_memories.len());
-        for one in self.connections.sessions() {
-            let count = one.apertures.as_ref().map_or(0, |one| one.files.len());
-            all += count;
-            theirs += if Some(one.account.uid) == uid { count } else { 0 };
-        }
-        let text = if theirs >= MEMORIES_PER_USER {
-            format!("your user has {theirs} memories, which is the limit; release one")
-        } else if all >= MEMORIES {
-            format!("this server has {all} memories, which is the limit; release one")
-        } else {
-            return Ok(());
-        };
-        Err((Refusal::Limit, format!("create memory: {text}")))
     }
 
     /// Maps and populates a memory that the worker has allocated.
     pub(crate) fn memory_allocated(&mut self, token: u64, outcome: Result<Vec<OwnedFd>, i32>) {
         let Some(connection) = self.connections.get_mut(token) else { return };
-        let uid = connection.account.uid;
+        let account = connection.account;
+        let uid = account.uid;
         let Some(apertures) = &mut connection.apertures else { return };
         let Some(creating) = &mut apertures.creating else { return };
         let name = memory_name(apertures.objects.session, creating.entry.offset);
@@ -123,6 +104,7 @@ impl Control {
                 // No application has the file.
                 let bytes = creating.entry.len as usize;
                 apertures.creating = None;
+                self.memories.give_back(account);
                 self.parts.store.remove(&name);
                 self.connections.take_bytes(token, bytes);
                 let text = format!("create memory: {error}");
@@ -168,14 +150,14 @@ impl Control {
     /// Releases a memory that the engine has removed.
     pub(crate) fn release_memory(&mut self, token: u64, number: u32) {
         let Some(connection) = self.connections.get_mut(token) else { return };
-        let by = (connection.worker, connection.account.uid);
+        let by = (connection.worker, connection.account);
         let Some(apertures) = &mut connection.apertures else { return };
         let session = apertures.objects.session;
         let entry = apertures.objects.remove(What::Memory, number);
         let file = apertures.files.remove(&number);
         if let (Some(entry), Some(file)) = (entry, file) {
             self.connections.take_bytes(token, entry.len as usize);
-            self.dispose_of_memory(session, entry.offset, file, by);
+            self.dispose_of_memory(session, &entry, file, by);
         }
     }
 }

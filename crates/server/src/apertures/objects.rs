@@ -39,7 +39,8 @@ pub(crate) struct Entry {
     /// The number of the memory of an exported aperture or a tripwire; of the imported aperture
     /// that an imported tripwire is in.
     pub(crate) memory: u32,
-    /// The endpoint of an aperture.
+    /// The endpoint of an aperture. Of a memory, one more than the number of another user whose session got a descriptor
+    /// to write by; 0 for none.
     pub(crate) endpoint: u32,
     /// The access of an aperture or a tripwire; the sharing of a memory. 0 for an aperture of which
     /// the engine has said that it is not valid.
@@ -62,6 +63,7 @@ pub(crate) struct Entry {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum EntryWord {
     Key = 1,
+    Endpoint = 2,
     Other = 3,
 }
 
@@ -84,6 +86,11 @@ impl Entry {
             Entry::TRIPWIRE | Entry::IMPORTED_TRIPWIRE => Some(What::Tripwire),
             _ => None,
         }
+    }
+
+    /// Returns the other user whose processes can write to the file of this memory.
+    pub(crate) fn writer(&self) -> Option<u32> {
+        self.endpoint.checked_sub(1).filter(|_| self.kind == Entry::MEMORY)
     }
 
     /// Returns `true` if this aperture exports a range of a memory.
@@ -239,8 +246,7 @@ impl Objects {
         words.publish(at, words_of[0]);
     }
 
-    /// Records the word of an object with its key, or that with the session at its other end: one
-    /// store.
+    /// Records one word of an object: one store.
     pub(crate) fn record_word(&mut self, what: What, number: u32, word: EntryWord) {
         let (at, entry) = (self.place(what, number) + word as usize, self.get(what, number));
         let (Some(words), Some(entry)) = (&mut self.record, entry) else { return };

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use super::exports::exporting;
 use super::left::copies;
 use super::objects::{Entry, What};
-use super::tables::{ApertureTables, ExportedAperture, memory_name, released_name};
+use super::tables::{ExportedAperture, memory_name, released_name};
 use super::tripwires::set_tripwire_command;
 use crate::control::Control;
 use crate::engine::apertures::commands::ApertureCommand;
@@ -25,8 +25,10 @@ impl Control {
         let tripwires = copies(&apertures.objects, What::Tripwire);
         let memories: Vec<_> =
             apertures.files.iter().map(|(number, one)| (*number, one.mapped.clone())).collect();
+        let account = connection.account;
         self.connections.add_bytes(token, bytes as usize);
         for (number, memory) in memories {
+            self.memories.add(account);
             self.lock_memory(&memory);
             self.command_first_lane(
                 ApertureCommand::AddMemory { session, number, memory },
@@ -81,17 +83,16 @@ impl Control {
     pub(crate) fn restore_released(&mut self, released: HashMap<u64, OwnedFd>) -> Vec<OwnedFd> {
         let mut unused = Vec::new();
         for (id, file) in released {
-            let maps = |tables: &ApertureTables| tables.mapped.contains_key(&id);
-            let importer =
-                self.connections.sessions().find(|one| one.apertures.as_deref().is_some_and(maps));
-            let Some(uid) = importer.map(|one| one.account.uid) else {
+            // The owner is gone, and the memory is there for this importer.
+            let Some(account) = self.importer_of(id) else {
                 unused.append(&mut self.parts.store.remove(&released_name(id)));
                 unused.push(file);
                 continue;
             };
             let name = released_name(id);
             if self.parts.store.holds(&name) || self.parts.store.put(&name, file.as_fd()).is_ok() {
-                self.released_memories.insert(id, (file, uid));
+                self.released_memories.insert(id, (file, account));
+                self.memories.add(account);
             }
         }
         unused

@@ -9,6 +9,7 @@ use towpath_protocol::layout::SessionShape;
 use super::objects::{Entry, Objects, What};
 use super::tables::{ApertureTables, Creating, MemoryFile, memory_name, released_name};
 use crate::control::Control;
+use crate::policy::Account;
 use crate::prepare::{self, Prepared};
 use crate::worker::link::Packet;
 use crate::worker::wire::command;
@@ -37,9 +38,16 @@ impl Control {
     }
 
     /// Returns `true` if an importer maps a memory.
-    pub(super) fn is_mapped(&self, id: u64) -> bool {
-        let all = self.connections.sessions().filter_map(|one| one.apertures.as_ref());
-        all.into_iter().any(|one| one.mapped.contains_key(&id))
+    fn is_mapped(&self, id: u64) -> bool {
+        self.importer_of(id).is_some()
+    }
+
+    /// Returns the account of a session that maps a memory as its importer.
+    pub(super) fn importer_of(&self, id: u64) -> Option<Account> {
+        let maps = |tables: &ApertureTables| tables.mapped.contains_key(&id);
+        let importer =
+            self.connections.sessions().find(|one| one.apertures.as_deref().is_some_and(maps));
+        importer.map(|one| one.account)
     }
 
     /// Locks a memory if there is a swap device, so that the engine need not wait for it.
@@ -55,18 +63,19 @@ impl Control {
     /// Disposes of the memories of a session that has ended, and forgets its apertures.
     pub(crate) fn dispose_of_memories(&mut self, token: u64) {
         let Some(connection) = self.connections.get_mut(token) else { return };
-        let (worker, uid) = (connection.worker, connection.account.uid);
+        let (worker, account) = (connection.worker, connection.account);
+        let uid = account.uid;
         let Some(mut apertures) = connection.apertures.take() else { return };
         let number = apertures.objects.session;
         self.tripwire_importers.remove_all(&apertures.objects);
         if let Some(creating) = apertures.creating.take() {
-            self.dispose_of_unfinished(number, creating, (worker, uid));
+            self.dispose_of_unfinished(number, creating, (worker, account));
         }
         let memories: Vec<_> = apertures.files.keys().copied().collect();
         for memory in memories {
-            let id = apertures.objects.get(What::Memory, memory).map(|one| one.offset);
-            if let (Some(id), Some(file)) = (id, apertures.files.remove(&memory)) {
-                self.dispose_of_memory(number, id, file, (worker, uid));
+            let entry = apertures.objects.get(What::Memory, memory);
+            if let (Some(entry), Some(file)) = (entry, apertures.files.remove(&memory)) {
+                self.dispose_of_memory(number, &entry, file, (worker, account));
             }
         }
         // Importers have duplicates of this descriptor, by which they can prolong its close.
@@ -90,19 +99,15 @@ impl Control {
         &mut self,
         session: u32,
         Creating { entry, file, mapped, .. }: Creating,
-        owner: (u64, u32),
+        owner: (u64, Account),
     ) {
         if let Some(mapped) = mapped {
-            return self.dispose_of_memory(
-                session,
-                entry.offset,
-                MemoryFile { file, mapped },
-                owner,
-            );
+            return self.dispose_of_memory(session, &entry, MemoryFile { file, mapped }, owner);
         }
         // It is not in the store before it is mapped.
+        self.memories.give_back(owner.1);
         let dispose = Packet::new(command::DISPOSE, 0, command::WIPE).with(vec![file.into()]);
-        self.workers.tell(owner.0, Owner::User(owner.1), dispose);
+        self.workers.tell(owner.0, Owner::User(owner.1.uid), dispose);
     }
 
     /// Closes the memories of a session at the server's end. Returns the descriptors, some of which
@@ -123,25 +128,37 @@ impl Control {
     }
 
     /// Disposes of a memory whose owner has released it, or has ended. As long as an importer maps
-    /// it, the server keeps a descriptor, so that it can free the memory afterwards.
+    /// it, the server keeps a descriptor, so that it can free the memory afterwards. It then counts as the importer's.
+    ///
+    /// A process that can write to the file can prolong a wipe for ever: it holds the inode's lock while it writes from
+    /// a page that never arrives. So the worker of that user wipes the memory, and a hang is that user's.
     pub(super) fn dispose_of_memory(
         &mut self,
         session: u32,
-        id: u64,
+        entry: &Entry,
         MemoryFile { file, mapped }: MemoryFile,
-        (worker, uid): (u64, u32),
+        (worker, account): (u64, Account),
     ) {
+        let id = entry.offset;
         self.workers.drop_later(mapped);
         let mut files = self.parts.store.remove(&memory_name(session, id));
-        let mut flags = command::WIPE;
-        if self.is_mapped(id) && self.parts.store.put(&released_name(id), file.as_fd()).is_ok() {
-            self.released_memories.insert(id, (OwnedFd::from(file), uid));
-            flags = 0;
-        } else {
-            files.push(file.into());
+        self.memories.give_back(account);
+        if let Some(importer) = self.importer_of(id)
+            && self.parts.store.put(&released_name(id), file.as_fd()).is_ok()
+        {
+            self.memories.add(importer);
+            self.released_memories.insert(id, (OwnedFd::from(file), importer));
+            let close = Packet::new(command::DISPOSE, 0, 0).with(files);
+            return self.workers.tell(worker, Owner::User(account.uid), close);
         }
-        let dispose = Packet::new(command::DISPOSE, 0, flags).with(files);
-        self.workers.tell(worker, Owner::User(uid), dispose);
+        files.push(file.into());
+        match entry.writer() {
+            Some(uid) => self.workers.dispose(Owner::User(uid), files),
+            None => {
+                let wipe = Packet::new(command::DISPOSE, 0, command::WIPE).with(files);
+                self.workers.tell(worker, Owner::User(account.uid), wipe);
+            }
+        }
     }
 
     /// Frees a memory whose owner has released it, once no importer maps it any more, by what the
@@ -150,9 +167,10 @@ impl Control {
         if self.is_mapped(id) {
             return;
         }
-        let Some((file, uid)) = self.released_memories.remove(&id) else { return };
+        let Some((file, account)) = self.released_memories.remove(&id) else { return };
+        self.memories.give_back(account);
         let mut files = self.parts.store.remove(&released_name(id));
         files.push(file);
-        self.workers.dispose(Owner::User(uid), files);
+        self.workers.dispose(Owner::User(account.uid), files);
     }
 }

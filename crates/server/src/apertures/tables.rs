@@ -8,6 +8,10 @@ use towpath_protocol::apertures::Sharing;
 
 use super::objects::{Entry, Objects, What};
 use crate::prepare::{self, stored_name};
+use crate::shares::ShareLimits;
+
+/// The memories of all sessions. Each takes a few descriptors of the server and of its keeper.
+pub(crate) const MEMORIES: ShareLimits = ShareLimits::of(4096, 256);
 
 /// An aperture that a session exports, found by its key.
 #[derive(Clone, Copy, Debug)]
@@ -105,6 +109,11 @@ impl ApertureTables {
 }
 
 impl ApertureTables {
+    /// Returns the number of the session's memories.
+    pub(crate) fn memories(&self) -> usize {
+        self.files.len() + usize::from(self.creating.is_some())
+    }
+
     pub(super) fn with(objects: Objects, armed: Option<OwnedFd>) -> ApertureTables {
         ApertureTables {
             objects,

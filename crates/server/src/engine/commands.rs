@@ -7,8 +7,9 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 
 use towpath_device::{DeviceError, HardwareQueue};
 use towpath_protocol::settings::Setting;
-use towpath_queue::Violation;
+use towpath_queue::{OwnWords, Violation};
 
+use crate::account::Account;
 use crate::engine::apertures::commands::{ApertureCommand, ApertureReport};
 use crate::engine::freed::FreedLease;
 use crate::engine::neighbours::NeighbourRequest;
@@ -76,6 +77,15 @@ pub enum Command {
     Notify {
         directly: bool,
     },
+    /// Also writes the sleep flag into the state page of a user.
+    AddFlag {
+        user: u32,
+        flag: Box<OwnWords>,
+    },
+    /// Writes the sleep flag into the state page of a user no more.
+    RemoveFlag {
+        user: u32,
+    },
     /// The device's link came up or went down.
     Link {
         up: bool,
@@ -107,12 +117,13 @@ pub enum Command {
 }
 
 impl Command {
-    /// Returns the same command for another lane; `None` for a session, of which each lane gets its
+    /// Returns the same command for another lane; `None` for a session and for a sleep flag, of which each lane gets its
     /// own part, and for hardware queues, apertures and tripwires, which only the first lane has.
     fn again(&self) -> Option<Command> {
         Some(match self {
             Command::AddSession(_)
             | Command::ClaimSession(_)
+            | Command::AddFlag { .. }
             | Command::CedeQueue { .. }
             | Command::RestoreQueue(_)
             | Command::Aperture(_) => {
@@ -152,6 +163,7 @@ impl Command {
                 Command::Set { setting, session, endpoint: *endpoint, value: *value }
             }
             Command::Notify { directly } => Command::Notify { directly: *directly },
+            Command::RemoveFlag { user } => Command::RemoveFlag { user: *user },
             Command::Link { up } => Command::Link { up: *up },
             Command::Mtu { bytes } => Command::Mtu { bytes: *bytes },
             Command::AnswerFor(freed) => Command::AnswerFor(*freed),
@@ -195,6 +207,8 @@ pub struct Claim {
     pub doorbell: Doorbell,
     /// As `Session::wake`.
     pub wake: OwnedFd,
+    /// The application's account, whose group may be another one than when the session began.
+    pub(crate) account: Option<Account>,
 }
 
 /// The way in which an endpoint without a flow rule listens.

@@ -100,6 +100,8 @@ impl Engine {
                 }
             }
             Command::Notify { directly } => self.notifier.set_directly(directly),
+            Command::AddFlag { user, flag } => self.wait.add_flag(user, *flag),
+            Command::RemoveFlag { user } => self.wait.remove_flag(user),
             Command::Link { up } => {
                 self.port.set_link(up);
                 self.tx.set_link(up);
@@ -230,6 +232,7 @@ impl Engine {
             }
             return;
         };
+        session.oob.account = claim.account.unwrap_or(session.oob.account);
         if let Err(violation) = session.claim(claim.doorbell, claim.wake) {
             self.sessions.condemn(key, violation);
         }

@@ -155,6 +155,16 @@ impl EngineWait {
         })
     }
 
+    /// Also writes the sleep flag into a user's state page.
+    pub(crate) fn add_flag(&mut self, user: u32, flag: OwnWords) {
+        self.sleeper.add(user, flag);
+    }
+
+    /// Writes the sleep flag into a user's state page no more.
+    pub(crate) fn remove_flag(&mut self, user: u32) {
+        self.sleeper.remove(user);
+    }
+
     /// Returns the epoll set.
     pub(crate) fn epoll(&self) -> &OwnedFd {
         &self.epoll

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::engine::neighbours::NeighbourRequest;
 use crate::policy::{Account, Party};
+use crate::shares::{ShareLimits, Shares};
 
 /// The destinations of one endpoint that the table remembers. The session asks again for one that
 /// the table forgot, at the latest 30 s after the last answer.
@@ -19,14 +20,10 @@ const REMEMBERED: usize = 1024;
 /// for a neighbour after three seconds.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The next hops whose link addresses the kernel may look for at a time: because of one user,
-/// because of the users of one group, and because of all granted users. The kernel's table of
-/// neighbours has about a thousand entries (`gc_thresh3`).
-const UNKNOWN_PER_USER: usize = 64;
-const UNKNOWN_PER_GROUP: usize = 128;
-const UNKNOWN: usize = 256;
-/// The same because of all users, with administrators.
-const UNKNOWN_WITH_ADMINISTRATORS: usize = 320;
+/// The next hops whose link addresses the kernel may look for at a time. The kernel's table of neighbours has about a
+/// thousand entries (`gc_thresh3`).
+const UNKNOWN: ShareLimits =
+    ShareLimits { user: 64, group: 128, granted: 256, all: 320, binds_administrators: false };
 
 /// An endpoint that asks: the numbers of its session and of the endpoint.
 pub(super) type Asker = (u32, u32);
@@ -60,12 +57,14 @@ pub(super) struct Delivery {
 }
 
 /// The table.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Neighbours {
     known: HashMap<Asker, HashMap<IpAddr, Known>>,
     /// The last link address of each next hop.
     next_hops: HashMap<IpAddr, [u8; 6]>,
     waiting: HashMap<IpAddr, Waiting>,
+    /// The accounts because of which next hops are in `waiting`.
+    shares: Shares,
     /// Answers to check again, because the host's routes or neighbours changed.
     to_check: VecDeque<NeighbourRequest>,
     /// Next hops whose link addresses changed. After `to_check`, the answers that lead to them are
@@ -77,6 +76,21 @@ pub(super) struct Neighbours {
     /// Requests that the control thread has not looked up yet, in one queue per party. The control
     /// thread serves the queues in turn.
     queued: VecDeque<(Party, VecDeque<NeighbourRequest>)>,
+}
+
+impl Default for Neighbours {
+    fn default() -> Neighbours {
+        Neighbours {
+            known: HashMap::new(),
+            next_hops: HashMap::new(),
+            waiting: HashMap::new(),
+            shares: Shares::new(UNKNOWN),
+            to_check: VecDeque::new(),
+            moved: BTreeSet::new(),
+            checks_again: false,
+            queued: VecDeque::new(),
+        }
+    }
 }
 
 impl Neighbours {
@@ -168,17 +182,7 @@ impl Neighbours {
 
     /// Returns `true` if the kernel may look for one more next hop because of an account.
     pub(super) fn may_wait(&self, account: Account) -> bool {
-        if !account.is_limited {
-            return self.waiting.len() < UNKNOWN_WITH_ADMINISTRATORS;
-        }
-        let count = |is_theirs: &dyn Fn(Account) -> bool| {
-            let waiting = self.waiting.values().map(|waiting| waiting.account);
-            waiting.filter(|one| one.is_limited && is_theirs(*one)).count()
-        };
-        count(&|one| one.uid == account.uid) < UNKNOWN_PER_USER
-            && (account.group.is_none()
-                || count(&|one| one.group == account.group) < UNKNOWN_PER_GROUP)
-            && count(&|_| true) < UNKNOWN
+        self.shares.check(account).is_ok()
     }
 
     /// Has a request of an account's session wait for the link address of a next hop. `answers`: 1
@@ -191,19 +195,24 @@ impl Neighbours {
         answers: u32,
         now: Instant,
     ) {
-        let waiting = self.waiting.entry(next_hop).or_insert_with(|| Waiting {
-            since: now,
-            account,
-            requests: HashMap::new(),
+        let waiting = self.waiting.entry(next_hop).or_insert_with(|| {
+            self.shares.add(account);
+            Waiting { since: now, account, requests: HashMap::new() }
         });
         *waiting.requests.entry(request).or_default() += answers;
+    }
+
+    fn stop_waiting(&mut self, next_hop: IpAddr) -> Option<Waiting> {
+        let waiting = self.waiting.remove(&next_hop)?;
+        self.shares.give_back(waiting.account);
+        Some(waiting)
     }
 
     /// Ends the wait for a next hop, whose link address the kernel reports. Returns the answers for
     /// which requests waited. Has earlier answers that differ checked.
     pub(super) fn found(&mut self, next_hop: IpAddr, mac: [u8; 6]) -> Vec<Delivery> {
         let mut deliveries = Vec::new();
-        if let Some(waiting) = self.waiting.remove(&next_hop) {
+        if let Some(waiting) = self.stop_waiting(next_hop) {
             for (request, answered) in waiting.requests {
                 self.learn(request, next_hop, mac);
                 deliveries.push(Delivery { to: request, mac: Some(mac), answered });
@@ -218,7 +227,7 @@ impl Neighbours {
     /// Ends the wait for a next hop that does not answer. Returns the requests that end without a
     /// link address.
     pub(super) fn failed(&mut self, next_hop: IpAddr) -> Vec<Delivery> {
-        let requests = self.waiting.remove(&next_hop).map(|waiting| waiting.requests);
+        let requests = self.stop_waiting(next_hop).map(|waiting| waiting.requests);
         let unanswered = |(to, answered)| Delivery { to, mac: None, answered };
         requests.into_iter().flatten().map(unanswered).collect()
     }
@@ -422,24 +431,24 @@ mod tests {
             may
         };
         let waits: Vec<_> =
-            (0..=UNKNOWN_PER_USER as u32).map(|at| wait(&mut table, user(7), at)).collect();
-        assert!(waits[..UNKNOWN_PER_USER].iter().all(|may| *may) && !waits[UNKNOWN_PER_USER]);
+            (0..=UNKNOWN.user as u32).map(|at| wait(&mut table, user(7), at)).collect();
+        assert!(waits[..UNKNOWN.user].iter().all(|may| *may) && !waits[UNKNOWN.user]);
         // A user who closes the endpoint and opens another gains nothing.
         table.forget_endpoint((7, 0));
         assert!(!table.may_wait(user(7)));
         let member = |uid| Account { group: Some(5), ..user(uid) };
-        let members = (0..UNKNOWN as u32).filter(|at| wait(&mut table, member(8 + at), 1000 + at));
-        assert_eq!(members.count(), UNKNOWN_PER_GROUP);
-        let others =
-            (0..UNKNOWN as u32).filter(|at| wait(&mut table, user(1000 + at), 2000 + at)).count();
-        assert_eq!(others, UNKNOWN - UNKNOWN_PER_GROUP - UNKNOWN_PER_USER);
+        let members =
+            (0..UNKNOWN.granted as u32).filter(|at| wait(&mut table, member(8 + at), 1000 + at));
+        assert_eq!(members.count(), UNKNOWN.group);
+        let others = (0..UNKNOWN.granted as u32)
+            .filter(|at| wait(&mut table, user(1000 + at), 2000 + at))
+            .count();
+        assert_eq!(others, UNKNOWN.granted - UNKNOWN.group - UNKNOWN.user);
         let administrator = Account { is_limited: false, ..user(0) };
-        let theirs = (0..UNKNOWN as u32).filter(|at| wait(&mut table, administrator, 3000 + at));
-        assert_eq!(theirs.count(), UNKNOWN_WITH_ADMINISTRATORS - UNKNOWN);
-        assert_eq!(
-            table.expire(now + REQUEST_TIMEOUT).len(),
-            UNKNOWN_WITH_ADMINISTRATORS - UNKNOWN_PER_USER
-        );
+        let theirs =
+            (0..UNKNOWN.granted as u32).filter(|at| wait(&mut table, administrator, 3000 + at));
+        assert_eq!(theirs.count(), UNKNOWN.all - UNKNOWN.granted);
+        assert_eq!(table.expire(now + REQUEST_TIMEOUT).len(), UNKNOWN.all - UNKNOWN.user);
         assert!(table.may_wait(user(7)));
     }
 

@@ -8,6 +8,7 @@ use towpath_protocol::settings::Setting;
 use crate::engine::commands::Listening;
 use crate::engine::demux::Rule;
 use crate::reach::Reach;
+use crate::roles::Roles;
 
 /// The first port that needs no privilege by default (ip(7), `ip_unprivileged_port_start`).
 const UNPRIVILEGED_PORT: u16 = 1024;
@@ -27,6 +28,8 @@ pub struct Terms {
     /// The ethertypes of endpoints; `None` for any. With `Some`, an endpoint has an ethertype, or a
     /// field of IP.
     pub ethertypes: Option<Vec<u16>>,
+    /// The parts in the network's operation that sessions may play.
+    pub roles: Roles,
     /// The users with whose sessions endpoints exchange out-of-band messages.
     pub out_of_band: Reach,
     /// `true` if endpoints with out-of-band messages may have connections with other hosts.
@@ -90,7 +93,14 @@ impl Terms {
     #[must_use]
     pub fn administrator() -> Terms {
         let out_of_band = Reach::All;
-        Terms { out_of_band, rdma: true, capture: true, promiscuous: true, ..Terms::default() }
+        Terms {
+            roles: Roles::ALL,
+            out_of_band,
+            rdma: true,
+            capture: true,
+            promiscuous: true,
+            ..Terms::default()
+        }
     }
 
     /// Returns `true` if endpoints may send and receive on each port and with each ethertype.

@@ -17,6 +17,7 @@ use crate::engine::wake_data;
 use crate::policy::Limits;
 use crate::prepare::{self, Prepared, remove_stored, session_bytes, unfreeable_bytes};
 use crate::resume::record::Record;
+use crate::user_page::page_for;
 use crate::worker::link::Packet;
 use crate::worker::wire::command;
 
@@ -112,8 +113,13 @@ impl Control {
         hardware: Option<u32>,
     ) -> io::Result<Made> {
         self.stop_answering_for(lease.mac);
+        let account = self.connections.get(token).map(|connection| connection.account);
+        let account = account.ok_or(io::ErrorKind::NotConnected)?;
+        self.make_user_page(account)?;
+        // No duplicate here: the application's user can make its close slow.
+        let state = page_for(&self.state, &self.user_pages, account);
         let store = self.parts.store.as_mut();
-        let (mut prepared, handed) = Prepared::new(number, (*shape, lanes), &self.state, store)?;
+        let (mut prepared, handed) = Prepared::new(number, (*shape, lanes), state, store)?;
         if let Some(headers) = self.own_queues.headers().filter(|_| hardware.is_some()) {
             prepared.join(headers)?;
         }

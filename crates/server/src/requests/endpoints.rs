@@ -16,7 +16,7 @@ use crate::engines::Reply;
 use crate::filters;
 use crate::host::port_protocol;
 use crate::open::read_open;
-use crate::policy::{PortRange, Standing, Terms};
+use crate::policy::{PortRange, Terms};
 use crate::rights::Rights;
 
 impl Control {
@@ -98,8 +98,13 @@ impl Control {
         let rights = match opened.sends {
             false => Rights::nothing(),
             true if opened.is_for_neighbours => Rights::neighbours(lease.mac, lease.addresses()),
-            true => Rights::new(opened.rule, lease.mac, lease.addresses())
-                .with_any_role(connection.standing == Standing::Administrator),
+            true => {
+                let (roles, is_named) = connection.roles();
+                opened.roles = (roles, is_named);
+                let rights = Rights::new(opened.rule, lease.mac, lease.addresses());
+                let rights = if is_named { rights.with_named_ethertype() } else { rights };
+                rights.with_roles(roles)
+            }
         };
         let rights = if opened.within_vlan { rights.within_vlan() } else { rights };
         let endpoint = Endpoint {

@@ -100,7 +100,8 @@ impl Control {
         let open = Packet::new(command::OPEN_DOORBELL, token, u64::from(counter));
         self.tell_worker(token, open.with(vec![workers_doorbell]));
         let doorbell = Doorbell::new(doorbell, relay);
-        let claim = |wake| Claim { session: number, doorbell: doorbell.clone(), wake };
+        let account = self.connections.get(token).map(|one| one.account);
+        let claim = |wake| Claim { session: number, doorbell: doorbell.clone(), wake, account };
         let claims = wakes.into_iter().map(claim).map(Box::new);
         self.decide_who_notifies(token);
         let claims = claims.map(Command::ClaimSession).collect();
@@ -133,6 +134,8 @@ impl Control {
         }
         self.connections.give_number(token, number, unclaimed.bytes);
         let Some(connection) = self.connections.get_mut(token) else { return false };
+        let (before, now) = (unclaimed.account, connection.account);
+        let memories = unclaimed.apertures.as_ref().map_or(0, |one| one.memories());
         connection.name = unclaimed.name;
         connection.lease = unclaimed.lease;
         connection.shape = unclaimed.shape;
@@ -152,7 +155,12 @@ impl Control {
             pid = connection.peer.pid,
             "claimed"
         );
-        connection.trusted
+        let trusted = connection.trusted;
+        for _ in 0..memories {
+            self.memories.give_back(before);
+            self.memories.add(now);
+        }
+        trusted
     }
 
     /// Answers an application whose session all engines serve again.

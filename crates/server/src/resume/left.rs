@@ -18,6 +18,14 @@ use crate::socket::STORED_NAME;
 
 /// The name of the state page in the store.
 pub(crate) const STATE: &str = "state";
+/// The beginning of the names of users' state pages.
+const STATE_OF: &str = "state-";
+
+/// Returns the name of a user's state page in the store.
+pub(crate) fn state_name(uid: u32) -> String {
+    format!("{STATE_OF}{uid}")
+}
+
 /// The name of the ledger of connections with other hosts in the store.
 pub(crate) const RDMA: &str = "rdma";
 /// The beginnings of the names of objects of sessions, and of ports.
@@ -45,6 +53,8 @@ pub(crate) struct LeftSession {
 pub(crate) struct Left {
     pub(crate) listener: Option<OwnedFd>,
     pub(crate) state: Option<OwnedFd>,
+    /// The state pages of users.
+    pub(crate) user_states: BTreeMap<u32, OwnedFd>,
     /// The ledger of connections with other hosts.
     pub(crate) rdma: Option<OwnedFd>,
     /// The changes of the device's settings.
@@ -140,6 +150,10 @@ impl Left {
             POSITIONS => self.positions.replace(object),
             // The device has taken its objects already, and the others are not for the server.
             _ if [DEVICE, OWN, PROGRAM].iter().any(|start| name.starts_with(start)) => None,
+            _ if name.starts_with(STATE_OF) => match name[STATE_OF.len()..].parse() {
+                Ok(uid) => self.user_states.insert(uid, object),
+                Err(_) => Some(object),
+            },
             _ if name.starts_with(RELEASED) => match released_id(name) {
                 Some(id) => self.released.insert(id, object),
                 None => Some(object),

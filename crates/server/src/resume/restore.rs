@@ -27,7 +27,7 @@ use crate::engine::session::Session;
 use crate::engines::Reply;
 use crate::host::port_protocol;
 use crate::open::read_open;
-use crate::policy::{Account, Standing};
+use crate::policy::{Account, Roles, Standing};
 use crate::position::Phase;
 use crate::prepare::{Files, remove_stored, session_bytes, unfreeable_bytes};
 use crate::worker::workers::Owner;
@@ -75,19 +75,26 @@ impl Control {
     /// Makes the sessions of an earlier server anew, before the engines run. Closes what is of no
     /// use.
     pub(crate) fn restore(&mut self, left: Left) {
-        let Left { sessions, mut ports, rest, mut released, .. } = left;
+        let Left { sessions, user_states, mut ports, rest, mut released, .. } = left;
         let mut unused: Vec<OwnedFd> = Vec::new();
         for (name, object) in rest {
             unused.extend(self.parts.store.remove(&name));
             unused.push(object);
         }
+        let without_page = self.restore_user_pages(user_states);
         let mut restored = 0;
         self.parts.position.start();
         self.parts.position.begin(Phase::Restore);
         for (number, mut session) in sessions {
             self.parts.position.serve(number);
             self.next_number = self.next_number.max(number.wrapping_add(1)).max(1);
-            let outcome = self.restore_session(number, &mut session, &mut ports, &mut unused);
+            let has_page =
+                session.identity().is_none_or(|(_, uid, _)| !without_page.contains(&uid));
+            let outcome = if has_page {
+                self.restore_session(number, &mut session, &mut ports, &mut unused)
+            } else {
+                Err("the state page of its user is lost".to_owned())
+            };
             let memories = std::mem::take(&mut session.apertures.memories);
             unused.append(&mut self.sort_memories(number, memories, &mut released));
             match outcome {
@@ -114,6 +121,7 @@ impl Control {
             }
             unused.append(&mut session.into_descriptors());
         }
+        self.forget_unused_pages();
         self.restore_imports();
         unused.append(&mut self.restore_released(released));
         self.parts.position.begin(Phase::None);
@@ -389,6 +397,7 @@ fn revoked(recorded: &RecordedEndpoint) -> Opened {
         within_vlan: false,
         queue_pair: recorded.request.queue_pair,
         sends: false,
+        roles: (Roles::NONE, false),
         out_of_band: false,
         oob: Vec::new(),
         reachable: Vec::new(),

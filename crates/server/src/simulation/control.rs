@@ -356,7 +356,8 @@ impl Server {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         let data = epoll::EventData::new_u64(wake_data(number));
         epoll::add(&ends.epoll, &wake, data, flags).unwrap();
-        let claim = Claim { session: number, doorbell: Doorbell::direct(ours), wake };
+        let claim =
+            Claim { session: number, doorbell: Doorbell::direct(ours), wake, account: None };
         let ticket = self.command(Command::ClaimSession(Box::new(claim)));
         self.claiming.push(Claiming { ticket, number, channel, handed: vec![theirs, event] });
     }

@@ -9,7 +9,7 @@ use toml::Spanned;
 use towpath_client::Setting;
 use towpath_server::{AddressRange, Policy, PortRange, Reach, Terms};
 
-use super::values::{EndpointSetting, Ethertype, Ports};
+use super::values::{EndpointSetting, Ethertype, Ports, RoleName};
 use crate::failure::Failure;
 use crate::number::Number;
 use crate::serve::values::{Group, InterfaceName, Lease, User};
@@ -40,6 +40,7 @@ pub(crate) struct Grant {
     addresses: Option<Vec<Lease>>,
     ports: Option<Vec<Ports>>,
     ethertypes: Option<Vec<Ethertype>>,
+    roles: Vec<RoleName>,
     out_of_band: OutOfBand,
     rdma: bool,
     capture: bool,
@@ -254,6 +255,7 @@ impl Grant {
             addresses: self.addresses.as_ref().map(addresses),
             ports: self.ports.as_ref().map(ports),
             ethertypes: self.ethertypes.as_ref().map(|all| all.iter().map(|one| one.0).collect()),
+            roles: self.roles.iter().map(|role| role.0).collect(),
             out_of_band: match self.out_of_band {
                 OutOfBand::None => Reach::None,
                 OutOfBand::Own => Reach::Own,
@@ -311,6 +313,7 @@ impl Grant {
                 ),
             ),
             ("ethertypes", or_all(self.ethertypes.as_ref())),
+            ("roles", list(&self.roles)),
             ("out-of-band", self.out_of_band.text().to_owned()),
             ("rdma", yes(self.rdma)),
             ("capture", yes(self.capture)),
@@ -379,6 +382,8 @@ fn in_words(message: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use towpath_server::Role;
+
     use super::*;
 
     const ALL: &str = r#"
@@ -389,6 +394,7 @@ devices = ["eth0"]
 addresses = ["192.0.2.70", "192.0.2.72-192.0.2.79", "2001:db8::40/124"]
 ports = ["tcp:80", "udp:5000-5999"]
 ethertypes = ["ipv4", 0x88b5, "arp"]
+roles = ["router", "dhcp-server"]
 capture = true
 promiscuous = true
 own-queues = [3, 5]
@@ -424,6 +430,7 @@ devices = ["eth0"]
         let range = |protocol, first, last| PortRange { protocol, first, last };
         assert_eq!(terms.ports, Some(vec![range(6, 80, 80), range(17, 5000, 5999)]));
         assert_eq!(terms.ethertypes, Some(vec![0x800, 0x88b5, 0x806]));
+        assert_eq!(terms.roles, [Role::Router, Role::DhcpServer].into_iter().collect());
         assert!(terms.capture && terms.promiscuous);
         assert_eq!(terms.own_queues, [3, 5]);
         assert_eq!((terms.sessions_per_user, terms.endpoints_per_session), (Some(4), Some(64)));
@@ -438,9 +445,16 @@ devices = ["eth0"]
         // Every value is shown.
         let shown: Vec<String> = file.grants[0].lines().into_iter().map(|(_, text)| text).collect();
         let shown = shown.join("\n");
-        for part in
-            ["192.0.2.72-192.0.2.79", "udp:5000-5999", "0x88b5", "yes", "3, 5", "64", "weight=4"]
-        {
+        for part in [
+            "192.0.2.72-192.0.2.79",
+            "udp:5000-5999",
+            "0x88b5",
+            "router, dhcp-server",
+            "yes",
+            "3, 5",
+            "64",
+            "weight=4",
+        ] {
             assert!(shown.contains(part), "{shown}");
         }
     }
@@ -455,6 +469,7 @@ devices = ["eth0"]
             ("[[grant]]\ncapture = true\n".to_owned(), 1, "without users and groups"),
             (grant("colour = 1"), 3, "unknown key `colour`"),
             (grant("groups = \"web\""), 3, "a list is expected"),
+            (grant("roles = [\"king\"]"), 3, "the roles are router, dhcp-server"),
             (grant("groups = [\"no-such-group\"]"), 3, "no group no-such-group"),
             (grant("addresses = [\"192.0.2.300\"]"), 3, "range of addresses"),
             (grant("ports = [80]"), 3, "tcp:80"),

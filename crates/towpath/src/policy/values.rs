@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use towpath_client::{Scope, Setting};
-use towpath_server::PortRange;
+use towpath_server::{PortRange, Role};
 
 use crate::serve::values::as_text;
 
@@ -82,6 +82,29 @@ impl fmt::Display for Ethertype {
 }
 
 as_text!(Ethertype, "an ethertype, such as \"ipv4\" or 0x88b5");
+
+/// A part in the network's operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RoleName(pub(super) Role);
+
+impl FromStr for RoleName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<RoleName, String> {
+        Role::named(text).map(RoleName).ok_or_else(|| {
+            let names = Role::ALL.map(Role::name).join(", ");
+            format!("{text:?} is no role; the roles are {names}")
+        })
+    }
+}
+
+impl fmt::Display for RoleName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+as_text!(RoleName, "a role, such as \"router\"");
 
 /// A setting of endpoints with its initial value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -401,6 +401,17 @@ impl Settings {
         given.map_or(Ok(()), |bytes| memory_limit::check(bytes, self.lanes()))
     }
 
+    /// Checks that `--pcap` does not name the standard output as `towpath capture -w` does.
+    pub(crate) fn check_pcap(&self) -> Result<(), Failure> {
+        if self.pcap.as_deref() == Some(Path::new("-")) {
+            return Err(Failure::usage(
+                "--pcap -: the server writes packets to files; give --pcap ./- for a file of this name, or run \
+                 towpath capture -w - for standard output",
+            ));
+        }
+        Ok(())
+    }
+
     /// Checks that the device, and the wrappers around it, can have so many lanes.
     ///
     /// # Errors

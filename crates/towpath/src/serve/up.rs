@@ -94,6 +94,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
 fn check(settings: &Settings) -> Result<(), Failure> {
     settings.check_lanes()?;
     settings.check_total_bytes()?;
+    settings.check_pcap()?;
     let config = settings.config(PathBuf::new())?;
     config.check().map_err(|error| explain(&error, settings))
 }

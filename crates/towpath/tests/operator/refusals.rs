@@ -40,6 +40,7 @@ fn wrong_usage_is_one_line_and_status_2() {
         (&["ls", "--device", "a", "--socket", "b"], "--socket"),
         (&["ls", "--device", "../x"], "--socket"),
         (&["capture"], "-w"),
+        (&["serve", "--device", "tap:x", "--pcap", "-"], "--pcap ./-"),
         (&["capture", "-w", "-", "-c", "0"], "-c"),
         (&["serve", "--device", "tap:x", "--set", "speed=1"], "--list"),
         (&["serve", "--device", "tap:x", "--set", "wait=poll"], "--wait poll"),
@@ -430,6 +431,16 @@ fn files_of_other_users_are_refused() {
             return;
         }
         assert!(serve_with(&["--pcap", &theirs]).contains("user 61000 owns it"));
+        // A link on the way leads to this user's directory.
+        let led = directory.text("led");
+        std::os::unix::fs::symlink(".", &led).unwrap();
+        let own = format!("{led}/own");
+        std::fs::write(directory.text("own"), "own").unwrap();
+        let permissions = || std::fs::Permissions::from_mode(0o600);
+        std::fs::set_permissions(directory.text("own"), permissions()).unwrap();
+        std::os::unix::fs::lchown(&led, Some(OTHER), Some(OTHER)).unwrap();
+        assert!(serve_with(&["--pcap", &own]).contains("symbolic link of user 61000"));
+        assert!(in_config(&format!("{led}/open.toml")).contains("symbolic link of user 61000"));
         assert!(in_config(&theirs).contains("user 61000 owns it"));
         let server =
             serve(&directory, "s.sock", &["--device", "tap:opA", "--address", "10.77.0.1/24"]);

@@ -6,6 +6,7 @@ use towpath_protocol::oob::{OobMessage, PeerState};
 use towpath_queue::oob::{Message, OobProducer};
 use towpath_queue::{OwnWords, PeerWords, Violation};
 
+use crate::account::Account;
 use crate::reach::Reach;
 
 use super::connection::{Connection, EndpointName};
@@ -41,8 +42,8 @@ pub(crate) struct SessionOob {
     /// The queue pairs in which messages may come again that a predecessor handled.
     repeats: Vec<bool>,
     intent: Option<OwnWords>,
-    /// The user, and the users with whose sessions it exchanges messages.
-    pub(crate) uid: u32,
+    /// The account, and the users with whose sessions it exchanges messages.
+    pub(crate) account: Account,
     pub(crate) reach: Reach,
 }
 
@@ -114,7 +115,7 @@ impl SessionOob {
             handled: None,
             repeats: Vec::new(),
             intent: None,
-            uid: u32::MAX,
+            account: Account { uid: u32::MAX, group: None, is_limited: true },
             reach: Reach::None,
         }
     }
@@ -155,7 +156,7 @@ impl SessionOob {
         match (self.reach, reach) {
             (Reach::None, _) | (_, Reach::None) => false,
             (Reach::All, Reach::All) => true,
-            _ => self.uid == uid,
+            _ => self.account.uid == uid,
         }
     }
 

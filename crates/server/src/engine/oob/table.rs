@@ -64,7 +64,7 @@ impl Parts<'_> {
         let own = session.endpoints.get(from.endpoint as usize).and_then(Option::as_ref);
         let own = own.and_then(|one| one.oob.first()).ok_or(NotReady::Closed)?;
         let message = OobMessage::new(kind, *own, payload).ok_or(NotReady::Closed)?;
-        let message = message.from_sender(*own, session.oob.uid, session.number);
+        let message = message.from_sender(*own, session.oob.account.uid, session.number);
         let (to, queue) = self.peer_queue(receiver).ok_or(NotReady::Closed)?;
         match queue.check_room(sender.session, ANSWER_SLOTS) {
             Ok(()) => {}
@@ -175,7 +175,7 @@ impl OobTable {
         if receiver.violation.is_some() || !receiver.takes_oob(to.endpoint) {
             return Err(Refused::NoEndpoint);
         }
-        if !session.oob.reaches((receiver.oob.uid, receiver.oob.reach)) {
+        if !session.oob.reaches((receiver.oob.account.uid, receiver.oob.reach)) {
             return Err(Refused::Policy);
         }
         if to == sender.from {
@@ -187,7 +187,7 @@ impl OobTable {
             kind,
             to,
             receiver: EndpointName { session: receiver.number, endpoint: to.endpoint },
-            message: message.from_sender(own, session.oob.uid, session.number),
+            message: message.from_sender(own, session.oob.account.uid, session.number),
         })
     }
 }

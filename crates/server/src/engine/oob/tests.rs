@@ -121,7 +121,7 @@ impl World {
         self.apertures = ApertureTable::default();
         for number in numbers {
             let mut session = self.files[number as usize - 1].session(number);
-            (session.oob.uid, session.oob.reach) = (1000, Reach::Own);
+            (session.oob.account.uid, session.oob.reach) = (1000, Reach::Own);
             let key = self.sessions.reserve();
             for endpoint in 0..ENDPOINTS {
                 let mut one = testing::endpoint(2000);
@@ -306,7 +306,7 @@ fn the_policy_of_both_sides_decides() {
         for (number, uid, reach) in [(1, 1000, one), (2, if same_user { 1000 } else { 2 }, other)] {
             let key = world.at(number, 0).session;
             let oob = &mut world.sessions.get_mut(key).unwrap().oob;
-            (oob.uid, oob.reach) = (uid, reach);
+            (oob.account.uid, oob.reach) = (uid, reach);
         }
         world.send((1, 0), Kind::Plain, (2, 0));
         world.send((1, 0), Kind::Request, (2, 0));
@@ -404,7 +404,7 @@ fn a_stricter_policy_ends_connections_and_requests() {
     for (number, uid) in [(1, 1), (2, 2), (3, 2)] {
         let key = world.at(number, 0).session;
         let oob = &mut world.sessions.get_mut(key).unwrap().oob;
-        (oob.uid, oob.reach) = (uid, Reach::All);
+        (oob.account.uid, oob.reach) = (uid, Reach::All);
     }
     world.connect((1, 0), (2, 0), (2, 1));
     world.connect((3, 0), (2, 0), (2, 2));

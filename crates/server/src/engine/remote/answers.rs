@@ -5,6 +5,7 @@ use towpath_protocol::oob::{Kind, OobAddress, OobMessage, PeerState, Refused};
 
 use super::setup;
 use super::table::{Attempt, State};
+use crate::account::Account;
 use crate::engine::demux::Destination;
 use crate::engine::oob::connection::{Connection, EndpointName};
 use crate::engine::oob::{Parts, Sender};
@@ -42,9 +43,8 @@ impl Parts<'_> {
             Kind::Request if self.remote.path_mtu().is_none() => Err(Refused::Mtu),
             Kind::Request if connection == Connection::None => {
                 let payload = message.payload();
-                let uid =
-                    self.sessions.get(sender.from.session).map_or(u32::MAX, |one| one.oob.uid);
-                let owner = (sender.name(), uid);
+                let account = self.account_of(sender).ok_or(Refused::State)?;
+                let owner = (sender.name(), account);
                 let qpn = self.remote.request(owner, (own, to), payload);
                 let qpn = qpn.ok_or(Refused::Full)?;
                 if let Some(queue) = self.open_queue(sender.from) {
@@ -82,6 +82,10 @@ impl Parts<'_> {
         (one.peer == to).then_some(qpn)
     }
 
+    fn account_of(&self, sender: &Sender) -> Option<Account> {
+        Some(self.sessions.get(sender.from.session)?.oob.account)
+    }
+
     /// Returns the request of another host's endpoint that waits for an answer of a session.
     fn asked_by(&self, sender: &Sender, from: OobAddress) -> Option<u32> {
         let all = self.remote.waiting_requests(|listener, theirs| {
@@ -95,14 +99,14 @@ impl Parts<'_> {
         if self.apertures.is_ending([sender.name(), EndpointName::of_other_host(qpn)]) {
             return Err(Refused::State);
         }
-        let uid = self.sessions.get(sender.from.session).map_or(u32::MAX, |one| one.oob.uid);
-        if !self.remote.has_user_room(uid) {
+        let account = self.account_of(sender).ok_or(Refused::State)?;
+        if !self.remote.has_account_room(account) {
             return Err(Refused::Full);
         }
         let Some(mut one) = self.remote.take(qpn) else { return Err(Refused::State) };
         let State::Asked { request, .. } = &one.state else { return Err(Refused::State) };
         let request = request.clone();
-        (one.owner, one.uid) = (Some(sender.name()), Some(uid));
+        (one.owner, one.account) = (Some(sender.name()), Some(account));
         one.expected_psn = self.remote.random() & 0xff_ffff;
         let reads = request.responder_resources;
         let first = (request.starting_psn, Some(request.path_mtu));

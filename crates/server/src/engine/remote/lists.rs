@@ -5,7 +5,15 @@ use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
 use std::net::IpAddr;
 
+use super::ledger::MOST_CONNECTIONS;
+use crate::account::Account;
 use crate::engine::oob::connection::EndpointName;
+use crate::shares::{ShareLimits, Shares};
+
+/// The connections of applications, without those that are half-open.
+const CONNECTIONS: ShareLimits = ShareLimits::of(MOST_CONNECTIONS, MOST_CONNECTIONS / 4);
+/// The requests of other hosts that wait for an answer of an application here.
+const HALF_OPEN: ShareLimits = ShareLimits::of(64, 32);
 
 /// What a connection is listed for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,20 +24,35 @@ pub(super) struct Listed {
     pub(super) waits_for: Option<IpAddr>,
     /// `true` if another host asked for it, and the application has yet to answer.
     pub(super) is_half_open: bool,
-    /// The user of the endpoint here.
-    pub(super) uid: Option<u32>,
+    /// The account of the endpoint here; of a half-open connection, that of the listening endpoint.
+    pub(super) account: Option<Account>,
     /// The addresses here.
     pub(super) own: Option<(IpAddr, [u8; 6])>,
 }
 
 /// The lists.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Lists {
     owners: BTreeSet<(EndpointName, u32)>,
     waiting: BTreeSet<(IpAddr, u32)>,
     half_open: BTreeSet<u32>,
-    users: HashMap<u32, usize>,
+    /// Half-open connections, and all others.
+    half_open_shares: Shares,
+    shares: Shares,
     own: HashMap<(IpAddr, [u8; 6]), usize>,
+}
+
+impl Default for Lists {
+    fn default() -> Lists {
+        Lists {
+            owners: BTreeSet::new(),
+            waiting: BTreeSet::new(),
+            half_open: BTreeSet::new(),
+            half_open_shares: Shares::new(HALF_OPEN),
+            shares: Shares::new(CONNECTIONS),
+            own: HashMap::new(),
+        }
+    }
 }
 
 impl Lists {
@@ -42,7 +65,12 @@ impl Lists {
             (false, true) => _ = self.half_open.insert(qpn),
             _ => {}
         }
-        count(&mut self.users, before.uid, after.uid);
+        if let Some(account) = before.account {
+            self.shares_of(before).give_back(account);
+        }
+        if let Some(account) = after.account {
+            self.shares_of(after).add(account);
+        }
         count(&mut self.own, before.own, after.own);
     }
 
@@ -61,9 +89,24 @@ impl Lists {
         self.half_open.iter().copied()
     }
 
-    /// Returns the number of connections of a user.
-    pub(super) fn of_user(&self, uid: u32) -> usize {
-        self.users.get(&uid).copied().unwrap_or(0)
+    fn shares_of(&mut self, listed: &Listed) -> &mut Shares {
+        if listed.is_half_open { &mut self.half_open_shares } else { &mut self.shares }
+    }
+
+    /// Returns `true` if an account may have one more connection that is not half-open.
+    pub(super) fn has_room(&self, account: Account) -> bool {
+        self.shares.check(account).is_ok()
+    }
+
+    /// Returns the number of connections of an account's user that are not half-open.
+    #[cfg(test)]
+    pub(super) fn of(&self, account: Account) -> usize {
+        self.shares.of(crate::account::Party::User(account.uid))
+    }
+
+    /// Returns `true` if one more request of another host may wait for an application of an account.
+    pub(super) fn has_half_open_room(&self, account: Account) -> bool {
+        self.half_open_shares.check(account).is_ok()
     }
 
     /// `true` if a connection has these addresses here.
@@ -114,6 +157,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::account::Party;
 
     fn ip(last: u8) -> IpAddr {
         Ipv4Addr::new(192, 0, 2, last).into()
@@ -121,6 +165,10 @@ mod tests {
 
     fn owner(endpoint: u32) -> EndpointName {
         EndpointName { session: 4, endpoint }
+    }
+
+    fn account(uid: u32) -> Account {
+        Account { uid, group: Some(70), is_limited: true }
     }
 
     fn listed() -> impl Strategy<Value = Listed> {
@@ -135,7 +183,7 @@ mod tests {
             owner: endpoint.map(owner),
             waits_for: waits_for.map(ip),
             is_half_open,
-            uid,
+            account: uid.map(account),
             own: own.map(|(last, mac)| (ip(last), [mac; 6])),
         })
     }
@@ -158,7 +206,12 @@ mod tests {
                     let uid = u32::from(last);
                     let owned: Vec<u32> = lists.of_owner(owner(uid)).collect();
                     prop_assert_eq!(owned, having(&|one| one.owner == Some(owner(uid))));
-                    prop_assert_eq!(lists.of_user(uid), having(&|one| one.uid == Some(uid)).len());
+                    for (is_half_open, shares) in [(true, &lists.half_open_shares), (false, &lists.shares)] {
+                        let theirs = having(&|one| {
+                            one.account == Some(account(uid)) && one.is_half_open == is_half_open
+                        });
+                        prop_assert_eq!(shares.of(Party::User(uid)), theirs.len());
+                    }
                     for mac in [[0; 6], [1; 6]] {
                         let own = having(&|one| one.own == Some((ip(last), mac)));
                         prop_assert_eq!(lists.has_own(ip(last), mac), !own.is_empty());
@@ -168,8 +221,11 @@ mod tests {
             for (qpn, one) in &all {
                 lists.change(*qpn, one, &Listed::default());
             }
+            for shares in [&lists.half_open_shares, &lists.shares] {
+                prop_assert_eq!(shares.of(Party::Group(70)), 0);
+            }
             prop_assert!(lists.waiting.is_empty() && lists.half_open.is_empty());
-            prop_assert!(lists.owners.is_empty() && lists.users.is_empty() && lists.own.is_empty());
+            prop_assert!(lists.owners.is_empty() && lists.own.is_empty());
         }
     }
 }

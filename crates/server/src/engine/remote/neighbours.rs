@@ -93,9 +93,11 @@ mod tests {
     use super::super::ledger::LEDGER_BYTES;
     use super::super::own_address::OwnAddress;
     use super::*;
+    use crate::account::Account;
     use crate::engine::oob::connection::EndpointName;
 
     const OWN: [u8; 6] = [2; 6];
+    const ACCOUNT: Account = Account { uid: 9, group: None, is_limited: true };
 
     fn ip(last: u8) -> IpAddr {
         Ipv4Addr::new(192, 0, 2, last).into()
@@ -118,8 +120,9 @@ mod tests {
         table.add_addresses(&[(ip(1), OwnAddress { mac: OWN, bits: 24, gateway })]);
         let owner = EndpointName { session: 1, endpoint: 0 };
         let address = |ip| OobAddress { ip, protocol: 6, port: 7 };
-        let [near, far] = [ip(2), Ipv4Addr::new(198, 51, 100, 7).into()]
-            .map(|peer| table.request((owner, 9), (address(ip(1)), address(peer)), b"").unwrap());
+        let [near, far] = [ip(2), Ipv4Addr::new(198, 51, 100, 7).into()].map(|peer| {
+            table.request((owner, ACCOUNT), (address(ip(1)), address(peer)), b"").unwrap()
+        });
         let ready = |table: &mut RemoteTable| {
             let mut ready: Vec<u32> = std::iter::from_fn(|| table.next_ready()).collect();
             ready.sort_unstable();
@@ -145,6 +148,6 @@ mod tests {
         table.drop_taken(near, &one);
         answers(&mut table, 2);
         assert!(ready(&mut table).is_empty());
-        assert_eq!(table.lists.of_user(9), 1);
+        assert_eq!(table.lists.of(ACCOUNT), 1);
     }
 }

@@ -79,7 +79,7 @@ impl Parts<'_> {
             let index = index.filter(|_| is_allowed && fits);
             let progress = advanced(&one, index);
             let mut remote = Box::new(Remote::of_record(&one, place, progress, self.remote.now));
-            remote.uid = self.sessions.get(key).map(|one| one.oob.uid);
+            remote.account = self.sessions.get(key).map(|one| one.oob.account);
             let goes_on = index.is_some();
             if !goes_on {
                 remote.leave(self.remote.now);

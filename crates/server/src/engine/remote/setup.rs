@@ -20,6 +20,7 @@ use towpath_rdma::{Connection as Wire, Psn, Timing};
 use super::ending::end;
 use super::host::{message, session_number};
 use super::table::{ASKED_NS, Attempt, Remote, RemoteTable, State};
+use crate::account::Account;
 use crate::engine::demux::Destination;
 use crate::engine::oob::connection::EndpointName;
 use crate::engine::oob::{OobTable, Parts};
@@ -71,13 +72,13 @@ impl RemoteTable {
     /// Makes the request of an endpoint here. Its first attempt is due at once.
     pub(super) fn request(
         &mut self,
-        (owner, uid): (EndpointName, u32),
+        (owner, account): (EndpointName, Account),
         (own, peer): (OobAddress, OobAddress),
         private: &[u8],
     ) -> Option<u32> {
         let (address, _) = *self.own.get(&own.ip)?;
         let path_mtu = self.path_mtu()?;
-        let has_room = self.has_room_for(uid);
+        let has_room = self.has_room_for(account);
         let qpn = self.new_qpn().filter(|_| has_room)?;
         let path = Path {
             source_mac: address.mac,
@@ -114,7 +115,7 @@ impl RemoteTable {
         let mad = Mad { transaction, message: CmMessage::Request(Box::new(request)) };
         let attempt = Attempt::new(mad, self.now);
         let mut one = Box::new(Remote::new(peer, State::Asking(attempt), path));
-        (one.owner, one.uid) = (Some(owner), Some(uid));
+        (one.owner, one.account) = (Some(owner), Some(account));
         (one.local_id, one.transaction, one.expected_psn) = (local_id, transaction, expected_psn);
         self.put(qpn, one);
         self.make_ready(qpn);
@@ -352,6 +353,7 @@ fn ask(
         return Err(reason::INVALID_SERVICE_ID);
     }
     let name = EndpointName { session: listener.number, endpoint: to.endpoint };
+    let account = listener.oob.account;
     let from = OobAddress { ip: path.destination, protocol, port: header.source_port };
     // The endpoint there asks anew.
     for qpn in parts.remote.waiting_requests(|other, theirs| other == name && theirs == from) {
@@ -359,7 +361,7 @@ fn ask(
             parts.remote.drop_taken(qpn, &one);
         }
     }
-    if !parts.remote.has_half_open_room(path.destination, name) {
+    if !parts.remote.has_half_open_room(path.destination, (name, account)) {
         return Err(reason::NO_RESOURCES);
     }
     let qpn = parts.remote.new_qpn().ok_or(reason::NO_QP)?;
@@ -373,6 +375,7 @@ fn ask(
     let mut one = Box::new(Remote::new(from, state, *path));
     one.path.source_port = 0xc000 | (parts.remote.random() & 0x3fff) as u16;
     one.path.ecn = true;
+    one.account = Some(account);
     one.local_id = parts.remote.new_local_id(qpn);
     (one.remote_id, one.destination, one.transaction) = (remote_id, destination, transaction);
     parts.remote.by_remote_id.insert((path.destination, remote_id), qpn);
@@ -623,7 +626,8 @@ mod tests {
         let mut table = RemoteTable::new(Some(ledger), 1_500);
         table.add_addresses(&[(ip(1), OwnAddress { mac: [2; 6], bits: 24, gateway: None })]);
         let owner = EndpointName { session: 1, endpoint: 0 };
-        let qpn = table.request((owner, 0), (address(1), address(2)), b"").unwrap();
+        let account = Account { uid: 0, group: None, is_limited: false };
+        let qpn = table.request((owner, account), (address(1), address(2)), b"").unwrap();
         table.now += 10 * ASKED_NS;
         let mut one = table.take(qpn).unwrap();
         assert!(table.attempt(&mut one), "it asks for the link address");

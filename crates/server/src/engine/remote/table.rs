@@ -17,19 +17,16 @@ use super::link_addresses::LinkAddresses;
 use super::lists::{Listed, Lists};
 use super::own_address::OwnAddress;
 use super::pending::{Pending, Waiting};
+use crate::account::Account;
 use crate::engine::oob::connection::EndpointName;
 
 /// How long a request of another host waits for an application, in nanoseconds.
 pub(super) const ASKED_NS: u64 = 60_000_000_000;
-/// The most requests of other hosts that wait for an answer of an application here: in all, and of
-/// one address.
-const MOST_HALF_OPEN: usize = 64;
+/// The most requests of other hosts that wait for an answer of an application here: of one address, and for one
+/// listening endpoint. [`Lists`] has the limits of users and groups.
 const MOST_HALF_OPEN_PER_SOURCE: usize = 4;
-/// And for one listening endpoint.
 const MOST_HALF_OPEN_PER_LISTENER: usize = 16;
-/// Connections of one user, and how many there may be before none is asked for any more: the rest is
-/// for requests of other hosts.
-const MOST_PER_USER: usize = MOST_CONNECTIONS / 4;
+/// How many connections there may be before none is asked for any more: the rest is for requests of other hosts.
 const MOST_ASKED: usize = MOST_CONNECTIONS / 4 * 3;
 /// The most frames that wait for the device, which are no packets of connections.
 const MOST_OUTGOING: usize = 64;
@@ -100,8 +97,8 @@ pub(super) struct Remote {
     pub(super) leaves_at: Option<u64>,
     /// `true` once the endpoint here is removed: another one may have its number.
     pub(super) is_removed: bool,
-    /// The user of the endpoint here.
-    pub(super) uid: Option<u32>,
+    /// The account of the endpoint here, or of the one that a request of another host waits for.
+    pub(super) account: Option<Account>,
     /// The slot of the transmit queue behind the last one that is acknowledged.
     pub(super) done: Option<u32>,
     /// Requests of the endpoint here that are not acknowledged, in order.
@@ -162,7 +159,7 @@ impl Remote {
             recorded: None,
             is_removed: false,
             leaves_at: None,
-            uid: None,
+            account: None,
             done: None,
             pending: VecDeque::new(),
             next_id: 0,
@@ -292,28 +289,31 @@ impl RemoteTable {
     }
 
     /// `true` if one more request of another host may wait for an answer of a listener.
-    pub(super) fn has_half_open_room(&self, source: IpAddr, listener: EndpointName) -> bool {
-        let (mut all, mut theirs, mut listeners) = (0, 0, 0);
+    pub(super) fn has_half_open_room(
+        &self,
+        source: IpAddr,
+        (listener, account): (EndpointName, Account),
+    ) -> bool {
+        let (mut theirs, mut listeners) = (0, 0);
         for one in self.lists.half_open().filter_map(|qpn| self.connections.get(&qpn)) {
             if let State::Asked { listener: other, .. } = &one.state {
-                all += 1;
                 theirs += usize::from(one.peer.ip == source);
                 listeners += usize::from(*other == listener);
             }
         }
-        all < MOST_HALF_OPEN
-            && theirs < MOST_HALF_OPEN_PER_SOURCE
+        theirs < MOST_HALF_OPEN_PER_SOURCE
             && listeners < MOST_HALF_OPEN_PER_LISTENER
+            && self.lists.has_half_open_room(account)
     }
 
-    /// `true` if a user may have one more connection.
-    pub(super) fn has_user_room(&self, uid: u32) -> bool {
-        self.lists.of_user(uid) < MOST_PER_USER
+    /// `true` if an account may have one more connection.
+    pub(super) fn has_account_room(&self, account: Account) -> bool {
+        self.lists.has_room(account)
     }
 
-    /// `true` if a user may have one more connection that an endpoint of it asks for.
-    pub(super) fn has_room_for(&self, uid: u32) -> bool {
-        self.has_user_room(uid) && self.connections.len() < MOST_ASKED
+    /// `true` if an account may have one more connection that an endpoint of it asks for.
+    pub(super) fn has_room_for(&self, account: Account) -> bool {
+        self.has_account_room(account) && self.connections.len() < MOST_ASKED
     }
 
     /// Returns the requests of other hosts that wait for an answer, and that `which` selects by their
@@ -358,7 +358,7 @@ impl RemoteTable {
             owner: one.owner,
             waits_for: own.map(|(own, _)| own.next_hop(source, destination)),
             is_half_open: matches!(one.state, State::Asked { .. }),
-            uid: one.uid,
+            account: one.account,
             own: Some((source, source_mac)),
         }
     }

@@ -1,6 +1,6 @@
-//! Tests of each kind of packet that claims a role in the network. The server refuses it from an
-//! ordinary session, in every disguise, and sends it for an administrator's. Packets of ordinary
-//! hosts in the same protocols pass.
+//! Tests of each kind of packet that plays a part in the network. The server refuses it from an ordinary session, in
+//! every disguise. It sends it for an administrator's session, and for one with the role. Packets of ordinary hosts in
+//! the same protocols pass.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -42,7 +42,7 @@ fn rights() -> [Rights; 2] {
     };
     let rule = Rule { mac: Some(MAC), vlan: Vlan::Any, ..Rule::default() };
     let ordinary = Rights::new(rule, MAC, addresses);
-    [ordinary, ordinary.with_any_role(true)]
+    [ordinary, ordinary.with_roles(Roles::ALL)]
 }
 
 /// Returns the result of both checks of a frame. The full check permits every packet that the fast
@@ -68,6 +68,16 @@ fn refused(what: &str, frame: &[u8], counter: Refused) {
 
 fn is_refused(what: &str, frame: &[u8]) {
     refused(what, frame, Refused::TxOutsideRule);
+}
+
+/// Asserts that a frame needs this role, and no other one.
+fn needs(role: Role, what: &str, frame: &[u8]) {
+    is_refused(what, frame);
+    let [ordinary, _] = rights();
+    let others = Role::ALL.into_iter().filter(|other| *other != role).collect();
+    assert_eq!(check(&ordinary.with_roles(others), frame), Err(Refused::TxOutsideRule), "{what}");
+    let only = ordinary.with_roles([role].into_iter().collect());
+    assert_eq!(check(&only, frame), Ok(()), "{what} as {role}");
 }
 
 fn is_sent(what: &str, frame: &[u8]) {
@@ -208,8 +218,8 @@ fn mld_queries() {
 fn virtual_routers() {
     let message = [0x21; 20];
     for flow in [v4(), v6(), v4().vlan(7)] {
-        is_refused("to one station", &flow.ip(112, &message));
-        is_sent("another protocol", &flow.ip(113, &message));
+        needs(Role::Router, "to one station", &flow.ip(112, &message));
+        needs(Role::OtherProtocols, "another protocol", &flow.ip(113, &message));
     }
     is_refused("a first fragment", &fragment4(&v4().ip(112, &message), 0));
     is_refused("a later one", &fragment4(&v4().ip(112, &message), 8));
@@ -226,7 +236,7 @@ fn virtual_routers() {
         for protocol in [112, 51, 250] {
             is_refused("to the group", &to_group(flow, group).ip(protocol, &[4; 40]));
         }
-        is_sent("UDP to the group", &to_group(flow, group).udp(b"x"));
+        needs(Role::Router, "UDP to the group", &to_group(flow, group).udp(b"x"));
     }
 }
 
@@ -322,5 +332,161 @@ fn later_fragments_lie_over_no_header() {
     }
     for offset in [256, 1232, 60_000] {
         is_sent("it could not", &later(offset));
+    }
+}
+
+/// Returns a flow to a group of IPv4 or IPv6.
+fn group(text: &str) -> Flow {
+    let group: IpAddr = text.parse().unwrap();
+    to_group(if group.is_ipv4() { v4() } else { v6() }, group)
+}
+
+#[test]
+fn protocols_among_routers() {
+    for protocol in AMONG_ROUTERS {
+        for flow in [v4(), v6(), group("224.0.0.5"), group("ff02::5")] {
+            needs(Role::Router, "by its protocol", &flow.ip(protocol, &[1; 40]));
+        }
+    }
+    for kind in IGMP_OF_ROUTERS {
+        needs(Role::Router, "by IGMP's type", &v4().ip(2, &[kind, 0, 0, 0, 0, 0, 0, 0]));
+    }
+    for kind in ICMPV6_OF_ROUTERS {
+        needs(Role::Router, "by ICMPv6's type", &v6().icmp(vec![kind; 40]));
+    }
+    for kind in ICMP_OF_ROUTERS {
+        needs(Role::Router, "by ICMP's type", &v4().icmp(vec![kind; 28]));
+    }
+    // HSRP, GLBP, and RIP, to groups of routers, to all hosts, and to another group.
+    for (to, port) in [
+        ("224.0.0.2", 1985),
+        ("224.0.0.102", 3222),
+        ("224.0.0.9", 520),
+        ("ff02::9", 521),
+        ("ff02::66", 2029),
+        ("224.0.0.1", 1985),
+        ("ff02::1", 2029),
+        ("239.1.2.3", 3222),
+    ] {
+        needs(Role::Router, to, &group(to).ports(port, port).udp(b"x"));
+    }
+    // A receiver looks at the IP address, and a switch brings it the frame by its own MAC address.
+    for (to, port) in
+        [("224.0.0.2", 1985), ("224.0.0.2", 646), ("239.1.2.3", 1985), ("ff02::66", 2029)]
+    {
+        let flow = group(to).ports(port, port);
+        let to_one = Flow { destination_mac: v4().destination_mac, ..flow };
+        needs(Role::Router, "in a frame for one station", &to_one.udp(b"x"));
+    }
+    for flow in [v4(), v6()] {
+        needs(Role::Router, "a router's answer", &flow.ports(520, 5000).udp(b"x"));
+        is_sent("a station's question", &flow.ports(5000, 520).udp(b"x"));
+        is_sent("another protocol", &flow.ports(520, 520).tcp(&Tcp::default(), b"x"));
+        is_sent("a port of HSRP to one station", &flow.ports(1985, 1985).udp(b"x"));
+    }
+}
+
+#[test]
+fn clocks() {
+    needs(Role::Clock, "over Ethernet", &v4().ethernet(0x88f7, &[0; 46]));
+    for port in PTP {
+        for flow in [v4(), v6(), group("224.0.1.129"), group("ff0e::181")] {
+            needs(Role::Clock, "to a clock", &flow.ports(5000, port).udp(b"x"));
+            needs(Role::Clock, "from a clock", &flow.ports(port, 5000).udp(b"x"));
+        }
+    }
+}
+
+#[test]
+fn tunnels() {
+    for protocol in WITHIN_IP {
+        needs(Role::Tunnel, "within IPv4", &v4().ip(protocol, &[0x45; 40]));
+        needs(Role::Tunnel, "within IPv6", &v6().ip(protocol, &[0x45; 40]));
+    }
+    for ethertype in OF_TUNNELS {
+        needs(Role::Tunnel, "within Ethernet", &v4().ethernet(ethertype, &[0; 46]));
+    }
+}
+
+/// Headers that hosts may read as extension headers, and this check does not.
+#[test]
+fn other_protocols() {
+    for header in [135, 139, 140] {
+        let advertisement = [&[58, 0, 0, 0, 0, 0, 0, 0, 134][..], &[0; 31]].concat();
+        needs(
+            Role::OtherProtocols,
+            "behind mobility, HIP or shim6",
+            &v6().ip(header, &advertisement),
+        );
+    }
+    for ethertype in [0x8035, 0x8137, 0x88e5, 0x8906, 0x22ea, 0xffff] {
+        needs(Role::OtherProtocols, "an ethertype", &v4().ethernet(ethertype, &[0; 46]));
+    }
+    for kind in [4, 15, 17, 37, 42, 255] {
+        needs(Role::OtherProtocols, "a type of ICMP", &v4().icmp(vec![kind; 28]));
+    }
+    for kind in [0, 5, 127, 139, 141, 148, 155, 255] {
+        needs(Role::OtherProtocols, "a type of ICMPv6", &v6().icmp(vec![kind; 40]));
+    }
+}
+
+/// The first fragment shows the protocol behind the extension header.
+#[test]
+fn later_fragments_behind_extension_headers() {
+    for header in EXTENSIONS {
+        let later = behind(&v6().udp(&[0; 56]), &[(44, &[0, 1, 0, 0, 0, 0, 7])]);
+        let mut frame = later;
+        // The fragment header names the extension header.
+        frame[54] = header;
+        is_sent("a later fragment", &frame);
+    }
+}
+
+#[test]
+fn an_ethertype_that_the_grant_names_needs_no_role() {
+    let [ordinary, _] = rights();
+    let rule = Rule { ethertype: Some(0x8137), ..ordinary.rule };
+    let named = Rights::new(rule, MAC, ordinary.addresses).with_named_ethertype();
+    assert_eq!(check(&named, &v4().ethernet(0x8137, &[0; 46])), Ok(()));
+    // A frame that bridges believe still needs the role.
+    let rule = Rule { ethertype: Some(0x88cc), ..ordinary.rule };
+    let named = Rights::new(rule, MAC, ordinary.addresses).with_named_ethertype();
+    assert_eq!(check(&named, &v4().ethernet(0x88cc, &[0; 46])), Err(Refused::TxOutsideRule));
+}
+
+#[test]
+fn what_ordinary_hosts_send() {
+    for flow in [v4(), v6()] {
+        is_sent("UDP", &flow.udp(b"x"));
+        is_sent("TCP", &flow.tcp(&Tcp::default(), b"x"));
+        // The authentication header has content that the check reads; `disguised` has one.
+        for protocol in OTHER_TRANSPORTS.into_iter().filter(|one| *one != 51) {
+            is_sent("another transport", &flow.ip(protocol, &[0; 40]));
+        }
+        is_sent("an echo request", &flow.echo(true, 1, 1, b"x"));
+        is_sent("an echo", &flow.echo(false, 1, 1, b"x"));
+    }
+    for kind in ICMP {
+        is_sent("a type of ICMP", &v4().icmp(vec![kind; 28]));
+    }
+    for kind in ICMPV6 {
+        is_sent("a type of ICMPv6", &v6().icmp(vec![kind; 40]));
+    }
+    for (to, port) in [
+        ("224.0.0.251", 5353),
+        ("224.0.0.252", 5355),
+        ("224.0.0.1", 9999),
+        ("239.255.255.250", 1900),
+        ("ff02::fb", 5353),
+        ("ff02::1:3", 5355),
+        ("ff02::1", 9999),
+        ("ff02::c", 1900),
+        ("ff02::fd", 5683),
+        ("ff0e::1234", 9999),
+    ] {
+        is_sent(to, &group(to).ports(5000, port).udp(b"x"));
+    }
+    for ethertype in EXPERIMENTS {
+        is_sent("an experiment", &v4().ethernet(ethertype, &[0; 46]));
     }
 }
