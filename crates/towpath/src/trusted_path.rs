@@ -1,6 +1,6 @@
 //! The way to a file through directories in which other users may write.
 //!
-//! The kernel follows symbolic links on the way, whoever made them. A user could thus lead a privileged program from a
+//! The kernel follows the symbolic links of all users on the way. A user could thus lead a privileged program from a
 //! directory of its own to a file in another directory. This module follows only links whose makers are trusted.
 #![forbid(unsafe_code)]
 
