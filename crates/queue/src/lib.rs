@@ -36,6 +36,7 @@ pub mod copy;
 pub mod descriptor;
 pub mod doorbell;
 pub mod events;
+pub mod handoff;
 pub mod layout;
 pub mod oob;
 pub mod optimistic;

@@ -8,6 +8,7 @@
 
 mod doorbell;
 mod events;
+mod handoff;
 mod ledger;
 mod oob;
 mod optimistic;
