@@ -38,6 +38,7 @@ const SLOW: [&str; 9] = [
     "large-memories",
     "page-collapse",
     "page-collapse-wide",
+    "page-remove",
     "report-tail",
     "linger-granted",
 ];

@@ -356,6 +356,25 @@ fn memory_that_is_merged_under_many_mappings() {
     }
 }
 
+/// The engine does not touch such memory, so it does not wait for the kernel to free it.
+#[test]
+fn memory_whose_pages_are_freed_under_many_mappings() {
+    let test = "memory_whose_pages_are_freed_under_many_mappings";
+    let Some(mut scene) = Scene::set(test, true, &[]) else { return };
+    let [attacker, _] = scene.users.applications;
+    assert!(scene.attack("page-remove", attacker, &[]));
+    let process = scene.server.pid();
+    let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
+    assert!(maps.contains("memfd:towpath-copies"), "{maps}");
+    assert!(!maps.contains("memfd:towpath-memory"), "the server maps the memory: {maps}");
+    scene.neighbour_goes_on();
+    let deeds = scene.call_off();
+    assert!(deeds["mapped"] > 0 && deeds["removed"] > 0 && deeds["moved"] > 0, "{deeds:?}");
+    scene.nothing_is_left();
+    assert!(scene.attack("page-remove", attacker, &[]));
+    scene.server.terminate();
+}
+
 #[test]
 fn answers_that_are_never_read() {
     stands_and_did("answers_that_are_never_read", "answers", &[], "kept");

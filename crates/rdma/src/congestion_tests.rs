@@ -72,7 +72,7 @@ impl Flow {
     fn receive(&mut self, frame: &[u8], marked: bool, now: u64) {
         let received = read_frame(frame).unwrap();
         let (connection, application) = &mut self.sides[1];
-        connection.receive(&received.segment, marked, application, now);
+        assert!(connection.receive(&received.segment, marked, application, now));
         self.delivered += frame.len() as u64;
     }
 
@@ -86,7 +86,8 @@ impl Flow {
             let (_, answer) = self.back.pop_front().unwrap();
             let received = read_frame(&answer).unwrap();
             let (connection, application) = &mut self.sides[0];
-            connection.receive(&received.segment, received.congestion, application, now);
+            let marked = received.congestion;
+            assert!(connection.receive(&received.segment, marked, application, now));
         }
     }
 }

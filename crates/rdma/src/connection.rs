@@ -7,7 +7,7 @@ use towpath_packet::roce::{
 use crate::rate::Rate;
 use crate::requester::{Answered, Fault, Outgoing, Requester, Work, WorkKind};
 use crate::responder::{Progress, Responder, Served};
-use crate::{Host, Psn, Range};
+use crate::{Host, NotCopied, Psn, Range};
 
 /// The shortest time between two congestion notifications, in nanoseconds.
 const NOTIFICATION_NS: u64 = 50_000;
@@ -155,10 +155,19 @@ impl Connection {
 
     /// Handles a packet of the peer, whose check value and partition key are right. `marked`: the network marked it as
     /// congested.
-    pub fn receive(&mut self, segment: &Segment<'_>, marked: bool, host: &mut impl Host, now: u64) {
+    /// Returns `false` if the host has yet to copy: the caller handles the packet again later, before the packets
+    /// behind it.
+    #[must_use]
+    pub fn receive(
+        &mut self,
+        segment: &Segment<'_>,
+        marked: bool,
+        host: &mut impl Host,
+        now: u64,
+    ) -> bool {
         use Opcode as O;
         if self.ended.is_some() {
-            return;
+            return true;
         }
         self.heard = now;
         self.set_ready();
@@ -166,7 +175,7 @@ impl Connection {
         let psn = Psn::new(segment.bth.psn);
         let answered = match segment.bth.opcode {
             O::Acknowledge => {
-                let Some(aeth) = segment.extension.aeth else { return };
+                let Some(aeth) = segment.extension.aeth else { return true };
                 let before = self.requester.oldest();
                 let complete_one = |id, next| host.complete(id, next);
                 let answered = self.requester.acknowledged(psn, aeth, now, complete_one);
@@ -205,10 +214,11 @@ impl Connection {
                 Answered::default()
             }
             _ => {
-                if let Served::Refused(_) = self.responder.receive(segment, host) {
+                let served = self.responder.receive(segment, host);
+                if let Served::Refused(_) = served {
                     self.ended = Some(Ended::Refused);
                 }
-                Answered::default()
+                Answered { later: served == Served::Later, ..Answered::default() }
             }
         };
         if answered.lost {
@@ -217,27 +227,34 @@ impl Connection {
         if let Some(fault) = answered.fault {
             self.ended = Some(Ended::Failed(fault));
         }
+        !answered.later
     }
 
     /// Writes the next frame into `to`, which has room for the longest one. Returns its length;
-    /// `None` if there is nothing to send now.
+    /// `None` if there is nothing to send now, or if the host has yet to copy.
     pub fn transmit(&mut self, host: &mut impl Host, now: u64, to: &mut [u8]) -> Option<usize> {
         if self.notifies && self.notified.is_none_or(|at| now >= at + NOTIFICATION_NS) {
             (self.notifies, self.notified) = (false, Some(now));
             let bth = self.bth(Opcode::CongestionNotification, Psn::new(0), false);
             let bth = Bth { becn: true, ..bth };
-            return self.seal(&bth, &Extension::default(), 0, to, |_| true);
+            return self.seal(&bth, &Extension::default(), 0, to, |_| Ok(())).ok();
         }
-        while let Some(reply) = self.responder.next_reply() {
+        loop {
+            let before = self.responder.front();
+            let Some(reply) = self.responder.next_reply() else { break };
             let bth = self.bth(reply.opcode, reply.psn, false);
             let extension = Extension { aeth: reply.aeth, ..Extension::default() };
             let Range { len, .. } = reply.range;
-            let fetch = |to: &mut [u8]| to.is_empty() || host.fetch(reply.range, to).is_ok();
-            let sent = self.seal(&bth, &extension, len as usize, to, fetch);
-            if sent.is_some() {
-                return sent;
+            let fetch =
+                |to: &mut [u8]| if to.is_empty() { Ok(()) } else { host.fetch(reply.range, to) };
+            match self.seal(&bth, &extension, len as usize, to, fetch) {
+                Ok(len) => return Some(len),
+                Err(NotCopied::Later) => {
+                    self.responder.put_back(before, &reply);
+                    return None;
+                }
+                Err(NotCopied::Refused) => self.responder.refuse_read(reply.psn),
             }
-            self.responder.refuse_read(reply.psn);
             self.ended.get_or_insert(Ended::Refused);
         }
         self.paced = false;
@@ -248,18 +265,22 @@ impl Connection {
             self.paced = !self.requester.is_empty();
             return None;
         }
-        let packet = self.requester.next_packet(self.rate.limit().is_some(), now)?;
-        self.silent_since.get_or_insert(now);
+        let (packet, covers) = self.requester.next_packet(self.rate.limit().is_some(), now)?;
         let Outgoing { psn, opcode, reth, immediate, asks, id, offset, len } = packet;
         let bth = self.bth(opcode, psn, asks);
         let extension = Extension { reth, immediate, ..Extension::default() };
-        let load = |to: &mut [u8]| to.is_empty() || host.load(id, offset, to);
+        let load = |to: &mut [u8]| if to.is_empty() { Ok(()) } else { host.load(id, offset, to) };
         let sent = self.seal(&bth, &extension, len, to, load);
-        match sent {
-            Some(bytes) => self.rate.sent(bytes as u64, now),
-            None => self.ended = Some(Ended::Failed(Fault::Local)),
+        if sent == Err(NotCopied::Later) {
+            return None;
         }
-        sent
+        self.silent_since.get_or_insert(now);
+        self.requester.sent(&packet, covers, now);
+        match sent {
+            Ok(bytes) => self.rate.sent(bytes as u64, now),
+            Err(_) => self.ended = Some(Ended::Failed(Fault::Local)),
+        }
+        sent.ok()
     }
 
     /// Checks the timeouts. Returns `false` if the connection has ended.
@@ -326,11 +347,13 @@ impl Connection {
         extension: &Extension,
         payload: usize,
         to: &mut [u8],
-        fill: impl FnOnce(&mut [u8]) -> bool,
-    ) -> Option<usize> {
-        let frame = to.get_mut(..frame_bytes(&self.path, bth.opcode, payload))?;
-        let headers = write_headers(&self.path, bth, extension, payload, frame)?;
-        let filled = fill(&mut frame[headers..headers + payload]);
-        (filled && roce::seal(frame)).then_some(frame.len())
+        fill: impl FnOnce(&mut [u8]) -> Result<(), NotCopied>,
+    ) -> Result<usize, NotCopied> {
+        let refused = NotCopied::Refused;
+        let len = frame_bytes(&self.path, bth.opcode, payload);
+        let frame = to.get_mut(..len).ok_or(refused)?;
+        let headers = write_headers(&self.path, bth, extension, payload, frame).ok_or(refused)?;
+        fill(&mut frame[headers..headers + payload])?;
+        if roce::seal(frame) { Ok(len) } else { Err(refused) }
     }
 }

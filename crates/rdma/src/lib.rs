@@ -27,14 +27,14 @@ pub trait Host {
     /// Places bytes that the peer writes, the later ones last.
     ///
     /// # Errors
-    /// The peer has no right to it, any more.
-    fn place(&mut self, range: Range, bytes: &[u8]) -> Result<(), Refused>;
+    /// The peer has no right to it, any more; or the bytes are not placed yet.
+    fn place(&mut self, range: Range, bytes: &[u8]) -> Result<(), NotCopied>;
 
     /// Copies bytes that the peer reads; as many as `to` has room for.
     ///
     /// # Errors
-    /// The peer has no right to it, any more.
-    fn fetch(&mut self, range: Range, to: &mut [u8]) -> Result<(), Refused>;
+    /// The peer has no right to it, any more; or the bytes are not here yet.
+    fn fetch(&mut self, range: Range, to: &mut [u8]) -> Result<(), NotCopied>;
 
     /// Puts a message of the peer into the endpoint's queue, once. `psn`: the packet that it came
     /// with, the same if it comes again.
@@ -44,12 +44,17 @@ pub trait Host {
     fn deliver(&mut self, psn: Psn, message: Delivery<'_>) -> Result<(), NotReady>;
 
     /// Copies bytes of a request of this side, from its byte `offset` on; as many as `to` has room
-    /// for. Returns `false` if the memory is gone.
-    fn load(&mut self, id: u64, offset: u64, to: &mut [u8]) -> bool;
+    /// for.
+    ///
+    /// # Errors
+    /// The memory is gone; or the bytes are not here yet.
+    fn load(&mut self, id: u64, offset: u64, to: &mut [u8]) -> Result<(), NotCopied>;
 
-    /// Places bytes that a request of this side reads, from its byte `offset` on. Returns `false` if
-    /// the memory is gone.
-    fn store(&mut self, id: u64, offset: u64, bytes: &[u8]) -> bool;
+    /// Places bytes that a request of this side reads, from its byte `offset` on.
+    ///
+    /// # Errors
+    /// The memory is gone; or the bytes are not placed yet.
+    fn store(&mut self, id: u64, offset: u64, bytes: &[u8]) -> Result<(), NotCopied>;
 
     /// Records that a request of this side is complete, and all before it. `next`: the number of the
     /// first packet behind it. `id` is [`PROBE`] for a request of the connection itself.
@@ -79,6 +84,21 @@ pub enum Access {
 /// The peer has no right to an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused;
+
+/// Why bytes are not copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotCopied {
+    /// There is no right to it, any more, or the memory is gone.
+    Refused,
+    /// The copy is under way. The connection makes the same call again, and changes nothing before.
+    Later,
+}
+
+impl From<Refused> for NotCopied {
+    fn from(_: Refused) -> NotCopied {
+        NotCopied::Refused
+    }
+}
 
 /// The queue of the endpoint has no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

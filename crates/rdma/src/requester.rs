@@ -117,6 +117,8 @@ pub struct Answered {
     pub fault: Option<Fault>,
     /// `true` if packets were lost, and are sent again.
     pub lost: bool,
+    /// `true` if the bytes are not placed yet.
+    pub later: bool,
 }
 
 /// The requesting side.
@@ -291,8 +293,9 @@ impl Requester {
         if is_limited { self.limited_window } else { self.window }
     }
 
-    /// Returns the next packet, if one may be sent now. `is_limited`: losses or marks limit the rate.
-    pub fn next_packet(&mut self, is_limited: bool, now: u64) -> Option<Outgoing> {
+    /// Returns the next packet, if one may be sent now, and how many packet sequence numbers it takes. The caller
+    /// calls [`Requester::sent`] before it asks again. `is_limited`: losses or marks limit the rate.
+    pub fn next_packet(&mut self, is_limited: bool, now: u64) -> Option<(Outgoing, u32)> {
         if !self.ready || self.next == self.end {
             return None;
         }
@@ -307,14 +310,18 @@ impl Requester {
         }
         let index = self.index_of(self.next)?;
         let entry = self.queue[index];
-        let (packet, covers) = if entry.is_read() {
-            self.read_packet(&entry)?
-        } else if self.queue.iter().take(index).any(Entry::is_read) {
+        if entry.is_read() {
+            return self.read_packet(&entry);
+        }
+        if self.queue.iter().take(index).any(Entry::is_read) {
             return None;
-        } else {
-            (self.plain_packet(&entry, under_way, window)?, 1)
-        };
-        if under_way == 0 {
+        }
+        Some((self.plain_packet(&entry, under_way, window)?, 1))
+    }
+
+    /// Records that a packet was sent, which [`Requester::next_packet`] returned with `covers`.
+    pub fn sent(&mut self, packet: &Outgoing, covers: u32, now: u64) {
+        if self.oldest == self.next {
             self.since = now;
         }
         if self.highest.to(self.next) < 0 {
@@ -326,7 +333,6 @@ impl Requester {
         if self.highest.to(self.next) > 0 {
             self.highest = self.next;
         }
-        Some(packet)
     }
 
     /// Returns the index of the request that a packet belongs to.

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use towpath_packet::roce::{Aeth, NakCode, Opcode, Reth, Segment, Syndrome};
 
 use crate::requester::MOST_READS;
-use crate::{Access, Delivery, Host, NotReady, Psn, Range, Refused};
+use crate::{Access, Delivery, Host, NotCopied, NotReady, Psn, Range, Refused};
 
 /// The longest message, in bytes.
 pub const MOST_MESSAGE_BYTES: usize = 64;
@@ -41,7 +41,7 @@ pub struct Progress {
 
 /// An answer to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Answer {
+pub(crate) enum Answer {
     Acknowledge {
         psn: Psn,
         aeth: Aeth,
@@ -82,6 +82,8 @@ pub struct Reply {
 pub enum Served {
     /// The connection goes on.
     Good,
+    /// The host has yet to copy. Nothing has changed.
+    Later,
     /// The peer did what it may not: the connection ends once the answers are sent.
     Refused(NakCode),
 }
@@ -137,6 +139,7 @@ impl Responder {
         }
         match self.carry_out(psn, segment, host) {
             Ok(()) => Served::Good,
+            Err(Stop::Later) => Served::Later,
             Err(Stop::NotReady) => {
                 self.answer(psn, Syndrome::ReceiverNotReady { timer: NOT_READY_TIMER });
                 Served::Good
@@ -341,6 +344,21 @@ impl Responder {
         Some(Reply { psn: number, opcode, aeth, range: now })
     }
 
+    /// Returns the next answer as it is now, for [`Responder::put_back`].
+    pub(crate) fn front(&self) -> Option<Answer> {
+        self.answers.front().copied()
+    }
+
+    /// Puts back a reply that was not sent. `before`: the next answer before the reply.
+    pub(crate) fn put_back(&mut self, before: Option<Answer>, reply: &Reply) {
+        let Some(before) = before else { return };
+        if matches!(reply.opcode, Opcode::ReadResponseLast | Opcode::ReadResponseOnly) {
+            self.answers.push_front(before);
+        } else if let Some(front) = self.answers.front_mut() {
+            *front = before;
+        }
+    }
+
     /// Refuses a read whose bytes may not be read any more. The connection ends once the answers are
     /// sent.
     pub fn refuse_read(&mut self, psn: Psn) {
@@ -353,6 +371,7 @@ impl Responder {
 /// Why a packet is not carried out.
 enum Stop {
     NotReady,
+    Later,
     Refused(NakCode),
 }
 
@@ -367,6 +386,15 @@ impl From<NotReady> for Stop {
 impl From<Refused> for Stop {
     fn from(_: Refused) -> Stop {
         Stop::Refused(NakCode::RemoteAccess)
+    }
+}
+
+impl From<NotCopied> for Stop {
+    fn from(reason: NotCopied) -> Stop {
+        match reason {
+            NotCopied::Refused => Refused.into(),
+            NotCopied::Later => Stop::Later,
+        }
     }
 }
 

@@ -11,7 +11,8 @@ use towpath_packet::roce::{
 use crate::requester::{MOST_READS, Requester, Work, WorkKind};
 use crate::responder::{Progress, Responder, Served};
 use crate::{
-    Access, Connection, Delivery, Ended, Host, NotReady, PROBE, Psn, Range, Refused, Timing,
+    Access, Connection, Delivery, Ended, Host, NotCopied, NotReady, PROBE, Psn, Range, Refused,
+    Timing,
 };
 
 pub(crate) const KEY: u32 = 7;
@@ -30,6 +31,12 @@ pub(crate) struct Application {
     room: usize,
     places: usize,
     next: Psn,
+    /// `true` if each copy takes two calls.
+    is_slow: bool,
+    /// The copy that the next call finds made.
+    under_way: Option<(u64, u64, usize, bool)>,
+    /// Copies that took a second call.
+    repeated: usize,
 }
 
 impl Application {
@@ -43,7 +50,23 @@ impl Application {
             room: usize::MAX,
             places: 0,
             next: Psn::new(0),
+            is_slow: false,
+            under_way: None,
+            repeated: 0,
         }
+    }
+
+    /// Begins a copy, or finds it made.
+    fn step(&mut self, what: (u64, u64, usize, bool)) -> Result<(), NotCopied> {
+        if !self.is_slow {
+            return Ok(());
+        }
+        if self.under_way.take() == Some(what) {
+            self.repeated += 1;
+            return Ok(());
+        }
+        self.under_way = Some(what);
+        Err(NotCopied::Later)
     }
 
     fn range(&self, range: Range) -> Result<std::ops::Range<usize>, Refused> {
@@ -60,14 +83,16 @@ impl Host for Application {
         self.range(range).map(|_| ())
     }
 
-    fn place(&mut self, range: Range, bytes: &[u8]) -> Result<(), Refused> {
+    fn place(&mut self, range: Range, bytes: &[u8]) -> Result<(), NotCopied> {
+        self.step((u64::MAX, range.address, bytes.len(), true))?;
         let range = self.range(range)?;
         self.places += 1;
         self.exported[range].copy_from_slice(bytes);
         Ok(())
     }
 
-    fn fetch(&mut self, range: Range, to: &mut [u8]) -> Result<(), Refused> {
+    fn fetch(&mut self, range: Range, to: &mut [u8]) -> Result<(), NotCopied> {
+        self.step((u64::MAX, range.address, to.len(), false))?;
         let range = self.range(range)?;
         to.copy_from_slice(&self.exported[range]);
         Ok(())
@@ -83,15 +108,19 @@ impl Host for Application {
         Ok(())
     }
 
-    fn load(&mut self, id: u64, offset: u64, to: &mut [u8]) -> bool {
+    fn load(&mut self, id: u64, offset: u64, to: &mut [u8]) -> Result<(), NotCopied> {
+        self.step((id, offset, to.len(), false))?;
         let at = (id * 11 + offset) as usize % (MEMORY / 2);
-        self.local.get(at..at + to.len()).map(|from| to.copy_from_slice(from)).is_some()
+        let from = self.local.get(at..at + to.len()).ok_or(NotCopied::Refused)?;
+        to.copy_from_slice(from);
+        Ok(())
     }
 
-    fn store(&mut self, id: u64, offset: u64, bytes: &[u8]) -> bool {
+    fn store(&mut self, id: u64, offset: u64, bytes: &[u8]) -> Result<(), NotCopied> {
+        self.step((id, offset, bytes.len(), true))?;
         let at = (id * 11 + offset) as usize % (MEMORY / 2);
         self.local[at..at + bytes.len()].copy_from_slice(bytes);
-        true
+        Ok(())
     }
 
     fn complete(&mut self, id: u64, next: Psn) {
@@ -169,7 +198,12 @@ impl World {
             let mut moved = false;
             for side in 0..2 {
                 let Side { connection, application } = &mut self.sides[side];
-                while let Some(len) = connection.transmit(application, self.now, &mut frame) {
+                loop {
+                    let sent = connection.transmit(application, self.now, &mut frame);
+                    // A slow copy is made at the second call.
+                    let sent =
+                        sent.or_else(|| connection.transmit(application, self.now, &mut frame));
+                    let Some(len) = sent else { break };
                     moved = true;
                     self.wires[1 - side].push_back(frame[..len].to_vec());
                 }
@@ -215,7 +249,8 @@ impl World {
                 let received = read_frame(&frame).unwrap();
                 self.opcodes.push(received.segment.bth.opcode);
                 let Side { connection, application } = &mut self.sides[side];
-                connection.receive(&received.segment, received.congestion, application, self.now);
+                let marked = received.congestion;
+                while !connection.receive(&received.segment, marked, application, self.now) {}
             }
         }
         moved
@@ -253,6 +288,29 @@ fn every_kind_of_request_on_a_good_wire() {
         world.sides.each_ref().map(|one| one.connection.requester().retransmitted()),
         [0; 2]
     );
+}
+
+/// Copies that take two calls, on wires that lose, repeat and overtake packets: each byte is placed once, in order.
+#[test]
+fn slow_copies_change_nothing_but_the_time() {
+    for (seed, faults) in [(1, [0; 3]), (7, [20, 20, 20]), (8, [100, 0, 50])] {
+        let mut world = World::new(seed, faults);
+        world.sides.iter_mut().for_each(|side| side.application.is_slow = true);
+        let from: Vec<u8> = world.sides[0].application.local.clone();
+        for (address, bytes) in [(0, 1), (8, 256), (300, 257), (2_000, 50_000)] {
+            world.push(0, WorkKind::Write, address, bytes);
+        }
+        world.push(0, WorkKind::WriteWithValue(9), 150_000, 600);
+        let id = world.push(0, WorkKind::Read, 2_000, 50_000);
+        world.push(1, WorkKind::Write, 70_000, 3_000);
+        world.run(50_000_000_000);
+        assert!(world.all_complete(0) && world.all_complete(1), "{faults:?}");
+        let [one, other] = world.sides.each_ref().map(|side| &side.application);
+        assert_eq!(other.exported[2_000..52_000], from[33..33 + 50_000]);
+        assert_eq!(one.local[id as usize * 11..][..50_000], from[33..33 + 50_000]);
+        assert_eq!(other.received.len(), 1, "the value comes once");
+        assert!(one.repeated > 100 && other.repeated > 100, "copies took two calls");
+    }
 }
 
 #[test]
@@ -322,13 +380,13 @@ fn marked_packets_slow_the_peer_down() {
         let [one, other] = &mut world.sides;
         while let Some(len) = one.connection.transmit(&mut one.application, now, &mut frame) {
             let received = read_frame(&frame[..len]).unwrap();
-            other.connection.receive(&received.segment, true, &mut other.application, now);
+            assert!(other.connection.receive(&received.segment, true, &mut other.application, now));
         }
         while let Some(len) = other.connection.transmit(&mut other.application, now, &mut frame) {
             let received = read_frame(&frame[..len]).unwrap();
             let opcode = received.segment.bth.opcode;
             notifications += u32::from(opcode == Opcode::CongestionNotification);
-            one.connection.receive(&received.segment, false, &mut one.application, now);
+            assert!(one.connection.receive(&received.segment, false, &mut one.application, now));
         }
     }
     assert!((1..=40).contains(&notifications), "{notifications}: one in 50 us");
@@ -344,11 +402,11 @@ fn marked_answers_to_reads_limit_the_reader() {
     let [one, other] = &mut world.sides;
     let len = one.connection.transmit(&mut one.application, 1, &mut frame).unwrap();
     let request = read_frame(&frame[..len]).unwrap();
-    other.connection.receive(&request.segment, false, &mut other.application, 1);
+    assert!(other.connection.receive(&request.segment, false, &mut other.application, 1));
     let len = other.connection.transmit(&mut other.application, 1, &mut frame).unwrap();
     for (marked, limited) in [(false, false), (true, true)] {
         let answer = read_frame(&frame[..len]).unwrap();
-        one.connection.receive(&answer.segment, marked, &mut one.application, 2);
+        assert!(one.connection.receive(&answer.segment, marked, &mut one.application, 2));
         assert_eq!(one.connection.rate().limit().is_some(), limited);
     }
 }
@@ -365,7 +423,12 @@ fn a_mebibyte_is_under_way_and_a_quarter_of_it_while_the_rate_is_limited() {
             bytes,
             0,
         );
-        let sent: Vec<_> = std::iter::from_fn(|| requester.next_packet(is_limited, 0)).collect();
+        let sent: Vec<_> = std::iter::from_fn(|| {
+            let (packet, covers) = requester.next_packet(is_limited, 0)?;
+            requester.sent(&packet, covers, 0);
+            Some(packet)
+        })
+        .collect();
         assert_eq!(sent.len(), packets);
         assert!(sent[packets - 1].asks, "else no answer lets more go");
         // The window may shrink at any time: answers to the packets that ask still let more go.

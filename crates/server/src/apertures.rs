@@ -14,6 +14,7 @@
 //! | [`tables`] | the files of memories, and what a session maps |
 //! | [`left`] | what an earlier server left |
 //! | [`memories`] | the requests for memories |
+//! | [`reach`] | how the engine reaches a memory: by a mapping, or by a worker |
 //! | [`exports`], [`imports`] | the requests for apertures |
 //! | [`tripwires`], [`importers`] | the requests for tripwires; who imported each |
 //! | [`requests`] | the end of an object; the engine's reports |
@@ -27,6 +28,7 @@ pub(crate) mod left;
 mod lookup;
 mod memories;
 pub(crate) mod objects;
+pub(crate) mod reach;
 mod requests;
 mod restore;
 mod sessions;

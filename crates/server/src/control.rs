@@ -28,6 +28,7 @@ use tracing::{error, info, warn};
 
 use crate::addresses::Pool;
 use crate::apertures::importers::TripwireImporters;
+use crate::apertures::reach::CopyAreas;
 use crate::apertures::tables::{ExportedAperture, MEMORIES};
 use crate::config::PolicyError;
 use crate::connection::{Connection, Refused};
@@ -155,7 +156,7 @@ pub(crate) struct Control {
     /// Notification counters that no session uses.
     pub(crate) free_counters: Vec<u32>,
     /// The last command to the engine about how it notifies.
-    notifies_directly: bool,
+    pub(crate) notifies_directly: bool,
     /// The first untrusted user that had a session, and whether a second one had.
     untrusted: (Option<u32>, bool),
     pub(crate) own_uid: u32,
@@ -175,6 +176,7 @@ pub(crate) struct Control {
     /// Memories whose owners have released them, and which importers still map, by their ids, with
     /// the accounts of their owners.
     pub(crate) released_memories: HashMap<u64, (OwnedFd, Account)>,
+    pub(crate) copy_areas: CopyAreas,
     pub(crate) memories: Shares,
     pub(crate) filters: Filters,
     pub(crate) own_queues: OwnQueues,
@@ -260,6 +262,7 @@ impl Control {
             exported_apertures: HashMap::new(),
             tripwire_importers: TripwireImporters::default(),
             released_memories: HashMap::new(),
+            copy_areas: CopyAreas::default(),
             memories: Shares::new(MEMORIES),
             filters: Filters::default(),
             own_queues: OwnQueues::new(parts.headers.take(), opener, takes_all),
@@ -328,6 +331,7 @@ impl Control {
             self.end_failed_connections();
             self.leave_for_added_queues();
             self.listen_again();
+            self.copy_areas.look_again();
         }
     }
 
@@ -394,6 +398,9 @@ impl Control {
         if directly != self.notifies_directly {
             self.notifies_directly = directly;
             self.command(Command::Notify { directly }, Reply::Nothing);
+            if !directly {
+                self.stop_mapping();
+            }
         }
     }
 
@@ -411,7 +418,8 @@ impl Control {
         });
         let freed = self.freed.next_deadline();
         let listens = self.listens_again.map(|at| at.saturating_duration_since(Instant::now()));
-        [host, workers, queues, unclaimed, freed, listens].into_iter().flatten().min()
+        let copies = self.copy_areas.next_deadline();
+        [host, workers, queues, unclaimed, freed, listens, copies].into_iter().flatten().min()
     }
 
     fn accept(&mut self) {
@@ -582,7 +590,7 @@ impl Control {
                 }
                 // Only this lane's engine knows of the claim: announcements arrive on one lane.
                 EngineReport::FreedClaimed { mac } => self.stop_answering_for(mac),
-                EngineReport::Aperture(report) => self.aperture_report(&report),
+                EngineReport::Aperture(report) => self.aperture_report(report),
                 EngineReport::Ceded { hardware, queue } => self.ceded(hardware, queue),
                 EngineReport::OwnQueueBroke { session } => self.own_queue_broke(session),
                 EngineReport::Ended(outcome) => {

@@ -31,6 +31,7 @@ mod config;
 mod connection;
 mod connections;
 mod control;
+mod copying;
 mod engine;
 mod engines;
 mod events;

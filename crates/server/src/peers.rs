@@ -80,6 +80,7 @@ impl Control {
     }
 
     fn worker_ended(&mut self, worker: u64) {
+        self.copy_areas.lose(worker);
         for token in self.connections.of_worker(worker) {
             self.connection_ended(token);
         }

@@ -19,6 +19,7 @@ use towpath_waiting::Costs;
 use tracing::info;
 
 use crate::addresses::{Pool, Subnets};
+use crate::apertures::tables::MEMORIES;
 use crate::config::{Config, FORKED, LEAST_RDMA_MTU, PolicyError, StartError, bind_to_processor};
 use crate::control::{Control, Parts, Request};
 use crate::engine::relays::Relays;
@@ -32,6 +33,7 @@ use crate::position::{self, POSITIONS, Position};
 use crate::resume::left::{Left, RDMA, STATE};
 use crate::resume::settings::ChangedSettings;
 use crate::socket::{Bound, STORED_NAME, bind};
+use crate::worker::copies::Copies;
 use crate::worker::held::{Doorbells, Entries};
 use crate::worker::pin::pin;
 use crate::worker::process::Tables;
@@ -673,6 +675,7 @@ fn tables(policy: &Policy, counters: Vec<PeerWords>) -> Tables {
     Tables {
         entries: Entries::with_room(connections),
         doorbells: Doorbells::new(counters),
+        copies: Copies::with_room(MEMORIES.user),
         step_ns: STEP_TIMEOUT.as_nanos() as u64,
     }
 }

@@ -17,8 +17,11 @@
 //! | [`spawner`] | the process from which the workers are forked |
 //! | [`process`] | the worker's own loop |
 //! | [`held`] | the connections and doorbells that a worker holds |
+//! | [`copies`] | copies between memories of the worker's user and the engine |
 //! | [`pin`] | keeps the kernel from merging a session's pages |
 
+#[allow(unsafe_code)]
+pub(crate) mod copies;
 pub(crate) mod held;
 pub(crate) mod link;
 #[allow(unsafe_code)]

@@ -8,11 +8,13 @@
 //! | `doorbell` | the doorbell's locks and socket options, in a session and at its end |
 //! | `waiters` | hundreds of thousands of wait-queue entries on a shared descriptor |
 //! | `control` | descriptors that close slowly, unread reports, malformed messages, all sessions taken |
+//! | `apertures` | memory of apertures whose pages are freed again and again |
 //! | `memory` | sealing of a file that is being written, large memories, page reclaim |
 //!
 //! `withheld` is a page that never arrives, from a FUSE file system of the attacker's own;
 //! `session` is what an attacker does with a session; `sys` holds the system calls.
 
+mod apertures;
 mod control;
 mod doorbell;
 mod memory;
@@ -89,7 +91,7 @@ impl Attack {
     pub const BASELINES: [Attack; 3] = [Attack::BUSY, Attack::WAITERS_ALONE, Attack::POLLERS_ALONE];
 
     /// All attacks.
-    pub const ALL: [Attack; 26] = [
+    pub const ALL: [Attack; 27] = [
         attack("doorbell-splice", doorbell::splice),
         attack("doorbell-read", doorbell::read).with_fuse(),
         attack("doorbell-end-splice", doorbell::end_spliced),
@@ -114,6 +116,7 @@ impl Attack {
         attack("page-out", memory::page_out),
         attack("page-collapse", memory::collapse),
         attack("page-collapse-wide", memory::collapse_wide),
+        attack("page-remove", apertures::remove),
         attack("answers", control::unread_answers),
         attack("report-tail", control::report_tail),
     ];

@@ -219,7 +219,7 @@ pub(crate) fn collapse_wide(field: &Field) -> io::Result<Deeds> {
 }
 
 /// Returns the mappings that this process shares with the server.
-fn shared_ranges() -> io::Result<Vec<(usize, usize)>> {
+pub(crate) fn shared_ranges() -> io::Result<Vec<(usize, usize)>> {
     let maps = std::fs::read_to_string("/proc/self/maps")?;
     let number = |text: &str| usize::from_str_radix(text, 16).ok();
     let range = |line: &str| {

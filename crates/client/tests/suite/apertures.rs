@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::connections::{
     PATIENCE, PORT, World, becomes, connect, eventually, next, open, options, world,
+    world_of_workers,
 };
 use towpath_client::{
     Access, AccessError, Aperture, ApertureKey, ApertureState, Endpoint, Memory, OobAddress,
@@ -27,7 +28,15 @@ fn with_apertures(name: &str) -> Options {
 }
 
 fn pair_on(lanes: usize) -> Pair {
-    let world = world(lanes);
+    pair_in(world(lanes))
+}
+
+/// A pair whose memories only workers map.
+fn pair_of_workers() -> Pair {
+    pair_in(world_of_workers())
+}
+
+fn pair_in(world: World) -> Pair {
     let mut owner = world.attach_with(&with_apertures("owner"));
     let mut importer = world.attach_with(&with_apertures("importer"));
     let (from, own) = open(&mut owner, PORT);
@@ -545,8 +554,7 @@ fn bytes(seed: usize, len: usize) -> Vec<u8> {
 
 #[test]
 fn requests_move_bytes_both_ways() {
-    for lanes in [1, 2] {
-        let mut pair = pair_on(lanes);
+    for mut pair in [pair(), pair_on(2), pair_of_workers()] {
         let remote = pair.owner.create_memory(1 << 20, Sharing::Requests).unwrap();
         let key = pair.export(&remote, 4096..1 << 20, Access::ReadWrite);
         let local = pair.importer.create_memory(1 << 20, Sharing::Requests).unwrap();
@@ -591,7 +599,10 @@ fn requests_move_bytes_both_ways() {
 
 #[test]
 fn a_value_or_message_comes_behind_the_bytes() {
-    let mut pair = pair();
+    [pair(), pair_of_workers()].into_iter().for_each(values_come_behind_the_bytes);
+}
+
+fn values_come_behind_the_bytes(mut pair: Pair) {
     let remote = pair.owner.create_memory(4096, Sharing::Requests).unwrap();
     let key = pair.export(&remote, 0..4096, Access::Write);
     let local = pair.importer.create_memory(4096, Sharing::Requests).unwrap();
@@ -678,8 +689,9 @@ fn a_request_that_fails_closes_its_connection() {
             (Request::write(export.key(), 0).local(local, 0..8), RequestFault::Key)
         },
     ];
-    for wrong in wrongs {
-        let mut pair = pair();
+    for (wrong, mut pair) in
+        wrongs.into_iter().flat_map(|wrong| [(wrong, pair()), (wrong, pair_of_workers())])
+    {
         let remote = pair.owner.create_memory(4096, Sharing::Requests).unwrap();
         let key = pair.export(&remote, 64..128, Access::ReadWrite);
         let local = pair.importer.create_memory(4096, Sharing::Requests).unwrap();

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-use crate::connections::{PATIENCE, PORT, becomes, next, open, options};
+use crate::connections::{PATIENCE, PORT, becomes, next, open, options, settings_of_workers};
 use towpath_client::{
     Access, Channel, Endpoint, Memory, OobAddress, OobKind, OpenChannelError, Options, PeerState,
     Refused, Request, RequestFault, RequestId, RequestState, Session, Sharing, report_over,
@@ -21,6 +21,12 @@ struct Hosts {
 }
 
 fn serve(host: u8, device: Box<dyn Device>, rdma: bool) -> Server {
+    let config = Config { rdma, ..config(host) };
+    Server::start(&config, device, Box::<MemoryStore>::default()).unwrap()
+}
+
+/// The configuration of a host's server.
+fn config(host: u8) -> Config {
     let ip = |last| Ipv4Addr::new(10, 77, 0, last);
     let leases = Some((ip(host * 16), ip(host * 16 + 15)));
     let ipv4 = Some(Subnet { leases, ..Subnet::new(ip(1), 24) });
@@ -29,8 +35,7 @@ fn serve(host: u8, device: Box<dyn Device>, rdma: bool) -> Server {
     let ipv6 = Some(Subnet { leases, ..Subnet::new(ip(1), 64) });
     let settings = EngineStrategy::Block.into();
     let subnets = Subnets { ipv4, ipv6 };
-    let config = Config { settings, subnets, rdma, ..Config::default() };
-    Server::start(&config, device, Box::<MemoryStore>::default()).unwrap()
+    Config { settings, subnets, rdma: true, ..Config::default() }
 }
 
 fn hosts_with(mtu: usize, wrap: impl Fn(Box<dyn Device>) -> Box<dyn Device>) -> Hosts {
@@ -206,6 +211,22 @@ fn hosts_connect_by_ipv6() {
         (session, endpoint, OobAddress { ip, ..address })
     });
     exchange(&mut pair_between(hosts, sessions));
+}
+
+/// Workers reach the memories of both hosts, as for several users: the bytes are the same, also if packets are lost.
+#[test]
+fn workers_copy_for_connections_with_other_hosts() {
+    for spec in ["", "drop=0.02,dup=0.02,reorder=0.02,seed=9"] {
+        let (one, other) = loopback::pair(&loopback::Config::default()).unwrap();
+        let devices = [(1, one), (2, other)].map(|(host, device)| {
+            let faults: Spec = spec.parse().unwrap();
+            let device: Box<dyn Device> = Box::new(FaultDevice::new(Box::new(device), &faults));
+            let config = Config { settings: settings_of_workers(), ..config(host) };
+            Server::start(&config, device, Box::<MemoryStore>::default()).unwrap()
+        });
+        let mut pair = pair_of(Hosts { servers: devices });
+        exchange(&mut pair);
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use towpath_packet::roce::{Aeth, NakCode, Syndrome};
 
 use super::{Answered, Entry, Fault, Requester};
-use crate::Psn;
+use crate::{NotCopied, Psn};
 
 impl Requester {
     /// Handles an acknowledgement. `complete` gets the numbers of complete requests.
@@ -30,7 +30,7 @@ impl Requester {
                 self.acknowledge_to(to, now, complete);
                 // The peer answers in order: the answer of a read before it is lost.
                 let misses_read = self.oldest.to(to) > 0;
-                Answered { lost: misses_read && self.go_back(now), fault: None }
+                Answered { lost: misses_read && self.go_back(now), ..Answered::default() }
             }
             Syndrome::ReceiverNotReady { timer } => {
                 self.acknowledge_to(psn, now, complete);
@@ -43,13 +43,13 @@ impl Requester {
             }
             Syndrome::Nak(NakCode::SequenceError) => {
                 self.acknowledge_to(to, now, complete);
-                Answered { lost: self.go_back(now), fault: None }
+                Answered { lost: self.go_back(now), ..Answered::default() }
             }
             Syndrome::Nak(code) => {
                 self.acknowledge_to(psn, now, complete);
                 let is_access = code == NakCode::RemoteAccess;
                 let fault = if is_access { Fault::Access } else { Fault::Peer };
-                Answered { fault: Some(fault), lost: false }
+                Answered { fault: Some(fault), ..Answered::default() }
             }
             Syndrome::Other(_) => Answered::default(),
         }
@@ -70,14 +70,14 @@ impl Requester {
         self.resumed.then_some(if is_here { to } else { self.end })
     }
 
-    /// Handles a packet of a read's answer, with the bytes for `store`, which returns `false` if the
-    /// memory is gone. `complete` gets the numbers of complete requests.
+    /// Handles a packet of a read's answer, with the bytes for `store`. `complete` gets the numbers of complete
+    /// requests. If `store` cannot place the bytes yet, the caller handles the packet again.
     pub fn read_answered(
         &mut self,
         psn: Psn,
         bytes: &[u8],
         now: u64,
-        mut store: impl FnMut(u64, u64, &[u8]) -> bool,
+        mut store: impl FnMut(u64, u64, &[u8]) -> Result<(), NotCopied>,
         mut complete: impl FnMut(u64, Psn),
     ) -> Answered {
         let Some(index) = self.index_of(psn).filter(|index| self.queue[*index].is_read()) else {
@@ -97,16 +97,20 @@ impl Requester {
             // It is here already.
             ..0 => return Answered::default(),
             // A part before it is lost.
-            _ => return Answered { lost: self.go_back(now), fault: None },
+            _ => return Answered { lost: self.go_back(now), ..Answered::default() },
         }
         let index = entry.first.to(psn).unsigned_abs();
         let offset = u64::from(index) * u64::from(self.mtu);
         let expected = u64::from(self.mtu).min(entry.work.bytes - offset);
         if bytes.len() as u64 != expected {
-            return Answered { fault: Some(Fault::Peer), lost: false };
+            return Answered { fault: Some(Fault::Peer), ..Answered::default() };
         }
-        if !store(entry.work.id, offset, bytes) {
-            return Answered { fault: Some(Fault::Local), lost: false };
+        match store(entry.work.id, offset, bytes) {
+            Ok(()) => {}
+            Err(NotCopied::Later) => return Answered { later: true, ..Answered::default() },
+            Err(NotCopied::Refused) => {
+                return Answered { fault: Some(Fault::Local), ..Answered::default() };
+            }
         }
         self.progress(psn.plus(1), now);
         self.remove_complete(&mut complete);

@@ -165,6 +165,9 @@ impl Control {
             entry.endpoint = writer.saturating_add(1);
         }
         apertures.objects.record_word(What::Memory, memory, EntryWord::Endpoint);
+        if let Some(token) = self.connections.token_of(key.owner) {
+            self.stop_mapping_memory(token, memory);
+        }
     }
 
     /// Forgets an aperture that a session imported. Takes the memory's bytes off the session's if

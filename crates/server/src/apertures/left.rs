@@ -90,7 +90,5 @@ fn adopt_memory(file: io::Result<Option<OwnedFd>>, entry: &Entry) -> io::Result<
             "the file's length differs from the recorded length",
         ));
     }
-    let mapped = file.map_common(true)?;
-    mapped.mapping().keep_from_children()?;
-    Ok(MemoryFile { file, mapped })
+    Ok(MemoryFile { file, memory: None })
 }

@@ -13,6 +13,7 @@ use super::tables::{ApertureTables, Creating, MemoryFile, memory_name, random};
 use crate::connection::Refused;
 use crate::control::Control;
 use crate::engine::apertures::commands::ApertureCommand;
+use crate::engine::apertures::memory::EngineMemory;
 use crate::engines::Reply;
 use crate::slow::Job;
 use crate::worker::link::Packet;
@@ -73,51 +74,66 @@ impl Control {
             ..Entry::default()
         };
         self.apertures(token, what)?.creating =
-            Some(Creating { number, entry, file, mapped: None });
+            Some(Creating { number, entry, file, memory: None });
         self.memories.add(account);
         self.tell_worker(token, Packet::new(command::ALLOCATE, token, 0).with(vec![theirs]));
         Ok(())
     }
 
-    /// Maps and populates a memory that the worker has allocated.
+    /// Enters a memory that the worker has allocated, once it is populated if the engine maps it.
     pub(crate) fn memory_allocated(&mut self, token: u64, outcome: Result<Vec<OwnedFd>, i32>) {
         let Some(connection) = self.connections.get_mut(token) else { return };
         let account = connection.account;
-        let uid = account.uid;
         let Some(apertures) = &mut connection.apertures else { return };
-        let Some(creating) = &mut apertures.creating else { return };
+        let Some(creating) = apertures.creating.take() else { return };
         let name = memory_name(apertures.objects.session, creating.entry.offset);
-        let outcome = outcome.map_err(std::io::Error::from_raw_os_error).and_then(|pins| {
-            let mapped = creating.file.map_common(true)?;
-            mapped.mapping().keep_from_children()?;
-            self.parts.store.put(&name, creating.file.as_fd())?;
-            pins.iter().try_for_each(|pin| self.parts.store.put(&name, pin.as_fd()))?;
-            Ok(mapped)
-        });
-        match outcome {
-            Ok(mapped) => {
-                let mapping = mapped.mapping().clone();
-                creating.mapped = Some(mapped);
-                self.slow.push(uid, Job::PopulateMemory { token, mapping });
+        let outcome = outcome.map_err(std::io::Error::from_raw_os_error);
+        match outcome.and_then(|pins| self.place_memory(token, &name, &creating, &pins)) {
+            Ok(memory) => {
+                let mapped = match &memory {
+                    EngineMemory::Mapped(memory) => Some(memory.mapping().clone()),
+                    EngineMemory::ByWorker(_) => None,
+                };
+                if let Ok(apertures) = self.apertures(token, "create memory") {
+                    apertures.creating = Some(Creating { memory: Some(memory), ..creating });
+                }
+                match mapped {
+                    Some(mapping) => {
+                        self.slow.push(account.uid, Job::PopulateMemory { token, mapping });
+                    }
+                    None => self.memory_populated(token),
+                }
             }
             Err(error) => {
                 // No application has the file.
-                let bytes = creating.entry.len as usize;
-                apertures.creating = None;
                 self.memories.give_back(account);
                 self.parts.store.remove(&name);
-                self.connections.take_bytes(token, bytes);
+                self.connections.take_bytes(token, creating.entry.len as usize);
                 let text = format!("create memory: {error}");
                 self.refuse(token, &(Refusal::Limit, text));
             }
         }
     }
 
+    /// Puts a new memory into the store, with the descriptors that keep its pages in place, and decides how the engine
+    /// reaches it.
+    fn place_memory(
+        &mut self,
+        token: u64,
+        name: &str,
+        creating: &Creating,
+        pins: &[OwnedFd],
+    ) -> std::io::Result<EngineMemory> {
+        self.parts.store.put(name, creating.file.as_fd())?;
+        pins.iter().try_for_each(|pin| self.parts.store.put(name, pin.as_fd()))?;
+        self.reach(token, &creating.entry, &creating.file)
+    }
+
     /// Enters a memory that is populated.
     pub(crate) fn memory_populated(&mut self, token: u64) {
         let Some(connection) = self.connections.get_mut(token) else { return };
         let Some(apertures) = &mut connection.apertures else { return };
-        let Some(Creating { number, entry, file, mapped: Some(mapped) }) =
+        let Some(Creating { number, entry, file, memory: Some(memory) }) =
             apertures.creating.take()
         else {
             return;
@@ -125,10 +141,12 @@ impl Control {
         let session = apertures.objects.session;
         apertures.objects.put(What::Memory, number, entry);
         apertures.objects.record(What::Memory, number);
-        apertures.files.insert(number, MemoryFile { file, mapped: mapped.clone() });
-        self.lock_memory(&mapped);
-        let add = ApertureCommand::AddMemory { session, number, memory: mapped };
+        apertures.files.insert(number, MemoryFile { file, memory: Some(memory.clone()) });
+        self.lock_memory(&memory);
+        let add = ApertureCommand::AddMemory { session, number, memory };
         self.command_first_lane(add, Reply::MemoryCreated(token, number));
+        // Another user may have got a session since the control thread mapped the memory.
+        self.stop_mapping_memory(token, number);
     }
 
     /// Hands over a memory.

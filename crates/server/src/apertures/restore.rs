@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 
+use tracing::warn;
+
 use super::exports::exporting;
 use super::left::copies;
 use super::objects::{Entry, What};
@@ -23,12 +25,22 @@ impl Control {
         let bytes: u64 = apertures.objects.all(What::Memory).map(|(_, one)| one.len).sum();
         let entries = copies(&apertures.objects, What::Aperture);
         let tripwires = copies(&apertures.objects, What::Tripwire);
-        let memories: Vec<_> =
-            apertures.files.iter().map(|(number, one)| (*number, one.mapped.clone())).collect();
+        let memories: Vec<_> = apertures.files.keys().copied().collect();
         let account = connection.account;
         self.connections.add_bytes(token, bytes as usize);
-        for (number, memory) in memories {
+        for number in memories {
             self.memories.add(account);
+            let memory = match self.reach_restored(token, number) {
+                Ok(memory) => memory,
+                Err(error) => {
+                    warn!(
+                        session,
+                        memory = number,
+                        "requests to a memory fail from now on: {error}"
+                    );
+                    continue;
+                }
+            };
             self.lock_memory(&memory);
             self.command_first_lane(
                 ApertureCommand::AddMemory { session, number, memory },

@@ -3,12 +3,12 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use towpath_memory::CommonMemory;
 use towpath_protocol::layout::SessionShape;
 
 use super::objects::{Entry, Objects, What};
 use super::tables::{ApertureTables, Creating, MemoryFile, memory_name, released_name};
 use crate::control::Control;
+use crate::engine::apertures::memory::EngineMemory;
 use crate::policy::Account;
 use crate::prepare::{self, Prepared};
 use crate::worker::link::Packet;
@@ -51,7 +51,8 @@ impl Control {
     }
 
     /// Locks a memory if there is a swap device, so that the engine need not wait for it.
-    pub(super) fn lock_memory(&mut self, memory: &CommonMemory) {
+    pub(super) fn lock_memory(&mut self, memory: &EngineMemory) {
+        let EngineMemory::Mapped(memory) = memory else { return };
         if !self.slow.populates_all {
             return;
         }
@@ -98,11 +99,11 @@ impl Control {
     fn dispose_of_unfinished(
         &mut self,
         session: u32,
-        Creating { entry, file, mapped, .. }: Creating,
+        Creating { entry, file, memory, .. }: Creating,
         owner: (u64, Account),
     ) {
-        if let Some(mapped) = mapped {
-            return self.dispose_of_memory(session, &entry, MemoryFile { file, mapped }, owner);
+        if memory.is_some() {
+            return self.dispose_of_memory(session, &entry, MemoryFile { file, memory }, owner);
         }
         // It is not in the store before it is mapped.
         self.memories.give_back(owner.1);
@@ -136,11 +137,13 @@ impl Control {
         &mut self,
         session: u32,
         entry: &Entry,
-        MemoryFile { file, mapped }: MemoryFile,
+        MemoryFile { file, memory }: MemoryFile,
         (worker, account): (u64, Account),
     ) {
         let id = entry.offset;
-        self.workers.drop_later(mapped);
+        if let Some(memory) = memory {
+            self.unmap(memory, (worker, account.uid));
+        }
         let mut files = self.parts.store.remove(&memory_name(session, id));
         self.memories.give_back(account);
         if let Some(importer) = self.importer_of(id)

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 
-use towpath_memory::{CommonMemory, SharedFile};
+use towpath_memory::SharedFile;
 use towpath_protocol::apertures::Sharing;
 
 use super::objects::{Entry, Objects, What};
+use crate::engine::apertures::memory::EngineMemory;
 use crate::prepare::{self, stored_name};
 use crate::shares::ShareLimits;
 
@@ -27,8 +28,8 @@ pub(crate) struct ExportedAperture {
 #[derive(Debug)]
 pub(crate) struct MemoryFile {
     pub(super) file: SharedFile,
-    /// The memory, which the server keeps mapped and locked.
-    pub(super) mapped: CommonMemory,
+    /// How the engine reaches the memory; `None` before that is decided.
+    pub(super) memory: Option<EngineMemory>,
 }
 
 /// A memory whose worker has yet to allocate it.
@@ -37,8 +38,8 @@ pub(super) struct Creating {
     pub(super) number: u32,
     pub(super) entry: Entry,
     pub(super) file: SharedFile,
-    /// The memory, mapped by the server, once it is allocated.
-    pub(super) mapped: Option<CommonMemory>,
+    /// How the engine reaches the memory, once it is allocated.
+    pub(super) memory: Option<EngineMemory>,
 }
 
 /// The memories, apertures and tripwires of a session.

@@ -9,6 +9,7 @@
 //! the engine fires the tripwire in the session that set it.
 
 pub(crate) mod commands;
+pub(crate) mod memory;
 mod places;
 pub(crate) mod requests;
 pub(crate) mod states;

@@ -12,13 +12,14 @@
 //! | requests | `requests.rs`, `pending.rs` | from a transmit queue into a connection |
 //! | ledger | `ledger.rs` | what the next server needs of each connection |
 //! | a successor's start | `restore.rs` | goes on with the connections in the ledger |
-//! | memory | `host.rs` | what the peer reads and writes, and what requests move |
+//! | memory | `host.rs`, `copies.rs` | what the peer reads and writes, and what requests move |
 //!
 //! The protocol itself is in `towpath-rdma`, which knows no session. To the other parts of the
 //! engine, an endpoint of another host has a name as every endpoint has, so
 //! connections, apertures and rights hold for it.
 
 mod answers;
+mod copies;
 mod ending;
 mod groups;
 mod host;

@@ -67,6 +67,9 @@ impl Control {
         self.parts.settings.set(setting, set.value).map_err(not_set)?;
         self.parts.changed_settings.set(setting, set.value);
         info!(name, value, uid, "set");
+        if setting == Setting::Notify {
+            self.stop_mapping();
+        }
         Ok(())
     }
 

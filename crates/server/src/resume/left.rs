@@ -9,6 +9,7 @@ use tracing::warn;
 use super::record::{Record, Recorded};
 use super::settings::SETTINGS;
 use crate::apertures::left::LeftApertures;
+use crate::apertures::reach::COPIES;
 use crate::apertures::tables::RELEASED;
 use crate::config::StartError;
 use crate::keeper::OWN;
@@ -64,6 +65,8 @@ pub(crate) struct Left {
     pub(crate) sessions: BTreeMap<u32, LeftSession>,
     /// Memories that their owners have released, by their ids.
     pub(crate) released: HashMap<u64, OwnedFd>,
+    /// The copy areas of workers, by user.
+    pub(crate) copies: HashMap<u32, OwnedFd>,
     /// Sockets that hold ports, by their names.
     pub(crate) ports: HashMap<String, OwnedFd>,
     /// Everything else, which this server does not use.
@@ -157,6 +160,10 @@ impl Left {
             _ if name.starts_with(RELEASED) => match released_id(name) {
                 Some(id) => self.released.insert(id, object),
                 None => Some(object),
+            },
+            _ if name.starts_with(COPIES) => match name[COPIES.len()..].parse() {
+                Ok(uid) => self.copies.insert(uid, object),
+                Err(_) => Some(object),
             },
             _ if name.starts_with(PORT) => self.ports.insert(name.to_owned(), object),
             _ => Some(object),

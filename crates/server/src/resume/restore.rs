@@ -75,7 +75,8 @@ impl Control {
     /// Makes the sessions of an earlier server anew, before the engines run. Closes what is of no
     /// use.
     pub(crate) fn restore(&mut self, left: Left) {
-        let Left { sessions, user_states, mut ports, rest, mut released, .. } = left;
+        let Left { sessions, user_states, mut ports, rest, mut released, copies, .. } = left;
+        self.copy_areas.earlier = copies;
         let mut unused: Vec<OwnedFd> = Vec::new();
         for (name, object) in rest {
             unused.extend(self.parts.store.remove(&name));
@@ -203,6 +204,7 @@ impl Control {
         let parts = mapped.sessions.into_iter().map(Box::new).map(Command::AddSession).collect();
         self.parts.engines.command_each(parts, Reply::Nothing);
         self.restore_endpoints(token, &recorded, ports);
+        self.decide_who_notifies(token);
         self.restore_exports(token);
         self.unclaimed.push_back((Instant::now() + self.parts.claim_timeout, token));
         Ok(true)

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, ReturnFlags, SendFlags, recvmsg};
 use towpath_protocol::message::MAX_REQUEST_BYTES;
 
+use super::copies::Copies;
 use super::held::{Doorbells, Entries, Entry, wipe};
 use super::pin::pin;
 use super::wire::{self, Descriptors, Head, MAX_PACKET_BYTES, command, report};
@@ -45,6 +46,7 @@ impl From<Errno> for Over {
 pub(crate) struct Tables {
     pub(crate) entries: Entries,
     pub(crate) doorbells: Doorbells,
+    pub(crate) copies: Copies,
     /// The longest silence of a connection that attaches, in nanoseconds.
     pub(crate) step_ns: u64,
 }
@@ -112,6 +114,7 @@ impl Worker {
                 ENGINE => {
                     let _ = rustix::io::read(&self.notified, &mut [0_u8; 8]);
                     self.tables.doorbells.notify();
+                    self.tables.copies.serve();
                 }
                 data => {
                     let data = data - CONNECTIONS;
@@ -275,6 +278,8 @@ impl Worker {
         mut descriptors: Descriptors,
     ) -> Result<(), Over> {
         self.handled += 1;
+        // The application may take an answer for the end of the copies that the engine asked for before.
+        self.tables.copies.serve();
         let entries = &self.tables.entries;
         match head.kind {
             command::ADOPT => {
@@ -318,6 +323,10 @@ impl Worker {
                 self.tell_pins(report::ALLOCATED, head.token, 0, outcome)
             }
             command::DISPOSE => self.dispose(head, descriptors),
+            command::SET_COPY_AREA | command::MAP_MEMORY | command::UNMAP_MEMORY => {
+                self.change_copies(head, &descriptors);
+                Ok(())
+            }
             command::REFUSE => {
                 if let [Some(socket), ..] = &descriptors {
                     let flags = SendFlags::DONTWAIT;
@@ -328,6 +337,16 @@ impl Worker {
             // Both ends belong to one program.
             _ => Err(Over),
         }
+    }
+
+    fn change_copies(&mut self, head: Head, [file, ..]: &Descriptors) {
+        let copies = &mut self.tables.copies;
+        match (head.kind, file) {
+            (command::SET_COPY_AREA, file) => copies.set_area(file.as_ref()),
+            (command::MAP_MEMORY, Some(file)) => copies.add(head.value, file),
+            _ => copies.remove(head.value),
+        }
+        copies.serve();
     }
 
     fn adopt(

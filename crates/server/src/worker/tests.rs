@@ -15,6 +15,7 @@ use towpath_memory::{Region, SharedFile, own_words, peer_words};
 use towpath_protocol::message::{MAX_REQUEST_BYTES, Message};
 use towpath_queue::OwnWords;
 
+use super::copies::Copies;
 use super::held::{Doorbells, Entries};
 use super::link::{Link, Packet, Report};
 use super::process::{Tables, Worker};
@@ -40,7 +41,8 @@ impl World {
         let notified = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         let memory = Region::private(64).unwrap();
         let doorbells = Doorbells::new(vec![peer_words(memory.mapping()).part(0, 8)]);
-        let tables = Tables { entries: Entries::with_room(3), doorbells, step_ns };
+        let (entries, copies) = (Entries::with_room(3), Copies::with_room(2));
+        let tables = Tables { entries, doorbells, copies, step_ns };
         let (epoll, event) = (engine.try_clone().unwrap(), notified.try_clone().unwrap());
         let worker = std::thread::spawn(move || {
             let mut buffer = Box::new([0; MAX_PACKET_BYTES]);

@@ -69,6 +69,12 @@ pub(crate) mod command {
     /// [`ALLOCATES_SINCE`](towpath_protocol::layout::ALLOCATES_SINCE): also allocate the pages that
     /// the application left unallocated.
     pub(crate) const PREPARE_OLDER: u32 = 11;
+    /// Copy for the engine by this copy area. With its file, or without one if there are no more copies.
+    pub(crate) const SET_COPY_AREA: u32 = 12;
+    /// Map a memory, to copy from and to it. With the file. Value: the memory's id.
+    pub(crate) const MAP_MEMORY: u32 = 13;
+    /// Unmap a memory. Value: the memory's id.
+    pub(crate) const UNMAP_MEMORY: u32 = 14;
 
     /// A flag: the peer has a limited time for its next message.
     pub(crate) const TIMED: u64 = 1;

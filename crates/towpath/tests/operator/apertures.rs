@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use towpath_client::{
     Access, AccessError, Aperture, Channel, ChannelError, Endpoint, ImportedTripwire, Memory,
-    OobAddress, Options, PeerState, Rule, Session, Sharing, Tripwire,
+    OobAddress, Options, PeerState, Request, RequestState, Rule, Session, Sharing, Tripwire,
 };
 
 use crate::running::*;
@@ -204,6 +204,68 @@ fn apertures_and_tripwires_outlive_their_servers() {
             let _ = one.session.ready_oob().unwrap();
         }
         assert_eq!(one.theirs.load(0), Err(AccessError::Gone));
+        assert!(server.stop(Signal::TERM).success());
+    });
+}
+
+/// Requests whose memories only workers map. Each request is carried out once, whichever server it began under.
+#[test]
+fn copies_by_workers_outlive_their_servers() {
+    const BYTES: usize = 300_000;
+    towpath_testkit::isolated!(|| {
+        if !tun("apertures::copies_by_workers_outlive_their_servers") {
+            return;
+        }
+        let directory = Directory::new();
+        let mut server = serve(&directory, "s.sock", &ARGUMENTS);
+        let [(mut one, from), (mut other, to)] = connected(&server);
+        let remote = other.create_memory(BYTES, Sharing::Requests).unwrap();
+        let key = other.export(to, &remote, 0..BYTES, Access::ReadWrite).unwrap().key();
+        let local = one.create_memory(2 * BYTES, Sharing::Requests).unwrap();
+        let maps = || {
+            let pid = server.server().unwrap().as_raw_nonzero();
+            std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap()
+        };
+        assert!(maps().contains("memfd:towpath-memory"), "the engine maps those of one user");
+        prints(&mut server.subcommand("set", &["notify=worker"]));
+        until("no mapping of the memories", || !maps().contains("memfd:towpath-memory"));
+        let over = std::sync::atomic::AtomicBool::new(false);
+        let is_over = || over.load(std::sync::atomic::Ordering::Relaxed);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1.. {
+                    local.write(0, &[round; BYTES]).unwrap();
+                    let write = Request::write(key, 0).local(&local, 0..BYTES);
+                    let read = Request::read(key, 0).local(&local, BYTES..2 * BYTES);
+                    for request in [write, read] {
+                        let id = one.request(from, &request).unwrap();
+                        one.flush().unwrap();
+                        while one.request_state(id) == RequestState::Pending {
+                            one.wait(Some(LIMIT)).unwrap();
+                            while one.ready_oob().unwrap().is_some() {}
+                        }
+                        assert_eq!(one.request_state(id), RequestState::Complete);
+                    }
+                    let mut back = vec![0; BYTES];
+                    local.read(BYTES, &mut back).unwrap();
+                    assert!(back.iter().all(|byte| *byte == round), "round {round}");
+                    if round == 250 || is_over() {
+                        return;
+                    }
+                }
+            });
+            kill(&server, KILLS);
+            prints(&mut server.subcommand("upgrade", &[]));
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        let maps = maps();
+        assert!(
+            !maps.contains("memfd:towpath-memory") && maps.contains("memfd:towpath-copies"),
+            "{maps}"
+        );
+        let log = server.log();
+        assert!(!log.contains("not resumed"), "{log}");
+        drop((one, other));
         assert!(server.stop(Signal::TERM).success());
     });
 }

@@ -8,6 +8,7 @@ use towpath_client::{
     report_over,
 };
 use towpath_device::loopback::{self, LoopbackDevice};
+use towpath_protocol::settings::{Setting, Values};
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Subnet, Subnets, WaitStrategy as EngineStrategy};
 
@@ -22,9 +23,24 @@ pub(crate) struct World {
 }
 
 pub(crate) fn world(lanes: usize) -> World {
+    world_with(lanes, EngineStrategy::Block.into())
+}
+
+/// A world in which workers notify, and reach the memories of sessions, as for several users.
+pub(crate) fn world_of_workers() -> World {
+    world_with(1, settings_of_workers())
+}
+
+/// The settings of such a world.
+pub(crate) fn settings_of_workers() -> Values {
+    let mut settings: Values = EngineStrategy::Block.into();
+    settings.set(Setting::Notify, Setting::Notify.parse("worker").unwrap()).unwrap();
+    settings
+}
+
+fn world_with(lanes: usize, settings: Values) -> World {
     let subnet = |ip: &str, prefix| Some(Subnet::new(ip.parse().unwrap(), prefix));
     let subnets = Subnets { ipv4: subnet("10.77.0.1", 24), ipv6: None };
-    let settings = EngineStrategy::Block.into();
     let config = Config { settings, subnets, lanes, ..Config::default() };
     let device = loopback::Config { queues: lanes, ..loopback::Config::default() };
     let (near, far) = loopback::pair(&device).unwrap();

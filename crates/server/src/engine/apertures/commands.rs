@@ -1,9 +1,9 @@
 //! The commands of the control thread for memories, apertures and tripwires, and the engine's
 //! reports.
 
-use towpath_memory::CommonMemory;
 use towpath_protocol::apertures::Access;
 
+use super::memory::EngineMemory;
 use crate::engine::oob::connection::EndpointName;
 
 /// A command for a memory, an aperture or a tripwire.
@@ -14,7 +14,9 @@ pub enum ApertureCommand {
     /// Lets a session use an aperture. The engine reports the outcome.
     Import { key: u32, session: u32, number: u32 },
     /// Enters a memory of a session.
-    AddMemory { session: u32, number: u32, memory: CommonMemory },
+    AddMemory { session: u32, number: u32, memory: EngineMemory },
+    /// Has the engine reach a memory in another way. The engine hands the former way back.
+    ChangeMemory { session: u32, number: u32, memory: EngineMemory },
     /// Removes a memory of a session.
     RemoveMemory { session: u32, number: u32 },
     /// Enters a tripwire that a session set in its memory, or removes it.
@@ -43,6 +45,8 @@ pub enum ApertureReport {
     Exported { session: u32, number: u32, peer: Option<EndpointName> },
     /// The engine let a session use an aperture, unless there is no such aperture any more.
     Imported { session: u32, number: u32, entered: bool },
+    /// The engine no longer uses this.
+    Unused(EngineMemory),
 }
 
 /// An aperture that a session exports.

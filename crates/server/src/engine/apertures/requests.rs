@@ -6,11 +6,11 @@
 //! and is the same if a successor stores it once more. A value or a message for the peer goes as an
 //! out-of-band message does, which arrives exactly once.
 
-use towpath_memory::CommonMemory;
 use towpath_protocol::apertures::{Access, is_inside};
 use towpath_protocol::oob::Kind;
 use towpath_protocol::requests::{Checked, LocalRange, Request, RequestFault, RequestKind};
 
+use super::memory::{Copied, Copying, EngineMemory};
 use super::table::Granted;
 use crate::clock::clock_ns;
 use crate::engine::oob::connection::EndpointName;
@@ -56,13 +56,33 @@ pub(crate) struct Requesting<'a> {
 /// Carries out a request, or a piece of it. Returns what became of it, and its cost as a number of
 /// bytes moved.
 pub(crate) fn carry_out(one: &Requesting<'_>, parts: &mut Parts<'_>) -> (Outcome, u64) {
-    let Sender { from, queue_pair, slot, .. } = one.sender;
+    let Sender { from, queue_pair, .. } = one.sender;
     let key = from.session;
     let Some(session) = parts.sessions.get_mut(key) else { return (Outcome::Ended, 0) };
     // A predecessor sent the application that it is complete, and was killed before it left the queue.
     if session.apertures.is_complete(from.endpoint, one.request.sequence) {
         return (Outcome::Ended, 0);
     }
+    // A worker that still copies for the request might write its memory after it has failed.
+    let mut copying = session.apertures.take_copying(queue_pair);
+    let outcome = if copying.is_idle() {
+        go_on(one, &mut copying, parts)
+    } else {
+        (Outcome::NotReady(copying.next_look(clock_ns())), 0)
+    };
+    if let (Outcome::NotReady(_) | Outcome::More, Some(session)) =
+        (outcome.0, parts.sessions.get_mut(key))
+    {
+        session.apertures.put_copying(queue_pair, copying);
+    }
+    outcome
+}
+
+/// Goes on with a request for which no worker copies. Returns what [`carry_out`] does.
+fn go_on(one: &Requesting<'_>, copying: &mut Copying, parts: &mut Parts<'_>) -> (Outcome, u64) {
+    let Sender { from, queue_pair, slot, .. } = one.sender;
+    let key = from.session;
+    let Some(session) = parts.sessions.get_mut(key) else { return (Outcome::Ended, 0) };
     let has_failed = session.apertures.has_failed(from.endpoint);
     let peer = if has_failed { None } else { parts.begin_request(from) };
     let Some(peer) = peer else {
@@ -76,14 +96,18 @@ pub(crate) fn carry_out(one: &Requesting<'_>, parts: &mut Parts<'_>) -> (Outcome
     if one.checked.kind != RequestKind::Send {
         let Some(session) = parts.sessions.get_mut(key) else { return (Outcome::Ended, 0) };
         let done = session.apertures.progress(queue_pair, slot).min(one.checked.bytes);
-        match move_piece(one, done, parts) {
-            Ok((bytes, cost)) => moved = bytes + cost,
+        let len = match move_piece(one, done, copying, parts) {
+            Ok(Piece::Moved { bytes, cost }) => {
+                moved = bytes + cost;
+                bytes
+            }
+            Ok(Piece::Waits) => return (Outcome::NotReady(copying.next_look(clock_ns())), 0),
             Err(fault) => {
                 fail(one, fault, parts);
                 return (Outcome::Ended, 0);
             }
-        }
-        let done = (done + TRANSFER_BYTES).min(one.checked.bytes);
+        };
+        let done = done + len;
         if let Some(session) = parts.sessions.get_mut(key) {
             session.apertures.set_progress(queue_pair, slot, done);
         }
@@ -132,22 +156,55 @@ pub(crate) fn fail(one: &Requesting<'_>, fault: RequestFault, parts: &mut Parts<
     parts.close_failed(from);
 }
 
-/// Checks a request, and moves its next piece, if there is one. Returns the bytes moved, and the
-/// cost of what else it did.
+/// What became of a request's piece.
+enum Piece {
+    /// `cost`: that of what else was done, as a number of bytes moved.
+    Moved { bytes: u64, cost: u64 },
+    /// A worker has yet to copy.
+    Waits,
+}
+
+/// Checks a request, and moves its next piece, if there is one.
 fn move_piece(
     one: &Requesting<'_>,
     done: u64,
+    copying: &mut Copying,
     parts: &mut Parts<'_>,
-) -> Result<(u64, u64), RequestFault> {
+) -> Result<Piece, RequestFault> {
     let Requesting { sender, request, checked, .. } = one;
     let access = if checked.kind == RequestKind::Read { Access::Read } else { Access::Write };
     let asked = Asked { key: request.key, first: request.remote, len: checked.bytes };
     let whole = allowed(&asked, access, &sender.name(), parts)?;
-    let len = TRANSFER_BYTES.min(checked.bytes - done);
-    let range = Allowed { first: request.remote + done, len, ..whole };
     check_local(request, checked, sender.from.session, parts.sessions)?;
-    copy(one, done, &range, access, parts.sessions)?;
-    Ok((len, touch_tripwires(&range, access, parts)))
+    let most = TRANSFER_BYTES.min(checked.bytes - done);
+    let len = piece_bytes(one, done, most, &whole, parts.sessions);
+    let range = Allowed { first: request.remote + done, len, ..whole };
+    match copy(one, done, &range, access, copying, parts.sessions)? {
+        Copied::Yes => {
+            Ok(Piece::Moved { bytes: len, cost: touch_tripwires(&range, access, parts) })
+        }
+        Copied::Later => Ok(Piece::Waits),
+        Copied::No => Err(RequestFault::Range),
+        Copied::TooLate => Err(RequestFault::NotReady),
+    }
+}
+
+/// Returns the bytes of a request's next piece, of at most `most` bytes. A piece that a worker copies lies in one of
+/// the local ranges.
+fn piece_bytes(
+    one: &Requesting<'_>,
+    done: u64,
+    most: u64,
+    whole: &Allowed,
+    sessions: &SessionTable,
+) -> u64 {
+    let Some(local) = sessions.get(one.sender.from.session) else { return most };
+    let ranges = &one.request.local[..one.checked.local];
+    let by_worker = |memory: Option<&EngineMemory>| memory.is_some_and(EngineMemory::is_by_worker);
+    let is_by_worker = by_worker(whole.memory(sessions))
+        || ranges.iter().any(|range| by_worker(local.apertures.memory(range.memory)));
+    let first = local_parts(ranges, done, most).next();
+    first.filter(|_| is_by_worker).map_or(most, |part| u64::from(part.len))
 }
 
 /// A range of an aperture that a peer asks for.
@@ -218,7 +275,7 @@ impl Allowed {
     }
 
     /// Returns the memory that the range is in.
-    pub(crate) fn memory<'a>(&self, sessions: &'a SessionTable) -> Option<&'a CommonMemory> {
+    pub(crate) fn memory<'a>(&self, sessions: &'a SessionTable) -> Option<&'a EngineMemory> {
         let owner = sessions.key(self.granted.owner).and_then(|key| sessions.get(key))?;
         owner.apertures.memory(self.granted.memory)
     }
@@ -231,24 +288,22 @@ fn copy(
     done: u64,
     range: &Allowed,
     access: Access,
+    copying: &mut Copying,
     sessions: &SessionTable,
-) -> Result<(), RequestFault> {
+) -> Result<Copied, RequestFault> {
     let local = sessions.get(one.sender.from.session).ok_or(RequestFault::Closed)?;
     let remote = range.memory(sessions).ok_or(RequestFault::Key)?;
     let mut at = range.offset();
     for part in local_parts(&one.request.local[..one.checked.local], done, range.len) {
-        let (from, bytes) = (part.offset, u64::from(part.len));
         let own = local.apertures.memory(part.memory).ok_or(RequestFault::Local)?;
-        let is_copied = match access {
-            Access::Read => transfer(own, from, remote, at, bytes),
-            _ => transfer(remote, at, own, from, bytes),
-        };
-        if !is_copied {
-            return Err(RequestFault::Range);
+        let (own, other) = ((own, part.offset as usize), (remote, at as usize));
+        let (to, from) = if access == Access::Read { (own, other) } else { (other, own) };
+        match copying.transfer(to, from, part.len as usize) {
+            Copied::Yes => at += u64::from(part.len),
+            other => return Ok(other),
         }
-        at += bytes;
     }
-    Ok(())
+    Ok(Copied::Yes)
 }
 
 /// Returns the parts of a request's local ranges that have its bytes from `skip` on, `bytes` of them.
@@ -265,10 +320,6 @@ pub(crate) fn local_parts(
         let part = LocalRange { offset: range.offset + before, len: len as u32, ..*range };
         (len > 0).then_some(part)
     })
-}
-
-fn transfer(to: &CommonMemory, at: u64, from: &CommonMemory, start: u64, bytes: u64) -> bool {
-    to.copy_from(at as usize, from, start as usize, bytes as usize)
 }
 
 /// Fires the armed tripwires that an access touched. Returns its cost as a number of bytes moved.

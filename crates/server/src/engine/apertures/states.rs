@@ -1,6 +1,5 @@
 //! The words of a session's apertures and tripwires.
 
-use towpath_memory::CommonMemory;
 use towpath_protocol::apertures::{Access, ApertureState};
 use towpath_protocol::layout::{REQUEST_WORDS, SessionShape};
 use towpath_protocol::requests::RequestFault;
@@ -8,6 +7,7 @@ use towpath_queue::tripwire::{self, Firing};
 use towpath_queue::{OwnWords, PeerWords};
 
 use super::commands::ImportedTripwire;
+use super::memory::{Copying, EngineMemory};
 use super::places::Places;
 
 /// Bytes of the server's own memory that an aperture or a tripwire counts as, in the tables of the
@@ -17,7 +17,7 @@ pub(crate) const APERTURE_BYTES: usize = 256;
 /// A memory that a session created.
 #[derive(Debug)]
 struct SessionMemory {
-    common: CommonMemory,
+    memory: EngineMemory,
     tripwires: Places,
 }
 
@@ -39,6 +39,8 @@ pub(crate) struct SessionApertures {
     /// For each queue pair, the slot of a request that waits for room at the other end, and since
     /// when.
     waits: Vec<(u32, u64)>,
+    /// For each queue pair, the copies of its request.
+    copying: Vec<Copying>,
     memories: Vec<Option<SessionMemory>>,
     firing: Option<Firing>,
     imported: Vec<Option<ImportedTripwire>>,
@@ -59,6 +61,7 @@ impl SessionApertures {
             states,
             requests,
             waits: vec![(0, 0); progress.len()],
+            copying: std::iter::repeat_with(Copying::default).take(progress.len()).collect(),
             progress,
             memories: Vec::new(),
             firing: armed.map(|armed| Firing::new(tripwires, fired, armed)),
@@ -72,12 +75,12 @@ impl SessionApertures {
     }
 
     /// Enters a memory.
-    pub(super) fn add_memory(&mut self, number: u32, common: CommonMemory) {
+    pub(super) fn add_memory(&mut self, number: u32, memory: EngineMemory) {
         let number = number as usize;
         if self.memories.len() <= number {
             self.memories.resize_with(number + 1, || None);
         }
-        self.memories[number] = Some(SessionMemory { common, tripwires: Places::default() });
+        self.memories[number] = Some(SessionMemory { memory, tripwires: Places::default() });
     }
 
     /// Removes a memory.
@@ -88,8 +91,28 @@ impl SessionApertures {
     }
 
     /// Returns a memory.
-    pub(crate) fn memory(&self, number: u32) -> Option<&CommonMemory> {
-        Some(&self.memories.get(number as usize)?.as_ref()?.common)
+    pub(crate) fn memory(&self, number: u32) -> Option<&EngineMemory> {
+        Some(&self.memories.get(number as usize)?.as_ref()?.memory)
+    }
+
+    /// Has the engine reach a memory in another way. Returns the way that is no longer in use: the former one.
+    pub(super) fn change_memory(&mut self, number: u32, memory: EngineMemory) -> EngineMemory {
+        match self.memories.get_mut(number as usize).and_then(Option::as_mut) {
+            Some(one) => std::mem::replace(&mut one.memory, memory),
+            None => memory,
+        }
+    }
+
+    /// Takes the copies of a queue pair's request. [`SessionApertures::put_copying`] puts them back.
+    pub(super) fn take_copying(&mut self, queue_pair: u32) -> Copying {
+        self.copying.get_mut(queue_pair as usize).map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Puts the copies of a queue pair's request back.
+    pub(super) fn put_copying(&mut self, queue_pair: u32, copying: Copying) {
+        if let Some(place) = self.copying.get_mut(queue_pair as usize) {
+            *place = copying;
+        }
     }
 
     /// Enters or removes a tripwire of the session.

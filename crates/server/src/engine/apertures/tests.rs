@@ -1,13 +1,19 @@
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
 use towpath_memory::{CommonMemory, SharedFile};
 use towpath_protocol::apertures::{Access, ApertureState};
 use towpath_protocol::oob::{Kind, PeerState, Refused};
 use towpath_protocol::requests::{LocalRange, Request, RequestFault, RequestKind};
 
 use super::commands::{ApertureCommand, ApertureReport, Exporting};
+use super::memory::{EngineMemory, WorkerMemory};
 use super::requests::{Outcome, Requesting, TRANSFER_BYTES, carry_out};
+use crate::copying::{CopyArea, Direction, SLOTS};
 use crate::engine::oob::Sender;
 use crate::engine::oob::connection::EndpointName;
 use crate::engine::oob::tests::{APERTURES, World};
+use crate::worker::copies::Copies;
 
 const OWNER: (u32, u32) = (1, 0);
 const IMPORTER: (u32, u32) = (2, 1);
@@ -29,7 +35,11 @@ fn world() -> (World, [CommonMemory; 2]) {
 fn add_memory(world: &mut World, session: u32) -> CommonMemory {
     let file = SharedFile::create("memory", BYTES).unwrap();
     let memory = file.map_common(true).unwrap();
-    let add = ApertureCommand::AddMemory { session, number: 0, memory: memory.clone() };
+    let add = ApertureCommand::AddMemory {
+        session,
+        number: 0,
+        memory: EngineMemory::Mapped(memory.clone()),
+    };
     assert!(execute(world, add).is_none());
     memory
 }
@@ -190,4 +200,171 @@ fn a_successor_without_the_peer_ends_the_aperture() {
     world.serve(vec![1]);
     assert!(!export(&mut world, KEY, 0, Some(name(IMPORTER))));
     assert_eq!(state(&world, 1, 0), ApertureState::Closed);
+}
+
+/// A worker, which copies when the test says so, and one memory of its user.
+struct TestWorker {
+    copies: Copies,
+    area: Arc<CopyArea>,
+    /// The application's view of the memory.
+    memory: CommonMemory,
+}
+
+impl TestWorker {
+    /// Enters a memory of a session that only a worker maps.
+    fn new(world: &mut World, session: u32) -> TestWorker {
+        let file = SharedFile::create("memory", BYTES).unwrap();
+        let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+        let (area, area_file) = CopyArea::create(Arc::new(wake)).unwrap();
+        let (area, id) = (Arc::new(area), u64::from(session) + 70);
+        let mut copies = Copies::with_room(2);
+        copies.set_area(Some(&area_file));
+        copies.add(id, &file.as_fd().try_clone_to_owned().unwrap());
+        let by_worker = WorkerMemory { id, len: BYTES, area: area.clone() };
+        let memory = EngineMemory::ByWorker(by_worker);
+        let change = ApertureCommand::ChangeMemory { session, number: 0, memory };
+        let before = execute(world, change);
+        assert!(matches!(before, Some(ApertureReport::Unused(EngineMemory::Mapped(_)))));
+        TestWorker { copies, area, memory: file.map_common(true).unwrap() }
+    }
+}
+
+/// Carries out a request, and lets the workers copy whenever it waits. Returns how often it waited.
+fn request_by_workers(
+    world: &mut World,
+    slot: u32,
+    one: &Request,
+    workers: &mut [Option<TestWorker>],
+) -> usize {
+    let mut waits = 0;
+    for _ in 0..10_000 {
+        match request(world, slot, one) {
+            Outcome::Ended => return waits,
+            Outcome::More => {}
+            Outcome::NotReady(_) => {
+                waits += 1;
+                // Without an answer, nothing changes.
+                assert!(matches!(request(world, slot, one), Outcome::NotReady(_)));
+                workers.iter_mut().flatten().for_each(|worker| worker.copies.serve());
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    panic!("the request does not end")
+}
+
+/// Requests of all lengths and both directions, with a worker on each side, on both, and on none.
+#[test]
+fn workers_copy_what_the_engine_may_not_map() {
+    for by_worker in [[false, false], [false, true], [true, false], [true, true]] {
+        let (mut world, mapped) = world();
+        assert!(export(&mut world, KEY, 0, None));
+        let mut workers = [1, 2].map(|session| {
+            by_worker[session - 1].then(|| TestWorker::new(&mut world, session as u32))
+        });
+        let [remote, local] = [0, 1].map(|side: usize| {
+            let worker: &Option<TestWorker> = &workers[side];
+            worker.as_ref().map_or(mapped[side].clone(), |one| one.memory.clone())
+        });
+        let data: Vec<u8> = (0..BYTES).map(|at| (at % 251) as u8).collect();
+        for (turn, len) in (0..).zip([1, 8, 4099, TRANSFER_BYTES as u32, 200_003]) {
+            assert!(local.write(0, &data) && remote.write(0, &vec![0; BYTES]));
+            let ranges = [(40, len / 3), (500_000, len - len / 3)];
+            let ranges = ranges.map(|(offset, len)| LocalRange { offset, len, memory: 0 });
+            let mut expected = data[40..][..ranges[0].len as usize].to_vec();
+            expected.extend_from_slice(&data[500_000..][..ranges[1].len as usize]);
+            let ranges: Vec<_> = ranges.into_iter().filter(|range| range.len > 0).collect();
+            let write = Request::new(RequestKind::Write, 2 * turn + 1, (KEY, 8), &ranges).unwrap();
+            let waits = request_by_workers(&mut world, 2 * turn, &write, &mut workers);
+            assert_eq!(
+                (waits > 0, fault(&world)),
+                (by_worker != [false; 2], None),
+                "{by_worker:?}"
+            );
+            let mut placed = vec![0; len as usize];
+            assert!(remote.read(72, &mut placed));
+            assert!(placed == expected, "{by_worker:?}: {len} bytes");
+            // And back, to another place.
+            let to = [LocalRange { offset: 300, len, memory: 0 }];
+            let read = Request::new(RequestKind::Read, 2 * turn + 2, (KEY, 8), &to).unwrap();
+            request_by_workers(&mut world, 2 * turn + 1, &read, &mut workers);
+            assert!(local.read(300, &mut placed));
+            assert!(placed == expected, "{by_worker:?}: {len} bytes back");
+        }
+    }
+}
+
+/// A request that fails tells the application so only when no worker writes its memory any more.
+#[test]
+fn a_revoked_aperture_fails_a_request_after_the_workers_copy() {
+    let (mut world, _) = world();
+    assert!(export(&mut world, KEY, 0, None));
+    let mut worker = TestWorker::new(&mut world, 2);
+    let to = [LocalRange { offset: 0, len: 8, memory: 0 }];
+    let read = Request::new(RequestKind::Read, 1, (KEY, 0), &to).unwrap();
+    assert!(matches!(request(&mut world, 1, &read), Outcome::NotReady(_)));
+    let revoke = ApertureCommand::Revoke { key: KEY, session: 1, number: 0 };
+    assert!(execute(&mut world, revoke).is_none());
+    assert!(matches!(request(&mut world, 1, &read), Outcome::NotReady(_)));
+    assert_eq!(fault(&world), None);
+    worker.copies.serve();
+    assert_eq!(request(&mut world, 1, &read), Outcome::Ended);
+    assert_eq!(fault(&world), Some(RequestFault::Key));
+}
+
+/// The requests of a user whose worker has ended fail, and those that it has under way.
+#[test]
+fn a_lost_worker_fails_requests() {
+    for is_under_way in [false, true] {
+        let (mut world, _) = world();
+        assert!(export(&mut world, KEY, 0, None));
+        let worker = TestWorker::new(&mut world, 1);
+        if is_under_way {
+            assert!(matches!(request(&mut world, 1, &write(1, 8)), Outcome::NotReady(_)));
+        }
+        worker.area.lose();
+        assert_eq!(request(&mut world, 1, &write(1, 8)), Outcome::Ended);
+        assert_eq!(fault(&world), Some(RequestFault::Range));
+    }
+}
+
+/// More requests than slots: each gets one in the end.
+#[test]
+fn slots_are_given_back() {
+    let (mut world, _) = world();
+    assert!(export(&mut world, KEY, 0, None));
+    let mut worker = TestWorker::new(&mut world, 1);
+    let tickets: Vec<_> = std::iter::from_fn(|| worker.area.claim()).collect();
+    assert_eq!(tickets.len(), SLOTS);
+    assert!(matches!(request(&mut world, 1, &write(1, 8)), Outcome::NotReady(_)));
+    // A slot whose question has no answer is not free, though nothing waits for it any more.
+    tickets[0].ask(Direction::Read, (71, 0, 8));
+    drop(tickets);
+    let tickets: Vec<_> = std::iter::from_fn(|| worker.area.claim()).collect();
+    assert_eq!(tickets.len(), SLOTS - 1);
+    drop(tickets);
+    worker.copies.serve();
+    assert_eq!(std::iter::from_fn(|| worker.area.claim()).collect::<Vec<_>>().len(), SLOTS);
+    let mut workers = [Some(worker), None];
+    assert!(request_by_workers(&mut world, 1, &write(1, 8), &mut workers) > 0);
+    assert_eq!(fault(&world), None);
+}
+
+/// A range outside of the memory is refused by the worker, too.
+#[test]
+fn workers_copy_inside_of_memories_only() {
+    let (mut world, _) = world();
+    let mut worker = TestWorker::new(&mut world, 1);
+    let bytes = BYTES as u64;
+    for (id, offset, len) in [(71, bytes, 1), (71, u64::MAX, 2), (71, 0, 1 << 20)] {
+        let ticket = worker.area.claim().unwrap();
+        ticket.ask(Direction::Write, (id, offset, len));
+        assert_eq!(ticket.outcome(), None);
+        worker.copies.serve();
+        assert_eq!(ticket.outcome(), Some(false), "{id} {offset} {len}");
+    }
+    let ticket = worker.area.claim().unwrap();
+    ticket.ask(Direction::Write, (99, 0, 8));
+    worker.copies.serve();
+    assert_eq!(ticket.outcome(), None, "the memory may come");
 }

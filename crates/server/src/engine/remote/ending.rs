@@ -52,9 +52,19 @@ impl Remote {
         let (Some(wire), Some(owner)) = (&mut self.wire, self.owner) else { return };
         let (peer, place, pending, done) =
             (self.peer, self.place, &mut self.pending, &mut self.done);
+        let copies = &mut self.copies;
         let probed = wire.probe();
-        let host =
-            &mut ConnectionHost { owner, qpn, peer, pending, done, place, attendance, parts };
+        let host = &mut ConnectionHost {
+            owner,
+            qpn,
+            peer,
+            pending,
+            done,
+            place,
+            attendance,
+            copies,
+            parts,
+        };
         work(wire, host);
         // Before a packet leaves that depends on it.
         let (progress, probe) = (wire.progress(), wire.probe());
@@ -117,7 +127,9 @@ mod tests {
     use towpath_packet::roce::{Aeth, Bth, Extension, NakCode, Opcode, Segment, Syndrome};
     use towpath_rdma::requester::{Work, WorkKind};
     use towpath_rdma::responder::Progress;
-    use towpath_rdma::{Access, Connection, Delivery, Host, NotReady, Psn, Range, Timing};
+    use towpath_rdma::{
+        Access, Connection, Delivery, Host, NotCopied, NotReady, Psn, Range, Timing,
+    };
 
     use super::super::inbox::FRAME_BYTES;
     use super::super::table::Attempt;
@@ -131,24 +143,24 @@ mod tests {
             Err(towpath_rdma::Refused)
         }
 
-        fn place(&mut self, _: Range, _: &[u8]) -> Result<(), towpath_rdma::Refused> {
-            Err(towpath_rdma::Refused)
+        fn place(&mut self, _: Range, _: &[u8]) -> Result<(), NotCopied> {
+            Err(NotCopied::Refused)
         }
 
-        fn fetch(&mut self, _: Range, _: &mut [u8]) -> Result<(), towpath_rdma::Refused> {
-            Err(towpath_rdma::Refused)
+        fn fetch(&mut self, _: Range, _: &mut [u8]) -> Result<(), NotCopied> {
+            Err(NotCopied::Refused)
         }
 
         fn deliver(&mut self, _: Psn, _: Delivery<'_>) -> Result<(), NotReady> {
             Err(NotReady)
         }
 
-        fn load(&mut self, _: u64, _: u64, _: &mut [u8]) -> bool {
-            true
+        fn load(&mut self, _: u64, _: u64, _: &mut [u8]) -> Result<(), NotCopied> {
+            Ok(())
         }
 
-        fn store(&mut self, _: u64, _: u64, _: &[u8]) -> bool {
-            true
+        fn store(&mut self, _: u64, _: u64, _: &[u8]) -> Result<(), NotCopied> {
+            Ok(())
         }
 
         fn complete(&mut self, _: u64, _: Psn) {}
@@ -171,7 +183,7 @@ mod tests {
         let aeth = Aeth { syndrome, msn: 1 };
         let bth = Bth::new(Opcode::Acknowledge, 9, 5);
         let extension = Extension { aeth: Some(aeth), ..Extension::default() };
-        wire.receive(&Segment { bth, extension, payload: &[] }, false, &mut Bare, 1);
+        assert!(wire.receive(&Segment { bth, extension, payload: &[] }, false, &mut Bare, 1));
     }
 
     /// The other host refuses a request, and ends the connection at once.

@@ -5,8 +5,10 @@ use std::collections::VecDeque;
 
 use towpath_protocol::apertures::Access as Right;
 use towpath_protocol::oob::{Kind, OTHER_HOST_UID, OobAddress, OobMessage};
-use towpath_rdma::{Access, Delivery, Host, NotReady, PROBE, Psn, Range, Refused};
+use towpath_protocol::requests::LocalRange;
+use towpath_rdma::{Access, Delivery, Host, NotCopied, NotReady, PROBE, Psn, Range, Refused};
 
+use super::copies::{RemoteCopies, checked};
 use super::ledger::{Acknowledged, Ledger};
 use super::pending::{Pending, Work};
 use super::table::RemoteTable;
@@ -72,6 +74,7 @@ pub(super) struct ConnectionHost<'a, 'b> {
     /// Its place in the ledger.
     pub(super) place: Option<u32>,
     pub(super) attendance: Attendance,
+    pub(super) copies: &'a mut RemoteCopies,
     pub(super) parts: &'a mut Parts<'b>,
 }
 
@@ -82,31 +85,14 @@ impl ConnectionHost<'_, '_> {
             .map_err(|_| Refused)
     }
 
-    /// Calls `copy` with each part of a request's local ranges from its byte `offset` on: the memory, the
-    /// offset there, and the range of the caller's bytes. Returns `false` if a memory is gone.
-    fn each_part(
-        &self,
-        id: u64,
-        offset: u64,
-        bytes: usize,
-        mut copy: impl FnMut(&towpath_memory::CommonMemory, usize, std::ops::Range<usize>) -> bool,
-    ) -> bool {
-        let Some(pending) = self.pending.iter().find(|one| one.id == id) else { return false };
-        let Work::Request { request, checked, .. } = &pending.work else { return false };
-        let session = self.parts.sessions.key(self.owner.session);
-        let Some(session) = session.and_then(|key| self.parts.sessions.get(key)) else {
-            return false;
-        };
-        let mut done = 0;
-        for part in local_parts(&request.local[..checked.local], offset, bytes as u64) {
-            let range = done..done + part.len as usize;
-            let memory = session.apertures.memory(part.memory);
-            if !memory.is_some_and(|memory| copy(memory, part.offset as usize, range.clone())) {
-                return false;
-            }
-            done = range.end;
-        }
-        done == bytes
+    /// Returns the parts of a request's local ranges from its byte `offset` on, and the key of its session; `None`
+    /// if the request or the session is gone.
+    fn local_parts(&self, id: u64, offset: u64, bytes: usize) -> Option<(Vec<LocalRange>, u32)> {
+        let pending = self.pending.iter().find(|one| one.id == id)?;
+        let Work::Request { request, checked, .. } = &pending.work else { return None };
+        let key = self.parts.sessions.key(self.owner.session)?;
+        let parts = local_parts(&request.local[..checked.local], offset, bytes as u64).collect();
+        Some((parts, key))
     }
 }
 
@@ -116,22 +102,18 @@ impl Host for ConnectionHost<'_, '_> {
         self.allowed(range, access).map(|_| ())
     }
 
-    fn place(&mut self, range: Range, bytes: &[u8]) -> Result<(), Refused> {
+    fn place(&mut self, range: Range, bytes: &[u8]) -> Result<(), NotCopied> {
         let allowed = self.allowed(range, Right::Write)?;
         let memory = allowed.memory(self.parts.sessions).ok_or(Refused)?;
-        if !memory.write(allowed.offset() as usize, bytes) {
-            return Err(Refused);
-        }
+        checked(self.copies.received.write((memory, allowed.offset() as usize), bytes))?;
         self.parts.remote.touched += touch_tripwires(&allowed, Right::Write, self.parts);
         Ok(())
     }
 
-    fn fetch(&mut self, range: Range, to: &mut [u8]) -> Result<(), Refused> {
+    fn fetch(&mut self, range: Range, to: &mut [u8]) -> Result<(), NotCopied> {
         let allowed = self.allowed(range, Right::Read)?;
         let memory = allowed.memory(self.parts.sessions).ok_or(Refused)?;
-        if !memory.read(allowed.offset() as usize, to) {
-            return Err(Refused);
-        }
+        checked(self.copies.sent.read((memory, allowed.offset() as usize), to))?;
         self.parts.remote.touched += touch_tripwires(&allowed, Right::Read, self.parts);
         Ok(())
     }
@@ -155,20 +137,25 @@ impl Host for ConnectionHost<'_, '_> {
         self.parts.push_remote(at, number, &message, record).map_err(|_| NotReady)
     }
 
-    fn load(&mut self, id: u64, offset: u64, to: &mut [u8]) -> bool {
+    fn load(&mut self, id: u64, offset: u64, to: &mut [u8]) -> Result<(), NotCopied> {
         let message = self.pending.iter().find(|one| one.id == id).and_then(Pending::message);
         if let Some(message) = message {
-            return message.get(..to.len()).map(|from| to.copy_from_slice(from)).is_some();
+            to.copy_from_slice(message.get(..to.len()).ok_or(Refused)?);
+            return Ok(());
         }
-        self.each_part(id, offset, to.len(), |memory, at, part| memory.read(at, &mut to[part]))
+        let (parts, key) = self.local_parts(id, offset, to.len()).ok_or(Refused)?;
+        let session = self.parts.sessions.get(key).ok_or(Refused)?;
+        self.copies.load(&session.apertures, (id, offset), &parts, to)
     }
 
-    fn store(&mut self, id: u64, offset: u64, bytes: &[u8]) -> bool {
+    fn store(&mut self, id: u64, offset: u64, bytes: &[u8]) -> Result<(), NotCopied> {
         if self.attendance != Attendance::Present {
             // The application may use the memory for something else.
-            return true;
+            return Ok(());
         }
-        self.each_part(id, offset, bytes.len(), |memory, at, part| memory.write(at, &bytes[part]))
+        let (parts, key) = self.local_parts(id, offset, bytes.len()).ok_or(Refused)?;
+        let session = self.parts.sessions.get(key).ok_or(Refused)?;
+        self.copies.store(&session.apertures, (id, offset), &parts, bytes)
     }
 
     fn complete(&mut self, id: u64, next: Psn) {

@@ -13,6 +13,7 @@ use towpath_protocol::oob::{PeerState, Refused};
 use towpath_protocol::requests::RequestFault;
 use towpath_rdma::Ended;
 
+use super::copies::MOST_WAITING;
 use super::ending::{disconnect_owner, end, told};
 use super::inbox::FRAME_BYTES;
 use super::inbox::Inbox;
@@ -118,7 +119,7 @@ fn receive(frame: &[u8], oob: &OobTable, parts: &mut Parts<'_>, counters: &mut D
         }
         Ok(received) => {
             counters.add(Count::RdmaRxPackets, 1);
-            if !receive_packet(&received, parts, counters) {
+            if !receive_packet((frame, &received), parts, counters) {
                 counters.add(Count::RdmaNoConnection, 1);
             }
         }
@@ -138,7 +139,7 @@ fn receive(frame: &[u8], oob: &OobTable, parts: &mut Parts<'_>, counters: &mut D
 
 /// Handles a packet of a connection. Returns `false` if there is no such connection.
 fn receive_packet(
-    received: &Received<'_>,
+    (frame, received): (&[u8], &Received<'_>),
     parts: &mut Parts<'_>,
     counters: &mut DeviceCounters,
 ) -> bool {
@@ -168,11 +169,15 @@ fn receive_packet(
         parts.remote.make_ready(qpn);
         return true;
     }
-    let now = parts.remote.now;
-    one.with_wire(qpn, parts, |wire, host| {
-        wire.receive(&received.segment, received.congestion, host, now);
-    });
-    if let Some(ended) = one.wire.as_ref().and_then(|wire| wire.ended()) {
+    if !one.copies.waiting.is_empty() || !one.handle(qpn, received, parts) {
+        if one.copies.waiting.len() < MOST_WAITING {
+            one.copies.waiting.push_back(frame.to_vec());
+        } else {
+            counters.add(Count::RdmaOverBudget, 1);
+        }
+    }
+    one.copies.set_next_look(parts.remote.now);
+    if let Some(ended) = one.has_ended() {
         // Before the other host's message that the connection is over.
         end_by(qpn, one, ended, parts);
         return true;
@@ -180,6 +185,35 @@ fn receive_packet(
     parts.remote.put(qpn, one);
     parts.remote.make_ready(qpn);
     true
+}
+
+impl Remote {
+    /// Handles a packet. Returns `false` if a worker has yet to copy for it.
+    fn handle(&mut self, qpn: u32, received: &Received<'_>, parts: &mut Parts<'_>) -> bool {
+        let (now, mut is_handled) = (parts.remote.now, true);
+        self.with_wire(qpn, parts, |wire, host| {
+            is_handled = wire.receive(&received.segment, received.congestion, host, now);
+        });
+        is_handled
+    }
+
+    /// Handles the packets that waited for workers, as far as these have copied.
+    fn handle_waiting(&mut self, qpn: u32, parts: &mut Parts<'_>) {
+        while let Some(frame) = self.copies.waiting.pop_front() {
+            let is_handled =
+                read_frame(&frame).map_or(true, |received| self.handle(qpn, &received, parts));
+            if !is_handled {
+                self.copies.waiting.push_front(frame);
+                return;
+            }
+        }
+    }
+
+    /// Returns why the connection has ended, if it has, and no worker copies for it any more.
+    fn has_ended(&self) -> Option<Ended> {
+        let ended = self.wire.as_ref().and_then(|wire| wire.ended());
+        ended.filter(|_| self.copies.received.is_idle())
+    }
 }
 
 /// `true` if a packet answers requests of this side.
@@ -214,6 +248,8 @@ fn serve(
         setup::reject_taken(qpn, &one, reason::TIMEOUT, &[], parts);
         return Ok(turn);
     }
+    let made = one.copies.made();
+    one.handle_waiting(qpn, parts);
     turn.more = one.wire.is_some();
     let sent_again =
         |one: &Remote| one.wire.as_ref().map_or(0, |wire| wire.requester().retransmitted());
@@ -234,7 +270,9 @@ fn serve(
         turn.bytes += len;
     }
     turn.again = sent_again(&one) - before;
-    if let Some(ended) = one.wire.as_ref().and_then(|wire| wire.ended()) {
+    one.copies.forget(made);
+    one.copies.set_next_look(now);
+    if let Some(ended) = one.has_ended() {
         end_by(qpn, one, ended, parts);
         turn.more = false;
         return Ok(turn);

@@ -11,6 +11,7 @@ use towpath_protocol::oob::OobAddress;
 use towpath_rdma::Connection as Wire;
 use towpath_rdma::responder::Progress;
 
+use super::copies::RemoteCopies;
 use super::groups::ReportedGroups;
 use super::ledger::{Ledger, MOST_CONNECTIONS, Recorded};
 use super::link_addresses::LinkAddresses;
@@ -106,6 +107,8 @@ pub(super) struct Remote {
     pub(super) next_id: u64,
     /// The queue pair of which a request waits for those before it.
     pub(super) waiting: Option<Waiting>,
+    /// The copies for its packets.
+    pub(super) copies: RemoteCopies,
     /// `true` if it is in the list of those with something to do.
     is_ready: bool,
     due: Option<u64>,
@@ -164,6 +167,7 @@ impl Remote {
             pending: VecDeque::new(),
             next_id: 0,
             waiting: None,
+            copies: RemoteCopies::default(),
             is_ready: false,
             due: None,
             listed: Listed::default(),
@@ -177,6 +181,11 @@ impl Remote {
 
     /// Returns when there is something to do without a packet of the other host.
     fn next_due(&self) -> Option<u64> {
+        let due = self.next_due_of_state();
+        self.copies.looks_at.map_or(due, |at| Some(due.map_or(at, |due| due.min(at))))
+    }
+
+    fn next_due_of_state(&self) -> Option<u64> {
         let wire = || self.wire.as_ref().and_then(|wire| wire.next_due());
         match &self.state {
             State::Asking(one) | State::Left(one) => Some(one.at),

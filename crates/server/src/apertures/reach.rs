@@ -1,0 +1,250 @@
+//! How the engine reaches the memories of sessions: by a mapping, or by the worker of the memory's user
+//! ([`crate::copying`]).
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use towpath_memory::SharedFile;
+use towpath_protocol::settings::Setting;
+
+use super::objects::{Entry, What};
+use super::tables::ApertureTables;
+use crate::control::Control;
+use crate::copying::{CopyArea, is_released};
+use crate::engine::apertures::commands::ApertureCommand;
+use crate::engine::apertures::memory::{EngineMemory, WorkerMemory};
+use crate::engines::Reply;
+use crate::worker::link::Packet;
+use crate::worker::wire::command;
+use crate::worker::workers::Owner;
+
+/// The beginning of the names of copy areas in the store. The user's number follows.
+pub(crate) const COPIES: &str = "copies-";
+
+/// The time from one look at the workers of an earlier server to the next one.
+const EARLIER_PAUSE: Duration = Duration::from_millis(10);
+
+/// The copy areas of the workers.
+#[derive(Debug, Default)]
+pub(crate) struct CopyAreas {
+    /// With the number of memories that the worker maps.
+    by_worker: HashMap<u64, (Arc<CopyArea>, usize)>,
+    /// Those of an earlier server, by user, until its workers have gone. A late copy of such a worker would overwrite
+    /// what the application has written since. So new copies wait.
+    pub(crate) earlier: HashMap<u32, OwnedFd>,
+    waiting: Vec<(OwnedFd, Arc<CopyArea>)>,
+    looks_at: Option<Instant>,
+}
+
+impl CopyAreas {
+    /// Returns the time until the next look at the workers of an earlier server.
+    pub(crate) fn next_deadline(&self) -> Option<Duration> {
+        self.looks_at.map(|at| at.saturating_duration_since(Instant::now()))
+    }
+
+    /// Records that a worker has ended or hangs.
+    pub(crate) fn lose(&mut self, worker: u64) {
+        if let Some((area, _)) = self.by_worker.remove(&worker) {
+            area.lose();
+        }
+    }
+
+    /// Lets the copies begin for which no worker of an earlier server remains.
+    pub(crate) fn look_again(&mut self) {
+        if self.looks_at.is_none_or(|at| Instant::now() < at) {
+            return;
+        }
+        self.waiting.retain(|(earlier, area)| {
+            let waits = !is_released(earlier);
+            area.set_waits(waits);
+            waits
+        });
+        self.looks_at = (!self.waiting.is_empty()).then(|| Instant::now() + EARLIER_PAUSE);
+    }
+
+    /// Counts a memory that a worker no longer maps. Returns `true` if it was the last one, whose area is of no use now.
+    fn remove_memory(&mut self, worker: u64) -> bool {
+        let Some((_, memories)) = self.by_worker.get_mut(&worker) else { return false };
+        *memories -= 1;
+        *memories == 0 && self.by_worker.remove(&worker).is_some()
+    }
+
+    /// Makes the copies of an area wait for the earlier worker of the user.
+    fn wait_for_earlier(&mut self, uid: u32, area: &Arc<CopyArea>) {
+        let Some(earlier) = self.earlier.remove(&uid).filter(|earlier| !is_released(earlier))
+        else {
+            return;
+        };
+        area.set_waits(true);
+        self.waiting.push((earlier, area.clone()));
+        self.looks_at.get_or_insert(Instant::now() + EARLIER_PAUSE);
+    }
+}
+
+impl Control {
+    /// Returns how the engine reaches a new memory, and maps it if the engine does.
+    ///
+    /// # Errors
+    /// Fails with the kernel's error if there are no descriptors or no memory.
+    pub(super) fn reach(
+        &mut self,
+        token: u64,
+        entry: &Entry,
+        file: &SharedFile,
+    ) -> io::Result<EngineMemory> {
+        let Some(connection) = self.connections.get(token) else {
+            return Err(io::ErrorKind::NotFound.into());
+        };
+        let (worker, uid) = (connection.worker, connection.account.uid);
+        if self.maps(connection.trusted, entry) {
+            let memory = file.map_common(true)?;
+            memory.mapping().keep_from_children()?;
+            return Ok(EngineMemory::Mapped(memory));
+        }
+        let theirs = file.as_fd().try_clone_to_owned()?;
+        let area = self.copy_area(worker, uid)?;
+        let (id, len) = (entry.offset, file.len());
+        let map = Packet::new(command::MAP_MEMORY, 0, id).with(vec![theirs]);
+        self.workers.tell(worker, Owner::User(uid), map);
+        Ok(EngineMemory::ByWorker(WorkerMemory { id, len, area }))
+    }
+
+    /// Returns how the engine reaches a memory of an earlier server.
+    ///
+    /// # Errors
+    /// Fails as [`Control::reach`] does.
+    pub(super) fn reach_restored(&mut self, token: u64, number: u32) -> io::Result<EngineMemory> {
+        let apertures = self.connections.get(token).and_then(|one| one.apertures.as_deref());
+        let of_number = apertures.and_then(|apertures| copy_of(apertures, number));
+        let (entry, file) = of_number.ok_or(io::ErrorKind::NotFound)?;
+        let memory = self.reach(token, &entry, &file?)?;
+        let connection = self.connections.get_mut(token);
+        let files = connection.and_then(|one| Some(&mut one.apertures.as_deref_mut()?.files));
+        if let Some(file) = files.and_then(|files| files.get_mut(&number)) {
+            file.memory = Some(memory.clone());
+        }
+        Ok(memory)
+    }
+
+    /// Returns `true` if the engine maps a memory. `is_trusted`: its owner's user is.
+    fn maps(&self, is_trusted: bool, entry: &Entry) -> bool {
+        let is_own = |uid| uid == self.own_uid || uid == 0;
+        if self.parts.settings.is_on(Setting::Notify) {
+            return false;
+        }
+        self.notifies_directly || is_trusted && entry.writer().is_none_or(is_own)
+    }
+
+    /// Returns the copy area of a worker, for one memory more. Creates it for the first one.
+    fn copy_area(&mut self, worker: u64, uid: u32) -> io::Result<Arc<CopyArea>> {
+        if let Some((area, memories)) = self.copy_areas.by_worker.get_mut(&worker) {
+            *memories += 1;
+            return Ok(area.clone());
+        }
+        let notified = self.workers.notified(worker).ok_or(io::ErrorKind::NotFound)?;
+        let (area, file) = CopyArea::create(notified)?;
+        let area = Arc::new(area);
+        let name = format!("{COPIES}{uid}");
+        // Only this server, its predecessor and their workers have the file.
+        drop(self.parts.store.remove(&name));
+        self.parts.store.put(&name, file.as_fd())?;
+        let set = Packet::new(command::SET_COPY_AREA, 0, 0).with(vec![file]);
+        self.workers.tell(worker, Owner::User(uid), set);
+        self.copy_areas.wait_for_earlier(uid, &area);
+        self.copy_areas.by_worker.insert(worker, (area.clone(), 1));
+        Ok(area)
+    }
+
+    /// Has the worker unmap a memory that the engine has removed, or the closing thread.
+    pub(super) fn unmap(&mut self, memory: EngineMemory, (worker, uid): (u64, u32)) {
+        if let EngineMemory::ByWorker(memory) = &memory {
+            let unmap = Packet::new(command::UNMAP_MEMORY, 0, memory.id);
+            self.workers.tell(worker, Owner::User(uid), unmap);
+            if self.copy_areas.remove_memory(worker) {
+                drop(self.parts.store.remove(&format!("{COPIES}{uid}")));
+                let forget = Packet::new(command::SET_COPY_AREA, 0, 0);
+                self.workers.tell(worker, Owner::User(uid), forget);
+            }
+        }
+        self.workers.drop_later(memory);
+    }
+
+    /// Has workers reach the memories that the engine maps and must not map any more.
+    pub(crate) fn stop_mapping(&mut self) {
+        for token in self.connections.of_all() {
+            let Some(apertures) =
+                self.connections.get(token).and_then(|one| one.apertures.as_deref())
+            else {
+                continue;
+            };
+            let memories: Vec<u32> = apertures.files.keys().copied().collect();
+            for number in memories {
+                self.stop_mapping_memory(token, number);
+            }
+        }
+    }
+
+    /// Has a worker reach a memory if the engine maps it and must not map it any more.
+    pub(super) fn stop_mapping_memory(&mut self, token: u64, number: u32) {
+        let Some(connection) = self.connections.get(token) else { return };
+        let is_trusted = connection.trusted;
+        let Some(apertures) = connection.apertures.as_deref() else { return };
+        let copy = copy_of(apertures, number).filter(|_| is_mapped(apertures, number));
+        let Some((entry, file)) = copy else { return };
+        if self.maps(is_trusted, &entry) {
+            return;
+        }
+        let session = apertures.objects.session;
+        let reached = file.and_then(|file| self.reach(token, &entry, &file));
+        let memory = match reached {
+            Ok(memory) => memory,
+            Err(error) => {
+                tracing::warn!(session, "a memory's requests fail from now on: {error}");
+                return self.lose_memory(token, number);
+            }
+        };
+        self.set_memory(token, number, memory);
+    }
+
+    /// Makes all requests to a memory fail: no worker can reach it.
+    fn lose_memory(&mut self, token: u64, number: u32) {
+        let Some(apertures) = self.connections.get(token).and_then(|one| one.apertures.as_deref())
+        else {
+            return;
+        };
+        let session = apertures.objects.session;
+        let remove = ApertureCommand::RemoveMemory { session, number };
+        self.command_first_lane(remove, Reply::Nothing);
+    }
+
+    fn set_memory(&mut self, token: u64, number: u32, memory: EngineMemory) {
+        let Some(apertures) =
+            self.connections.get_mut(token).and_then(|one| one.apertures.as_deref_mut())
+        else {
+            return;
+        };
+        let session = apertures.objects.session;
+        if let Some(file) = apertures.files.get_mut(&number) {
+            let before = file.memory.replace(memory.clone());
+            self.workers.drop_later(before);
+        }
+        let change = ApertureCommand::ChangeMemory { session, number, memory };
+        self.command_first_lane(change, Reply::Nothing);
+    }
+}
+
+/// Returns the record and a duplicate of the file of a memory.
+fn copy_of(apertures: &ApertureTables, number: u32) -> Option<(Entry, io::Result<SharedFile>)> {
+    let entry = apertures.objects.get(What::Memory, number)?;
+    let file = apertures.files.get(&number)?;
+    Some((entry, file.file.as_fd().try_clone_to_owned().and_then(SharedFile::adopt)))
+}
+
+/// Returns `true` if the engine maps a memory.
+fn is_mapped(apertures: &ApertureTables, number: u32) -> bool {
+    let file = apertures.files.get(&number);
+    file.is_some_and(|file| matches!(file.memory, Some(EngineMemory::Mapped(_))))
+}

@@ -1,0 +1,255 @@
+//! The memories of sessions, as the engine reaches them.
+//!
+//! The engine maps the memory of a user that cannot make it wait. It has the worker of any other user copy
+//! ([`crate::copying`]). A copy then takes several calls: the first one asks the worker, and the later ones see whether
+//! it has copied. Meanwhile the request, or the connection with another host, waits.
+
+use std::sync::Arc;
+
+use towpath_memory::CommonMemory;
+
+use crate::clock::clock_ns;
+use crate::copying::{COPY_BYTES, CopyArea, Direction, Ticket};
+
+/// The time from one look for the worker's answer to the next one, in nanoseconds: as long as the copy has taken,
+/// within these limits.
+const LEAST_PAUSE_NS: u64 = 20_000;
+const MOST_PAUSE_NS: u64 = 2_000_000;
+/// How long a worker may take for a copy, in nanoseconds. Then it fails.
+const MOST_TIME_NS: u64 = 10_000_000_000;
+
+/// A memory of a session.
+#[derive(Clone, Debug)]
+pub enum EngineMemory {
+    /// The engine maps the memory.
+    Mapped(CommonMemory),
+    /// The worker of the memory's user maps it.
+    ByWorker(WorkerMemory),
+}
+
+/// A memory that only the worker of its user maps.
+#[derive(Clone, Debug)]
+pub struct WorkerMemory {
+    pub(crate) id: u64,
+    pub(crate) len: usize,
+    pub(crate) area: Arc<CopyArea>,
+}
+
+impl EngineMemory {
+    /// Returns the length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            EngineMemory::Mapped(memory) => memory.len(),
+            EngineMemory::ByWorker(memory) => memory.len,
+        }
+    }
+
+    /// Returns `true` if a copy may take several calls.
+    pub(crate) fn is_by_worker(&self) -> bool {
+        matches!(self, EngineMemory::ByWorker(_))
+    }
+}
+
+/// A range of a memory, from a byte on.
+pub(crate) type Place<'a> = (&'a EngineMemory, usize);
+
+/// What became of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Copied {
+    Yes,
+    /// The worker has yet to copy: make the same call again.
+    Later,
+    /// The range is not inside, or the memory cannot be reached.
+    No,
+    /// The worker has taken too long.
+    TooLate,
+}
+
+impl Copied {
+    fn from_bool(is_copied: bool) -> Copied {
+        if is_copied { Copied::Yes } else { Copied::No }
+    }
+}
+
+/// What a call copies: from a memory's place, to a memory's place, and how much. The server's own memory has the id 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct What {
+    from: (u64, usize),
+    to: (u64, usize),
+    len: usize,
+}
+
+#[derive(Debug)]
+struct UnderWay {
+    what: What,
+    direction: Direction,
+    ticket: Ticket,
+    since: u64,
+}
+
+impl UnderWay {
+    fn is_late(&self) -> bool {
+        clock_ns().saturating_sub(self.since) >= MOST_TIME_NS
+    }
+}
+
+/// The copies of one request or connection, one at a time.
+#[derive(Debug, Default)]
+pub(crate) struct Copying {
+    under_way: Option<Box<UnderWay>>,
+}
+
+fn id(memory: &EngineMemory) -> u64 {
+    match memory {
+        EngineMemory::Mapped(_) => 0,
+        EngineMemory::ByWorker(memory) => memory.id,
+    }
+}
+
+impl Copying {
+    /// Copies bytes out of a memory.
+    pub(crate) fn read(&mut self, (memory, offset): Place<'_>, to: &mut [u8]) -> Copied {
+        let memory = match memory {
+            EngineMemory::Mapped(memory) => return Copied::from_bool(memory.read(offset, to)),
+            EngineMemory::ByWorker(memory) => memory,
+        };
+        let what = What { from: (memory.id, offset), to: (0, 0), len: to.len() };
+        match self.step(what, Direction::Read, memory, offset, |_, _| true) {
+            Ok(ticket) => {
+                let (bytes, at) = ticket.bytes();
+                Copied::from_bool(bytes.read(at, to))
+            }
+            Err(copied) => copied,
+        }
+    }
+
+    /// Copies bytes into a memory, in ascending order.
+    pub(crate) fn write(&mut self, (memory, offset): Place<'_>, from: &[u8]) -> Copied {
+        let memory = match memory {
+            EngineMemory::Mapped(memory) => return Copied::from_bool(memory.write(offset, from)),
+            EngineMemory::ByWorker(memory) => memory,
+        };
+        let what = What { from: (0, 0), to: (memory.id, offset), len: from.len() };
+        let fill = |bytes: &CommonMemory, at| bytes.write_unordered(at, from);
+        self.step(what, Direction::Write, memory, offset, fill)
+            .map_or_else(|it| it, |_| Copied::Yes)
+    }
+
+    /// Copies from one memory to another one, in ascending order.
+    pub(crate) fn transfer(&mut self, to: Place<'_>, from: Place<'_>, len: usize) -> Copied {
+        let what = What { from: (id(from.0), from.1), to: (id(to.0), to.1), len };
+        match (to, from) {
+            ((EngineMemory::Mapped(to), at), (EngineMemory::Mapped(from), start)) => {
+                Copied::from_bool(to.copy_from(at, from, start, len))
+            }
+            ((EngineMemory::Mapped(to), at), (EngineMemory::ByWorker(from), start)) => {
+                match self.step(what, Direction::Read, from, start, |_, _| true) {
+                    Ok(ticket) => {
+                        let (bytes, place) = ticket.bytes();
+                        Copied::from_bool(to.copy_from(at, bytes, place, len))
+                    }
+                    Err(copied) => copied,
+                }
+            }
+            ((EngineMemory::ByWorker(to), at), (EngineMemory::Mapped(from), start)) => {
+                let fill = |bytes: &CommonMemory, place| bytes.copy_from(place, from, start, len);
+                let step = self.step(what, Direction::Write, to, at, fill);
+                step.map_or_else(|copied| copied, |_| Copied::Yes)
+            }
+            ((EngineMemory::ByWorker(to), at), (EngineMemory::ByWorker(from), start)) => {
+                self.transfer_by_workers(what, (to, at), (from, start))
+            }
+        }
+    }
+
+    /// Copies by two workers, the second one after the first one.
+    fn transfer_by_workers(
+        &mut self,
+        what: What,
+        (to, at): (&WorkerMemory, usize),
+        (from, start): (&WorkerMemory, usize),
+    ) -> Copied {
+        let is_writing = self
+            .under_way
+            .as_ref()
+            .is_some_and(|one| one.what == what && one.direction == Direction::Write);
+        let mut read = None;
+        if !is_writing {
+            match self.step(what, Direction::Read, from, start, |_, _| true) {
+                Ok(ticket) => read = Some(ticket),
+                Err(copied) => return copied,
+            }
+        }
+        let fill = |bytes: &CommonMemory, place| {
+            let source = read.as_ref().map(Ticket::bytes);
+            source.is_some_and(|(from, start)| bytes.copy_from(place, from, start, what.len))
+        };
+        let step = self.step(what, Direction::Write, to, at, fill);
+        step.map_or_else(|copied| copied, |_| Copied::Yes)
+    }
+
+    /// Asks a worker for a copy, after `fill` has put the bytes of a write into the slot, or sees whether it has made
+    /// it. Returns the ticket of a copy that is made; else what to tell the caller.
+    fn step(
+        &mut self,
+        what: What,
+        direction: Direction,
+        memory: &WorkerMemory,
+        offset: usize,
+        fill: impl FnOnce(&CommonMemory, usize) -> bool,
+    ) -> Result<Ticket, Copied> {
+        if let Some(one) = &self.under_way {
+            let Some(is_copied) = one.ticket.outcome() else {
+                return Err(if one.is_late() { Copied::TooLate } else { Copied::Later });
+            };
+            let is_this = one.what == what && one.direction == direction;
+            let one = self.under_way.take().map(|one| *one);
+            if let Some(one) = one.filter(|_| is_this) {
+                return if is_copied { Ok(one.ticket) } else { Err(Copied::No) };
+            }
+        }
+        let is_inside = offset <= memory.len && what.len <= memory.len - offset;
+        if !is_inside || what.len > COPY_BYTES || memory.area.is_lost() {
+            return Err(Copied::No);
+        }
+        let Some(ticket) = memory.area.claim() else { return Err(Copied::Later) };
+        let (bytes, place) = ticket.bytes();
+        if !fill(bytes, place) {
+            return Err(Copied::No);
+        }
+        ticket.ask(direction, (memory.id, offset as u64, what.len as u64));
+        let since = clock_ns();
+        self.under_way = Some(Box::new(UnderWay { what, direction, ticket, since }));
+        Err(Copied::Later)
+    }
+
+    /// Returns `true` if no worker copies for this, or if it has taken too long.
+    pub(crate) fn is_idle(&self) -> bool {
+        let ends = |one: &UnderWay| one.ticket.outcome().is_some() || one.is_late();
+        self.under_way.as_deref().is_none_or(ends)
+    }
+
+    /// Returns `true` if a copy was asked for whose outcome no call has taken.
+    pub(crate) fn is_under_way(&self) -> bool {
+        self.under_way.is_some()
+    }
+
+    /// Returns the name of a copy that is made and whose outcome no call has taken.
+    pub(crate) fn made(&self) -> Option<u64> {
+        let one = self.under_way.as_deref().filter(|one| one.ticket.outcome().is_some());
+        one.map(|one| one.since)
+    }
+
+    /// Forgets a copy by the name that [`Copying::made`] returned: no call wants its outcome.
+    pub(crate) fn forget(&mut self, made: Option<u64>) {
+        if made.is_some() && made == self.made() {
+            self.under_way = None;
+        }
+    }
+
+    /// Returns the time of the next look for the worker's answer, in nanoseconds.
+    pub(crate) fn next_look(&self, now: u64) -> u64 {
+        let taken = self.under_way.as_ref().map_or(0, |one| now.saturating_sub(one.since));
+        now + taken.clamp(LEAST_PAUSE_NS, MOST_PAUSE_NS)
+    }
+}

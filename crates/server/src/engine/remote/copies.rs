@@ -1,0 +1,145 @@
+//! The copies of a connection with another host, whose memory a worker may have to reach
+//! ([`crate::engine::apertures::memory`]). A packet whose bytes are not placed yet waits with those behind it, and the
+//! other host learns of it once they are placed.
+
+use std::collections::VecDeque;
+
+use towpath_protocol::requests::LocalRange;
+use towpath_rdma::{NotCopied, Refused};
+
+use crate::engine::apertures::memory::{Copied, Copying, EngineMemory};
+use crate::engine::apertures::states::SessionApertures;
+
+/// The most packets of a connection that wait. The other host sends further ones again.
+pub(super) const MOST_WAITING: usize = 64;
+
+/// The copies of a connection.
+#[derive(Debug, Default)]
+pub(super) struct RemoteCopies {
+    /// Of packets that arrive.
+    pub(super) received: Copying,
+    /// Of packets that go out.
+    pub(super) sent: Copying,
+    /// How far the local ranges of a packet are read or written.
+    loading: Ranges,
+    storing: Ranges,
+    /// Packets that wait for the one before them.
+    pub(super) waiting: VecDeque<Vec<u8>>,
+    /// When to look for the workers' answers, in nanoseconds.
+    pub(super) looks_at: Option<u64>,
+}
+
+/// How far the parts of a range of a request are copied.
+#[derive(Debug, Default)]
+struct Ranges {
+    /// The request's number, the offset there, and the length.
+    of: Option<(u64, u64, usize)>,
+    done: usize,
+    /// The bytes of the parts that are read.
+    bytes: Vec<u8>,
+}
+
+impl Ranges {
+    /// Begins with another range, or goes on with the last one.
+    fn begin(&mut self, of: (u64, u64, usize)) {
+        if self.of != Some(of) {
+            self.of = Some(of);
+            self.done = 0;
+            self.bytes.clear();
+        }
+    }
+}
+
+impl RemoteCopies {
+    /// Reads the parts of a range of a request, by its number and the offset there.
+    pub(super) fn load(
+        &mut self,
+        apertures: &SessionApertures,
+        (id, offset): (u64, u64),
+        parts: &[LocalRange],
+        to: &mut [u8],
+    ) -> Result<(), NotCopied> {
+        let len = to.len();
+        self.loading.begin((id, offset, len));
+        let before = self.loading.done;
+        to[..before].copy_from_slice(&self.loading.bytes);
+        let by_worker = |part: &LocalRange| {
+            apertures.memory(part.memory).is_some_and(EngineMemory::is_by_worker)
+        };
+        let takes_calls = parts.iter().any(by_worker);
+        let mut start = 0;
+        for part in parts {
+            let range = start..start + part.len as usize;
+            start = range.end;
+            if range.end <= self.loading.done {
+                continue;
+            }
+            let memory = apertures.memory(part.memory).ok_or(Refused)?;
+            let bytes = to.get_mut(range).ok_or(Refused)?;
+            checked(self.sent.read((memory, part.offset as usize), bytes))?;
+            if takes_calls {
+                self.loading.bytes.extend_from_slice(bytes);
+                self.loading.done = start;
+            }
+        }
+        self.loading = Ranges::default();
+        if start == len { Ok(()) } else { Err(NotCopied::Refused) }
+    }
+
+    /// Writes the parts of a range of a request, as [`RemoteCopies::load`] reads them.
+    pub(super) fn store(
+        &mut self,
+        apertures: &SessionApertures,
+        (id, offset): (u64, u64),
+        parts: &[LocalRange],
+        from: &[u8],
+    ) -> Result<(), NotCopied> {
+        self.storing.begin((id, offset, from.len()));
+        let mut start = 0;
+        for part in parts {
+            let range = start..start + part.len as usize;
+            start = range.end;
+            if range.end <= self.storing.done {
+                continue;
+            }
+            let memory = apertures.memory(part.memory).ok_or(Refused)?;
+            let bytes = from.get(range).ok_or(Refused)?;
+            checked(self.received.write((memory, part.offset as usize), bytes))?;
+            self.storing.done = start;
+        }
+        self.storing = Ranges::default();
+        if start == from.len() { Ok(()) } else { Err(NotCopied::Refused) }
+    }
+
+    /// Returns the copies that are made, for [`RemoteCopies::forget`].
+    pub(super) fn made(&self) -> [Option<u64>; 2] {
+        [self.received.made(), self.sent.made()]
+    }
+
+    /// Forgets copies that were made before the connection's turn, and whose outcomes the turn has not taken.
+    pub(super) fn forget(&mut self, [received, sent]: [Option<u64>; 2]) {
+        self.received.forget(received);
+        self.sent.forget(sent);
+    }
+
+    /// Returns `true` if a packet or a copy waits for a worker.
+    fn is_waiting(&self) -> bool {
+        let is_copying = self.received.is_under_way() || self.sent.is_under_way();
+        is_copying || !self.waiting.is_empty()
+    }
+
+    /// Decides when to look for the workers' answers.
+    pub(super) fn set_next_look(&mut self, now: u64) {
+        let next = || self.received.next_look(now).min(self.sent.next_look(now));
+        self.looks_at = self.is_waiting().then(next);
+    }
+}
+
+/// Returns the outcome of a copy as the connection needs it.
+pub(super) fn checked(copied: Copied) -> Result<(), NotCopied> {
+    match copied {
+        Copied::Yes => Ok(()),
+        Copied::Later => Err(NotCopied::Later),
+        Copied::No | Copied::TooLate => Err(NotCopied::Refused),
+    }
+}
