@@ -83,7 +83,7 @@ impl Control {
     pub(crate) fn memory_allocated(&mut self, token: u64, outcome: Result<Vec<OwnedFd>, i32>) {
         let Some(connection) = self.connections.get_mut(token) else { return };
         let account = connection.account;
-        let uid = account.uid;
+        let user = account.user();
         let Some(apertures) = &mut connection.apertures else { return };
         let Some(creating) = &mut apertures.creating else { return };
         let name = memory_name(apertures.objects.session, creating.entry.offset);
@@ -98,7 +98,7 @@ impl Control {
             Ok(mapped) => {
                 let mapping = mapped.mapping().clone();
                 creating.mapped = Some(mapped);
-                self.slow.push(uid, Job::PopulateMemory { token, mapping });
+                self.slow.push(user, Job::PopulateMemory { token, mapping });
             }
             Err(error) => {
                 // No application has the file.

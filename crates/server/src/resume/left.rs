@@ -14,7 +14,7 @@ use crate::config::StartError;
 use crate::keeper::OWN;
 use crate::position::{Crash, POSITIONS, Place, Positions};
 use crate::prepare::{APERTURES, ARMED, MEMORIES, MEMORY, PINS, PROCESS, RECORD};
-use crate::socket::STORED_NAME;
+use crate::socket::{STORED_ADMIN_NAME, STORED_NAME};
 
 /// The name of the state page in the store.
 pub(crate) const STATE: &str = "state";
@@ -52,6 +52,8 @@ pub(crate) struct LeftSession {
 #[derive(Debug, Default)]
 pub(crate) struct Left {
     pub(crate) listener: Option<OwnedFd>,
+    /// The administration socket; not of a server of an earlier version.
+    pub(crate) admin_listener: Option<OwnedFd>,
     pub(crate) state: Option<OwnedFd>,
     /// The state pages of users.
     pub(crate) user_states: BTreeMap<u32, OwnedFd>,
@@ -144,6 +146,7 @@ impl Left {
         }
         match name {
             STORED_NAME => self.listener.replace(object),
+            STORED_ADMIN_NAME => self.admin_listener.replace(object),
             STATE => self.state.replace(object),
             RDMA => self.rdma.replace(object),
             SETTINGS => self.settings.replace(object),
