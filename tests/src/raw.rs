@@ -99,7 +99,7 @@ pub fn bytes(message: &Message) -> Vec<u8> {
 }
 
 impl Raw {
-    /// Connects.
+    /// Connects, as an administrator if this process may.
     ///
     /// # Errors
     /// The kernel's error.
@@ -107,7 +107,9 @@ impl Raw {
         let kind = SocketType::SEQPACKET;
         let socket =
             rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
-        rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+        let admin = towpath_client::administration_socket(path);
+        let address = SocketAddrUnix::new(admin.as_deref().unwrap_or(path))?;
+        rustix::net::connect(&socket, &address)?;
         Ok(Raw { channel: Channel::new(socket) })
     }
 

@@ -13,6 +13,7 @@ use towpath_protocol::channel::{Channel, ChannelError, Incoming};
 use towpath_protocol::message::{Message, Refusal};
 
 use crate::clock;
+use crate::entrance::{administration_socket, is_for_applications};
 use crate::error::AttachError;
 
 /// How long an operation waits for the server by default.
@@ -38,9 +39,20 @@ impl Deadline {
     }
 }
 
-/// Connects to a server's socket. If the server accepts no connection, the caller waits until the
-/// deadline.
+/// Connects to a server, by the path of its applications' socket. An administrator connects to the administration
+/// socket, if there is one. If the server accepts no connection, the caller waits until the deadline.
 pub(crate) fn connect(path: &Path, deadline: Deadline) -> Result<OwnedFd, AttachError> {
+    if let Some(admin) = administration_socket(path) {
+        match connect_to(&admin, deadline) {
+            Err(AttachError::NoServer { cause, .. }) if is_for_applications(&cause) => {}
+            other => return other,
+        }
+    }
+    connect_to(path, deadline)
+}
+
+/// Connects to one socket.
+fn connect_to(path: &Path, deadline: Deadline) -> Result<OwnedFd, AttachError> {
     let failed = |cause: io::Error| AttachError::NoServer { path: path.to_owned(), cause };
     let socket = rustix::net::socket_with(
         AddressFamily::UNIX,

@@ -52,6 +52,7 @@ mod attach;
 mod channels;
 mod clock;
 mod control;
+mod entrance;
 mod error;
 mod hold;
 mod lanes;
@@ -77,6 +78,7 @@ mod wait;
 mod waiter;
 
 pub use channels::{Channel, ChannelOffer, ChannelStream, ReceivedMessage, ReservedMessage};
+pub use entrance::administration_socket;
 pub use error::{
     AccessError, AttachError, ChannelError, Lost, OpenChannelError, OpenError, Refusal,
     RequestError, SendError,

@@ -17,6 +17,7 @@ use towpath_protocol::channel::{Channel, Incoming};
 use towpath_protocol::message::{Attached, Message, Refusal, Resume};
 
 use crate::clock;
+use crate::entrance::{administration_socket, is_for_applications};
 
 /// The pause after an attempt to connect while the server's queue of connections is full, or after a
 /// server that ended before it answered.
@@ -25,7 +26,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// The means to resume a session: the server's path, the timeout, and the descriptors to wait on.
 #[derive(Debug)]
 pub(crate) struct Resumable {
-    /// The server's socket.
+    /// The server's socket for applications, or the administration socket that the session was given.
     path: PathBuf,
     /// How long the session waits for a server.
     timeout: Duration,
@@ -182,8 +183,18 @@ impl Resumable {
     }
 }
 
-/// Connects without waiting, and asks for the session.
+/// Connects without waiting, as an administrator where that is possible, and asks for the session.
 fn ask(path: &Path, question: Resume) -> io::Result<Channel> {
+    if let Some(admin) = administration_socket(path) {
+        match ask_at(&admin, question) {
+            Err(error) if is_for_applications(&error) => {}
+            other => return other,
+        }
+    }
+    ask_at(path, question)
+}
+
+fn ask_at(path: &Path, question: Resume) -> io::Result<Channel> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;

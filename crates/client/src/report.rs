@@ -28,8 +28,8 @@ pub fn default_socket(device: &str) -> PathBuf {
     }
 }
 
-/// Asks a server for its sessions and counters, and returns its JSON. Users other than root and the
-/// server's own see only their own sessions.
+/// Asks a server for its sessions and counters, and returns its JSON. Root and the server's
+/// user see all sessions over its administration socket; others see only their own.
 ///
 /// # Errors
 /// As attaching.
@@ -87,7 +87,8 @@ fn append(report: &mut serde_json::Value, mut page: serde_json::Value) {
 }
 
 /// Changes a setting of the device, or of an endpoint, given by its session and its number there.
-/// For root and the server's user; an application changes its own endpoints' settings by
+/// For root and the server's user, over the server's administration socket
+/// ([`administration_socket`](crate::administration_socket)); an application changes its own endpoints' settings by
 /// [`crate::Session::set`].
 ///
 /// # Errors

@@ -96,6 +96,10 @@ impl std::fmt::Debug for Session {
 impl Session {
     /// Attaches to the server that listens at `path`.
     ///
+    /// Root and the server's user have all rights over the server's administration socket. If there is one for this
+    /// process ([`administration_socket`](crate::administration_socket)), the session uses it. Otherwise the session
+    /// uses `path`, and has the rights that the server's policy grants.
+    ///
     /// # Errors
     /// [`AttachError`].
     pub fn attach(path: impl AsRef<Path>, options: &Options) -> Result<Session, AttachError> {

@@ -3,6 +3,7 @@
 //!
 //! | module | holds |
 //! |---|---|
+//! | [`admin_socket`] | the paths of a server's two sockets |
 //! | [`apertures`] | exported memory, its rights and its states |
 //! | [`counters`] | the counters, and their location |
 //! | [`layout`] | the layout of a session's memories |
@@ -15,6 +16,7 @@
 //! | [`settings`] | the settings that can be changed while a server runs |
 //! | [`store`] | the store of objects that must outlive the server |
 
+pub mod admin_socket;
 pub mod apertures;
 pub mod channel;
 pub mod counters;

@@ -15,6 +15,7 @@ use towpath_protocol::layout::{CLOSED_QUEUE_BROKE, SessionShape};
 use towpath_protocol::message::{ATTACH_OWN_QUEUE, Refusal};
 use tracing::{info, warn};
 
+use crate::account::Party;
 use crate::connection::{Connection, Ending, Progress, Refused};
 use crate::control::Control;
 use crate::engine::commands::Command;
@@ -180,8 +181,7 @@ impl Control {
         self.own_queues.opened(hardware);
         self.begin_session(token, mapped);
         self.direct_if_alone();
-        let uid = self.connections.get(token).map_or(0, |one| one.account.uid);
-        if self.log.allows(uid) {
+        if self.log_allows_for(token) {
             info!(session = number, hardware, "the session has a hardware queue to itself");
         }
     }
@@ -190,13 +190,13 @@ impl Control {
     fn do_not_begin(&mut self, token: u64, mapped: Mapped, why: Option<String>) {
         if let Some(connection) = self.connections.get_mut(token) {
             connection.progress = Progress::Over;
-            let uid = connection.account.uid;
+            let user = connection.account.user();
             let Mapped { sessions, mappings, .. } = mapped;
-            self.slow.push(uid, Job::Release { token, mappings, sessions });
+            self.slow.push(user, Job::Release { token, mappings, sessions });
         }
         if let Some(why) = why {
             let uid = self.connections.get(token).map_or(0, |one| one.account.uid);
-            if self.log.allows(uid) {
+            if self.log_allows_for(token) {
                 warn!(uid, "an application gets no hardware queue: {why}");
             }
             let text = format!("attach: {why}; attach without an own queue");
@@ -252,7 +252,7 @@ impl Control {
         match back {
             Ok(queue) => self.parts.engines.command(Command::RestoreQueue(queue), Reply::Nothing),
             Err(error) => {
-                if self.log.allows(self.own_uid) {
+                if self.log.allows(Party::Administrator(self.own_uid)) {
                     warn!(
                         hardware,
                         "the server does not serve this hardware queue again yet: {error}; packets \

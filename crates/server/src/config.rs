@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rustix::thread::CpuSet;
 use towpath_device::DeviceError;
+use towpath_protocol::admin_socket::MOST_PATH_BYTES;
 use towpath_protocol::layout::MAX_LANES;
 use towpath_protocol::settings::{Setting, Values};
 
@@ -22,6 +23,9 @@ pub struct Config {
     /// The socket's path for applications; `None` allows only those of
     /// [`Server::connect`](crate::Server::connect).
     pub socket: Option<PathBuf>,
+    /// The path of the socket for administrators, which no other user can open; `None`: that of `socket` with `.admin`
+    /// behind it. Over `socket`, root and the server's user have only the rights that the policy grants.
+    pub admin_socket: Option<PathBuf>,
     /// The rights of users.
     pub policy: Policy,
     /// Addresses for sessions.
@@ -76,6 +80,7 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             socket: None,
+            admin_socket: None,
             policy: Policy::default(),
             subnets: Subnets::default(),
             host: None,
@@ -149,6 +154,22 @@ pub enum StartError {
         /// The kernel's error.
         cause: io::Error,
     },
+    /// The administration socket would have a path that is too long.
+    #[error(
+        "{path}: the administration socket would have a path of {length} bytes; {MOST_PATH_BYTES} are possible: \
+         choose a shorter path for the socket, or another one for the administration socket"
+    )]
+    LongAdminPath {
+        /// The path.
+        path: PathBuf,
+        /// Its length, in bytes.
+        length: usize,
+    },
+    /// The administration socket has the path of the applications' socket.
+    #[error(
+        "{0}: one path for the socket and for the administration socket; choose another one for the latter"
+    )]
+    OneSocket(PathBuf),
     /// The subnet leaves no addresses.
     #[error(transparent)]
     Subnet(#[from] PoolError),

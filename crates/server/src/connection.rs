@@ -23,7 +23,7 @@ use crate::engine::demux::{Rule, Vlan};
 use crate::engine::forbidden::Forbidden;
 use crate::engine::remote::own_address::OwnAddress;
 use crate::engine::session::{Mappings, Session};
-use crate::policy::{Account, Roles, Standing, Terms};
+use crate::policy::{Account, Admission, Entrance, Roles, Standing, Terms};
 use crate::prepare::Prepared;
 use crate::resume::record::Record;
 use crate::rights::Addresses;
@@ -70,6 +70,8 @@ pub(crate) struct Connection {
     pub(crate) worker: u64,
     /// The peer's credentials.
     pub(crate) peer: Peer,
+    /// The socket by which the peer came.
+    pub(crate) entrance: Entrance,
     /// The peer's rights.
     pub(crate) standing: Standing,
     /// The terms of the peer's grant.
@@ -224,15 +226,16 @@ impl Connection {
     /// Makes a connection without a session.
     pub(crate) fn new(
         worker: u64,
-        peer: Peer,
-        standing: Standing,
-        terms: Arc<Terms>,
-        account: Account,
+        (peer, entrance): (Peer, Entrance),
+        admission: Admission,
         trusted: bool,
     ) -> Connection {
+        let account = admission.account(peer.uid);
+        let Admission { standing, terms, .. } = admission;
         Connection {
             worker,
             peer,
+            entrance,
             standing,
             terms,
             trusted,
@@ -259,6 +262,11 @@ impl Connection {
             apertures: None,
             last_resumed: None,
         }
+    }
+
+    /// Returns `true` if the connection has an administrator's rights.
+    pub(crate) fn is_administrators(&self) -> bool {
+        self.standing == Standing::Administrator
     }
 
     /// Returns the number for a new endpoint: the lowest that is free.

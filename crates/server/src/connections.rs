@@ -6,7 +6,7 @@ mod memory;
 use std::collections::{BTreeMap, HashMap};
 
 use crate::connection::{Connection, Progress};
-use crate::policy::{Account, Limits, Policy};
+use crate::policy::{Account, Limits, Party, Policy};
 
 /// The resources that a user or a group uses.
 #[derive(Clone, Copy, Debug, Default)]
@@ -48,8 +48,8 @@ pub(crate) struct Connections {
     all: BTreeMap<u64, Connection>,
     /// Tokens by session number.
     numbers: HashMap<u32, u64>,
-    users: HashMap<u32, Usage>,
-    groups: HashMap<u32, Usage>,
+    users: HashMap<Party, Usage>,
+    groups: HashMap<Party, Usage>,
     /// The bytes of all sessions together.
     bytes: usize,
     /// The bytes of granted users' sessions.
@@ -77,16 +77,16 @@ impl Connections {
 
     /// Changes the usage of a user and its group.
     fn charge(&mut self, account: Account, change: impl Fn(&mut Usage)) {
-        let apply = |all: &mut HashMap<u32, Usage>, key| {
+        let apply = |all: &mut HashMap<Party, Usage>, key| {
             let held = all.entry(key).or_default();
             change(held);
             if held.connections == 0 && held.sessions == 0 && held.bytes == 0 {
                 all.remove(&key);
             }
         };
-        apply(&mut self.users, account.uid);
+        apply(&mut self.users, account.user());
         if let Some(group) = account.group {
-            apply(&mut self.groups, group);
+            apply(&mut self.groups, Party::Group(group));
         }
     }
 
@@ -121,8 +121,8 @@ impl Connections {
     /// Returns `true` if there is room for one more connection of this account.
     pub(crate) fn has_room(&self, policy: &Policy, account: Account) -> bool {
         let connections = |held: Option<&Usage>| held.map_or(0, |held| held.connections);
-        let theirs = connections(self.users.get(&account.uid));
-        let groups = account.group.and_then(|group| self.groups.get(&group));
+        let theirs = connections(self.users.get(&account.user()));
+        let groups = account.group.and_then(|group| self.groups.get(&Party::Group(group)));
         // However many user numbers a group's member has, half of the connections are left for
         // other users.
         let most = (policy.sessions_per_group * 2).min(policy.connections.div_ceil(2));
@@ -141,7 +141,7 @@ impl Connections {
         addresses: usize,
     ) -> Option<String> {
         let uid = account.uid;
-        let held = self.users.get(&uid).copied().unwrap_or_default();
+        let held = self.users.get(&account.user()).copied().unwrap_or_default();
         if held.sessions >= limits.sessions_per_user {
             let count = held.sessions;
             return Some(format!(
@@ -158,7 +158,7 @@ impl Connections {
             return Some(text);
         }
         let group = account.group?;
-        let held = self.groups.get(&group).copied().unwrap_or_default();
+        let held = self.groups.get(&Party::Group(group)).copied().unwrap_or_default();
         // However many user numbers a group's member has, half of the addresses are left for other
         // users.
         let most = policy.sessions_per_group.min(addresses.div_ceil(2));
@@ -219,9 +219,9 @@ impl Connections {
         self.all.get_mut(&token).filter(|one| matches!(one.progress, Progress::Lives))
     }
 
-    /// Returns `true` if a user has sessions.
-    pub(crate) fn has_sessions(&self, uid: u32) -> bool {
-        self.users.get(&uid).is_some_and(|held| held.sessions > 0)
+    /// Returns `true` if a user has sessions by its grant.
+    pub(crate) fn has_granted_sessions(&self, uid: u32) -> bool {
+        self.users.get(&Party::User(uid)).is_some_and(|held| held.sessions > 0)
     }
 
     /// Returns `true` if sessions of more than one user exist.

@@ -15,23 +15,21 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
-use rustix::io::Errno;
-use rustix::net::{SocketFlags, accept_with};
 use towpath_device::{Device, DeviceError, HardwareQueues, Info, TakeOver};
 use towpath_memory::{Mapping, SharedFile};
-use towpath_protocol::message::{self, ErrorBody, Message, Refusal};
+use towpath_protocol::message::{self, Message};
 use towpath_protocol::oob::OobAddress;
-use towpath_protocol::peer::{Peer, every_user_has_a_number};
+use towpath_protocol::peer::every_user_has_a_number;
 use towpath_protocol::settings::Values;
 use towpath_protocol::store::Store;
 use tracing::{error, info, warn};
 
+use crate::account::Party;
 use crate::addresses::Pool;
 use crate::apertures::importers::TripwireImporters;
 use crate::apertures::reach::CopyAreas;
 use crate::apertures::tables::{ExportedAperture, MEMORIES};
 use crate::config::PolicyError;
-use crate::connection::{Connection, Refused};
 use crate::connections::Connections;
 use crate::engine::commands::{Command, EngineReport};
 use crate::engine::demux::{Rule, Sets};
@@ -40,30 +38,24 @@ use crate::engines::{Engines, Reply};
 use crate::filters::Filters;
 use crate::freed::FreedLeases;
 use crate::host::Host;
+use crate::listeners::{ADMIN_LISTENER, AdminWarnings, LISTENER, Listeners};
 use crate::log::LogLimit;
 use crate::own_queues::OwnQueues;
-use crate::policy::{Account, Admission, Policy, PolicyChange, Standing};
+use crate::policy::{Account, Entrance, Policy, PolicyChange};
 use crate::position::Position;
 use crate::queue_opener::QueueOpener;
 use crate::resume::settings::ChangedSettings;
 use crate::shares::Shares;
 use crate::slow::Slow;
 use crate::user_page::UserPages;
-use crate::worker::link::Packet;
 use crate::worker::spawner::Spawner;
-use crate::worker::wire::{Descriptors, command};
+use crate::worker::wire::Descriptors;
 use crate::worker::workers::{Owner, Workers};
 
 /// The time after which the control thread goes on with removals that the keeper had no room for.
 const FLUSH: Duration = Duration::from_millis(2);
 
-/// Connections that the control thread accepts per wake-up.
-const ACCEPTS: usize = 16;
-
 /// The epoll data of the control thread's own descriptors. Other values are worker numbers.
-const LISTENER: u64 = u64::MAX;
-/// The time without new connections after one that the server could not accept.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 const WAKE: u64 = u64::MAX - 1;
 const DEVICE: u64 = u64::MAX - 2;
 const HOST: u64 = u64::MAX - 3;
@@ -74,8 +66,8 @@ pub(crate) const UNCLAIMED: u64 = 1 << 62;
 /// A request of the server's owner to the control thread.
 #[derive(Debug)]
 pub(crate) enum Request {
-    /// Serves the peer on this connected socket: an application in the same process, or one that
-    /// was given the socket.
+    /// Serves the peer on this connected socket, with an administrator's rights: an application in the same
+    /// process, or one that was given the socket.
     Adopt(OwnedFd),
     /// Serves under another policy from now on, and tells what became of the sessions.
     Policy(Box<Policy>, Sender<Result<PolicyChange, PolicyError>>),
@@ -87,8 +79,8 @@ pub(crate) enum Request {
 
 /// The parts from which a control thread is made.
 pub(crate) struct Parts {
-    /// The listening socket, if applications may connect from outside.
-    pub(crate) listener: Option<OwnedFd>,
+    /// The listening sockets, if applications may connect from outside.
+    pub(crate) listeners: Option<Listeners>,
     /// The control part of the device, which lives as long as its queue.
     pub(crate) device: Box<dyn Device>,
     /// The device's name in the log.
@@ -186,6 +178,8 @@ pub(crate) struct Control {
     pub(crate) unclaimed: VecDeque<(Instant, u64)>,
     pub(crate) ended: Option<Result<(), DeviceError>>,
     pub(crate) stopping: bool,
+    /// The warnings to root and the server's user about the applications' socket.
+    pub(crate) admin_warnings: AdminWarnings,
     /// When the thread listens for connections again, after it could not accept one.
     pub(crate) listens_again: Option<Instant>,
     /// The hardware queues at the last change of their number; `None` before a change.
@@ -218,8 +212,8 @@ impl Control {
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         let data = epoll::EventData::new_u64;
         epoll::add(&*epoll, &*parts.wake, data(WAKE), epoll::EventFlags::IN)?;
-        if let Some(listener) = &parts.listener {
-            epoll::add(&*epoll, listener, data(LISTENER), epoll::EventFlags::IN)?;
+        if let Some(listeners) = &parts.listeners {
+            listeners.watch(&epoll)?;
         }
         if let Some(fd) = parts.device.event_fd() {
             epoll::add(&*epoll, fd, data(DEVICE), epoll::EventFlags::IN)?;
@@ -270,6 +264,7 @@ impl Control {
             unclaimed: VecDeque::new(),
             ended: None,
             stopping: false,
+            admin_warnings: AdminWarnings::default(),
             listens_again: None,
             hardware_queues: None,
             leaves: false,
@@ -310,7 +305,8 @@ impl Control {
             for event in &events[..count] {
                 match event.data.u64() {
                     WAKE => self.woken(),
-                    LISTENER => self.accept(),
+                    LISTENER => self.accept(Entrance::Applications),
+                    ADMIN_LISTENER => self.accept(Entrance::Administrators),
                     DEVICE => self.device_events(),
                     HOST => self.host_events(),
                     KEEPER => self.keeper_ended(),
@@ -340,7 +336,7 @@ impl Control {
         let _ = rustix::io::read(&*self.parts.wake, &mut count);
         while let Ok(request) = self.parts.requests.try_recv() {
             match request {
-                Request::Adopt(socket) => self.adopt(socket),
+                Request::Adopt(socket) => self.adopt(socket, Entrance::Administrators),
                 Request::Policy(policy, answer) => {
                     let _ = answer.send(self.set_policy(*policy));
                 }
@@ -388,7 +384,7 @@ impl Control {
     /// have had sessions, the decision stays negative, because they could come and go.
     pub(crate) fn decide_who_notifies(&mut self, token: u64) {
         if let Some(connection) = self.connections.get(token)
-            && !connection.trusted
+            && !connection.is_administrators()
         {
             let (first, several) = &mut self.untrusted;
             let uid = connection.account.uid;
@@ -422,108 +418,6 @@ impl Control {
         [host, workers, queues, unclaimed, freed, listens, copies].into_iter().flatten().min()
     }
 
-    fn accept(&mut self) {
-        for _ in 0..ACCEPTS {
-            let Some(listener) = &self.parts.listener else { return };
-            match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) => self.adopt(socket),
-                Err(Errno::AGAIN) => return,
-                // Another connection may wait.
-                Err(Errno::INTR | Errno::CONNABORTED) => {}
-                Err(errno) => return self.pause_accepting(errno),
-            }
-        }
-    }
-
-    /// Logs the error of `accept4`, and stops listening for a while: the listener stays readable.
-    fn pause_accepting(&mut self, errno: Errno) {
-        if self.log.allows(self.own_uid) {
-            match errno {
-                Errno::MFILE | Errno::NFILE => {
-                    warn!("no descriptors left for a new connection; raise the limit (ulimit -n)");
-                }
-                Errno::PERM | Errno::NOSYS => warn!(
-                    "cannot accept a connection: accept4: {errno}; a seccomp filter or the kernel refuses this call"
-                ),
-                _ => warn!("cannot accept a connection: accept4: {errno}; the server tries again"),
-            }
-        }
-        if let Some(listener) = &self.parts.listener {
-            let _ = epoll::delete(&*self.epoll, listener);
-            self.listens_again = Some(Instant::now() + ACCEPT_PAUSE);
-        }
-    }
-
-    /// Listens for connections again after [`ACCEPT_PAUSE`].
-    fn listen_again(&mut self) {
-        if self.listens_again.is_none_or(|at| Instant::now() < at) {
-            return;
-        }
-        self.listens_again = None;
-        if let Some(listener) = &self.parts.listener {
-            let data = epoll::EventData::new_u64(LISTENER);
-            if epoll::add(&*self.epoll, listener, data, epoll::EventFlags::IN).is_err() {
-                self.listens_again = Some(Instant::now() + ACCEPT_PAUSE);
-            }
-        }
-    }
-
-    /// Takes on a connection. The control thread decides only by the kernel's credentials of the
-    /// peer. The worker of the peer's user does everything else. For a user that may not attach,
-    /// the common worker of all refused users does it.
-    fn adopt(&mut self, socket: OwnedFd) {
-        let peer = match Peer::of(&socket) {
-            Ok(peer) => peer,
-            Err(error) => {
-                let text = format!("the server cannot learn your user and groups: {error}");
-                return self.turn_away(socket, Owner::Refused, (Refusal::Permission, text));
-            }
-        };
-        let policy = &self.parts.policy;
-        let Admission { standing, group, terms } =
-            match policy.standing(&peer, self.own_uid, self.all_users_known) {
-                Ok(granted) => granted,
-                Err((refusal, text)) => {
-                    if self.log.allows(peer.uid) {
-                        info!(uid = peer.uid, pid = peer.pid, "refused: {text}");
-                    }
-                    let line = (refusal, format!("{}: {text}", self.parts.info.name));
-                    return self.turn_away(socket, Owner::Refused, line);
-                }
-            };
-        let account =
-            Account { uid: peer.uid, group, is_limited: standing != Standing::Administrator };
-        let owner = Owner::User(peer.uid);
-        if !self.connections.has_room(policy, account) {
-            let text = "your user, its group or this server has as many control connections as \
-                        are allowed; end some applications, or raise the server's limits \
-                        connections, sessions-per-user or sessions-per-group";
-            return self.turn_away(socket, owner, (Refusal::Limit, text.into()));
-        }
-        if self.workers.has_hung(owner) {
-            let text = "one of your applications blocks the server's worker process for your user; \
-                        end that application, then attach again";
-            return self.turn_away(socket, owner, (Refusal::Limit, text.into()));
-        }
-        let Some(worker) = self.worker_of(owner) else {
-            let text = "the server cannot start a worker for your user: no descriptors left; raise \
-                        the server's limit (ulimit -n)";
-            return self.turn_away(socket, owner, (Refusal::Limit, text.into()));
-        };
-        let token = self.next_token;
-        self.next_token += 1;
-        // The worker watches the process. This thread keeps the descriptor for the store, and to
-        // compare processes when an application claims a session.
-        let process = peer.process.as_ref().and_then(|process| process.try_clone().ok());
-        let descriptors = [Some(socket), process].into_iter().flatten().collect();
-        let adopt = Packet::new(command::ADOPT, token, command::TIMED).with(descriptors);
-        let trusted = peer.uid == self.own_uid || peer.uid == 0;
-        let connection = Connection::new(worker, peer, standing, terms, account, trusted);
-        self.connections.insert(token, connection);
-        self.workers.count(worker, true);
-        self.workers.tell(worker, owner, adopt);
-    }
-
     /// Returns the worker of a user. Without the spawner process the server ends, because it could
     /// serve no new user.
     pub(crate) fn worker_of(&mut self, owner: Owner) -> Option<u64> {
@@ -538,31 +432,12 @@ impl Control {
                 None
             }
             Err(cause) => {
-                if self.log.allows(self.own_uid) {
+                if self.log.allows(Party::Administrator(self.own_uid)) {
                     warn!("no worker process for a user: {cause}");
                 }
                 None
             }
         }
-    }
-
-    /// Refuses a connection.
-    fn turn_away(&mut self, socket: OwnedFd, owner: Owner, (refusal, text): Refused) {
-        let owner = self.workers.to_turn_away(owner);
-        // Without a process or descriptors for that worker, the control thread closes the
-        // connection without reading it.
-        let Some(worker) = self.worker_of(owner) else { return };
-        if self.workers.is_flooded(worker) {
-            if self.log.allows(self.own_uid) {
-                warn!(
-                    "more connections to refuse than a worker keeps up with: one is closed unheard"
-                );
-            }
-            return;
-        }
-        let body = Message::Error(Box::new(ErrorBody::new(refusal, &text))).encode();
-        let refuse = Packet::new(command::REFUSE, 0, 0).with(vec![socket]).saying(body);
-        self.workers.tell(worker, owner, refuse);
     }
 
     fn engine_events(&mut self) {

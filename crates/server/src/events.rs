@@ -9,6 +9,7 @@ use towpath_device::{
 use towpath_protocol::message::Refusal;
 use tracing::{info, warn};
 
+use crate::account::Party;
 use crate::connection::Refused;
 use crate::control::Control;
 use crate::engine::commands::Command;
@@ -36,7 +37,7 @@ impl Control {
                 sessions.iter_mut().for_each(|one| one.registration = Some(registration.clone()));
             }
             Err(error) => {
-                if self.log.allows(self.own_uid) {
+                if self.log.allows(Party::Administrator(self.own_uid)) {
                     warn!(session = first.number, "{error}: the server copies what it sends");
                 }
             }

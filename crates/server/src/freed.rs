@@ -28,7 +28,7 @@ pub(crate) struct Freed {
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     parties: HashMap<Party, usize>,
-    users: HashMap<(Party, u32), usize>,
+    users: HashMap<(Party, Party), usize>,
 }
 
 /// The freed leases for which the engines answer, oldest first.
@@ -75,7 +75,7 @@ impl FreedLeases {
         let mut counts = Counts::default();
         for Freed { account, .. } in &self.all {
             *counts.parties.entry(account.party()).or_default() += 1;
-            *counts.users.entry((account.party(), account.uid)).or_default() += 1;
+            *counts.users.entry((account.party(), account.user())).or_default() += 1;
         }
         counts
     }
@@ -102,7 +102,7 @@ impl FreedLeases {
 
 impl Counts {
     fn subtract(&mut self, account: Account) {
-        let (party, user) = (account.party(), (account.party(), account.uid));
+        let (party, user) = (account.party(), (account.party(), account.user()));
         self.parties.entry(party).and_modify(|count| *count -= 1);
         self.users.entry(user).and_modify(|count| *count -= 1);
     }
@@ -115,7 +115,7 @@ impl Counts {
         let users = self.users.iter().filter(|((of, _), _)| *of == party);
         let most = users.map(|(_, count)| count).max()?;
         all.iter().position(|one| {
-            one.account.party() == party && self.users[&(party, one.account.uid)] == *most
+            one.account.party() == party && self.users[&(party, one.account.user())] == *most
         })
     }
 }

@@ -23,6 +23,7 @@
 
 mod account;
 mod addresses;
+mod admitting;
 mod answering;
 mod apertures;
 mod ceding;
@@ -39,6 +40,7 @@ mod filters;
 mod freed;
 mod host;
 mod keeper;
+mod listeners;
 mod log;
 mod open;
 mod own_queues;
@@ -77,8 +79,8 @@ pub use keeper::{
     take_device_objects, upgrade,
 };
 pub use policy::{
-    AddressRange, Admission, Grant, Policy, PolicyChange, PortRange, Reservation, Role, Roles,
-    Standing, Terms,
+    AddressRange, Admission, Entrance, Grant, Policy, PolicyChange, PortRange, Reservation, Role,
+    Roles, Standing, Terms,
 };
 pub use position::Crash;
 pub use prepare::session_bytes;

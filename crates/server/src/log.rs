@@ -6,6 +6,8 @@ use std::time::Instant;
 
 use tracing::warn;
 
+use crate::account::Party;
+
 /// Lines that a user may log at once.
 const BURST: u32 = 20;
 /// Users that the limit remembers. Beyond that, it forgets users that have been quiet.
@@ -22,17 +24,17 @@ struct LineBudget {
 /// The lines of all users.
 #[derive(Debug, Default)]
 pub(crate) struct LogLimit {
-    users: HashMap<u32, LineBudget>,
+    users: HashMap<Party, LineBudget>,
 }
 
 impl LogLimit {
     /// Returns `true` if the server may log a line because of this user now.
-    pub(crate) fn allows(&mut self, uid: u32) -> bool {
-        match self.take(uid, Instant::now()) {
+    pub(crate) fn allows(&mut self, user: Party) -> bool {
+        match self.take(user, Instant::now()) {
             None => false,
             Some(0) => true,
             Some(lines) => {
-                warn!(uid, lines, "log lines because of this user were left out");
+                warn!(uid = user.number(), lines, "log lines because of this user were left out");
                 true
             }
         }
@@ -40,15 +42,15 @@ impl LogLimit {
 
     /// Takes a line from the user's budget. Returns how many lines were suppressed before it, or
     /// `None` if the budget is used up.
-    fn take(&mut self, uid: u32, now: Instant) -> Option<u64> {
-        if self.users.len() >= USERS && !self.users.contains_key(&uid) {
+    fn take(&mut self, user: Party, now: Instant) -> Option<u64> {
+        if self.users.len() >= USERS && !self.users.contains_key(&user) {
             self.users.retain(|_, one| !one.is_quiet(now));
             if self.users.len() >= USERS {
                 return None;
             }
         }
         let fresh = LineBudget { left: BURST, since: now, suppressed: 0 };
-        let budget = self.users.entry(uid).or_insert(fresh);
+        let budget = self.users.entry(user).or_insert(fresh);
         let seconds = now.saturating_duration_since(budget.since).as_secs();
         if seconds > 0 {
             budget.left =
@@ -79,8 +81,9 @@ mod tests {
     fn log_lines_beyond_the_limit_are_counted() {
         let mut limit = LogLimit::default();
         let start = Instant::now();
-        let lines =
-            |limit: &mut LogLimit, uid, at: u64| limit.take(uid, start + Duration::from_millis(at));
+        let lines = |limit: &mut LogLimit, uid, at: u64| {
+            limit.take(Party::User(uid), start + Duration::from_millis(at))
+        };
         for _ in 0..BURST {
             assert_eq!(lines(&mut limit, 1, 0), Some(0));
         }
@@ -88,6 +91,8 @@ mod tests {
             assert_eq!(lines(&mut limit, 1, 900), None);
         }
         assert_eq!(lines(&mut limit, 2, 900), Some(0), "another user's lines are its own");
+        let administrator = Party::Administrator(1);
+        assert_eq!(limit.take(administrator, start + Duration::from_millis(900)), Some(0));
         assert_eq!(lines(&mut limit, 1, 1000), Some(60_000));
         assert_eq!(lines(&mut limit, 1, 1000), None);
         // The length of the quiet time makes no difference.
@@ -101,10 +106,11 @@ mod tests {
     fn log_memory_for_many_users_is_bounded() {
         let mut limit = LogLimit::default();
         let start = Instant::now();
-        let logged = (0..100_000).filter(|uid| limit.take(*uid, start).is_some()).count();
+        let logged =
+            (0..100_000).filter(|uid| limit.take(Party::User(*uid), start).is_some()).count();
         assert_eq!((logged, limit.users.len()), (USERS, USERS));
         let later = start + Duration::from_secs(60);
-        assert_eq!(limit.take(100_000, later), Some(0));
+        assert_eq!(limit.take(Party::User(100_000), later), Some(0));
         assert_eq!(limit.users.len(), 1);
     }
 }

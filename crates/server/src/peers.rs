@@ -38,11 +38,14 @@ impl Control {
             }
             Some(Report::Allocated { token, outcome }) => self.memory_allocated(token, outcome),
             Some(Report::Exited) => {
-                if let Some(Owner::User(uid)) = self.workers.owner(worker)
+                if let Some(user) = self.workers.owner(worker).and_then(Owner::user)
                     && !self.connections.of_worker(worker).is_empty()
-                    && self.log.allows(uid)
+                    && self.log.allows(user)
                 {
-                    warn!(uid, "sessions closed: this user's worker process has ended");
+                    warn!(
+                        uid = user.number(),
+                        "sessions closed: this user's worker process has ended"
+                    );
                 }
                 self.workers.remove(worker);
                 self.worker_ended(worker);
@@ -54,11 +57,11 @@ impl Control {
     /// Ends the connections of users whose workers hang. Connections of other users continue.
     pub(crate) fn give_up_workers(&mut self) {
         while let Some(worker) = self.workers.declare_one_hung() {
-            if let Some(Owner::User(uid)) = self.workers.owner(worker)
-                && self.log.allows(uid)
+            if let Some(user) = self.workers.owner(worker).and_then(Owner::user)
+                && self.log.allows(user)
             {
                 warn!(
-                    uid,
+                    uid = user.number(),
                     "sessions closed: an application of this user blocks the user's worker process"
                 );
             }
@@ -149,7 +152,7 @@ impl Control {
 
     pub(crate) fn tell_worker(&mut self, token: u64, packet: Packet) {
         let Some(connection) = self.connections.get(token) else { return };
-        self.workers.tell(connection.worker, Owner::User(connection.account.uid), packet);
+        self.workers.tell(connection.worker, Owner::of(connection.account), packet);
     }
 
     /// Handles the end of a connection that its worker has closed. Its session, if it has one,
@@ -157,18 +160,18 @@ impl Control {
     pub(crate) fn connection_ended(&mut self, token: u64) {
         let Some(connection) = self.connections.get_mut(token) else { return };
         connection.gone = true;
-        let (number, uid) = (connection.number, connection.account.uid);
+        let (number, account) = (connection.number, connection.account);
         match std::mem::replace(&mut connection.progress, Progress::Over) {
             Progress::New => {}
             Progress::Given(prepared) | Progress::Preparing(prepared) => {
                 let mut left = prepared.into_descriptors();
                 left.append(&mut self.forget_session(token));
-                self.workers.dispose(Owner::User(uid), left);
+                self.workers.dispose(Owner::of(account), left);
             }
             // The control thread unmaps the memory slice by slice before it forgets the connection.
             Progress::Populating if self.slow.give_up(token) => return,
             Progress::Lives => {
-                if self.log.allows(uid) {
+                if self.log.allows(account.user()) {
                     let name = self.connections.get(token).map_or("", |one| &one.name);
                     info!(session = number, name, "detached");
                 }
@@ -225,7 +228,8 @@ impl Control {
             connection.progress = progress;
             return;
         };
-        let (number, worker, uid) = (connection.number, connection.worker, connection.account.uid);
+        let (number, worker, user) =
+            (connection.number, connection.worker, connection.account.user());
         let outcome = outcome.map_err(std::io::Error::from_raw_os_error).and_then(|pins| {
             for pin in &pins {
                 prepare::store(self.parts.store.as_mut(), number, prepare::PINS, pin.as_fd())?;
@@ -238,7 +242,7 @@ impl Control {
             Ok(ready) => ready,
             Err(error) => return self.memory_failed(token, &error, prepared.into_descriptors()),
         };
-        let relay = Relay { number: counter, worker, trusted: connection.trusted };
+        let relay = Relay { number: counter, worker, trusted: connection.is_administrators() };
         let mapped = match prepared.map(number, relay) {
             Ok(mapped) => mapped,
             Err((error, left)) => return self.memory_failed(token, &error, left),
@@ -247,14 +251,14 @@ impl Control {
         connection.progress = Progress::Populating;
         connection.pins = pins;
         connection.mappings = Some(mapped.mappings.clone());
-        self.slow.push(uid, Job::Populate { token, mapped });
+        self.slow.push(user, Job::Populate { token, mapped });
     }
 
     fn memory_failed(&mut self, token: u64, error: &std::io::Error, mut left: Vec<OwnedFd>) {
         let Some(connection) = self.connections.get(token) else { return };
-        let uid = connection.account.uid;
+        let owner = Owner::of(connection.account);
         left.append(&mut self.forget_session(token));
-        self.workers.dispose(Owner::User(uid), left);
+        self.workers.dispose(owner, left);
         let refused = if error.raw_os_error() == Some(Errno::NODATA.raw_os_error()) {
             let text = "mapped: the application has left pages of its memory unallocated; it has to write \
                         each page, or to populate its mappings (MADV_POPULATE_WRITE), before this message";
@@ -295,16 +299,16 @@ impl Control {
         if let Some(record) = &mut connection.record {
             record.begin();
         }
-        let uid = connection.account.uid;
-        if self.log.allows(uid)
+        if self.log_allows_for(token)
             && let Some(connection) = self.connections.get(token)
         {
             info!(
                 session = connection.number,
                 name = connection.name,
-                uid,
+                uid = connection.account.uid,
                 pid = connection.peer.pid,
                 trusted = connection.trusted,
+                administrator = connection.is_administrators(),
                 "attached"
             );
         }
@@ -362,8 +366,9 @@ impl Control {
             return;
         }
         let Some(mappings) = connection.mappings.take() else { return };
-        let (uid, sessions) = (connection.account.uid, std::mem::take(&mut connection.returned));
-        self.slow.push(uid, Job::Release { token, mappings, sessions });
+        let (user, sessions) =
+            (connection.account.user(), std::mem::take(&mut connection.returned));
+        self.slow.push(user, Job::Release { token, mappings, sessions });
     }
 
     /// Disposes of a session whose memory is unmapped.
@@ -381,7 +386,7 @@ impl Control {
         }
         let Some(connection) = self.connections.get_mut(token) else { return };
         connection.mappings = None;
-        let (worker, uid) = (connection.worker, connection.account.uid);
+        let (worker, owner) = (connection.worker, Owner::of(connection.account));
         let pins = std::mem::take(&mut connection.pins);
         // The server pages come first.
         self.dispose_of_memories(token);
@@ -390,10 +395,10 @@ impl Control {
         let left = files;
         // If the server ended the session, its application may still read the reason.
         let dispose = Packet::new(command::DISPOSE, token, command::WIPE).with(left);
-        self.workers.tell(worker, Owner::User(uid), dispose);
+        self.workers.tell(worker, owner, dispose);
         // The kernel frees the memory only without them.
         let pins = Packet::new(command::DISPOSE, 0, 0).with(pins);
-        self.workers.tell(worker, Owner::User(uid), pins);
+        self.workers.tell(worker, owner, pins);
         self.drop_connection(token);
     }
 
@@ -402,10 +407,10 @@ impl Control {
         let Some(token) = self.connections.token_of(number) else { return };
         let Some(connection) = self.connections.get_mut(token) else { return };
         let counter = connection.counter.take();
-        let (worker, uid) = (connection.worker, connection.account.uid);
+        let (worker, owner) = (connection.worker, Owner::of(connection.account));
         let value = counter.map_or(u64::MAX, u64::from);
         let mute = Packet::new(command::CLOSE_DOORBELL, token, value).with(vec![doorbell]);
-        self.workers.tell(worker, Owner::User(uid), mute);
+        self.workers.tell(worker, owner, mute);
         self.free_counters.extend(counter);
     }
 
@@ -451,7 +456,7 @@ impl Control {
     pub(crate) fn log_violation(&mut self, session: u32, violation: Violation) {
         let Some(token) = self.connections.token_of(session) else { return };
         let Some(connection) = self.connections.get(token) else { return };
-        if self.log.allows(connection.account.uid) {
+        if self.log.allows(connection.account.user()) {
             let name = &connection.name;
             warn!(session, name, %violation, "closed: its application broke the protocol");
         }
@@ -466,7 +471,7 @@ impl Control {
         for token in self.connections.of_all() {
             let Some(connection) = self.connections.get_mut(token) else { continue };
             connection.mappings = None;
-            let (worker, uid) = (connection.worker, connection.account.uid);
+            let (worker, owner) = (connection.worker, Owner::of(connection.account));
             let (number, apertures) = (connection.number, connection.apertures.take());
             let progress = std::mem::replace(&mut connection.progress, Progress::Over);
             let mut files = match self.leaves {
@@ -481,7 +486,7 @@ impl Control {
             }
             // Applications may still take packets from their queues, so the workers wipe nothing.
             let dispose = Packet::new(command::DISPOSE, 0, 0).with(files);
-            self.workers.tell(worker, Owner::User(uid), dispose);
+            self.workers.tell(worker, owner, dispose);
         }
         self.workers.end(self.leaves);
     }

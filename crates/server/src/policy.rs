@@ -1,5 +1,5 @@
-//! The rights of users. By default, root and the server's own user may do everything, and no other
-//! user may attach. Grants by name admit further users, each with its terms.
+//! The rights of users. Over the administration socket, root and the server's own user may do everything. Otherwise
+//! each user, root included, has the rights of a grant that names the user or one of its groups.
 
 mod terms;
 
@@ -116,10 +116,24 @@ impl Default for Policy {
     }
 }
 
+/// The socket by which a peer came to the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entrance {
+    /// The applications' socket: the policy decides about every user, root included. The root user of a container can
+    /// have this socket.
+    Applications,
+    /// The administration socket, or [`Server::connect`](crate::Server::connect): root and the server's user have all
+    /// rights.
+    Administrators,
+    /// The session of an application that attached to a server of an earlier version, which had one socket for both.
+    /// Root and the server's user keep the session without a grant, with the default terms.
+    Earlier,
+}
+
 /// The rights of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// All rights: the peer is root or the server's own user.
+    /// All rights: the peer is root or the server's own user, and came by the administration socket.
     Administrator,
     /// The right to attach, and to send and receive within the terms of its grant.
     Granted,
@@ -134,6 +148,14 @@ pub struct Admission {
     pub group: Option<u32>,
     /// The terms of the grant.
     pub terms: Arc<Terms>,
+}
+
+impl Admission {
+    /// Returns the account of a connection of this user.
+    pub(crate) fn account(&self, uid: u32) -> Account {
+        let is_limited = self.standing != Standing::Administrator;
+        Account { uid, group: self.group, is_limited }
+    }
 }
 
 impl Policy {
@@ -177,20 +199,21 @@ impl Policy {
         }
     }
 
-    /// Returns `true` if users other than root and the server's may attach, now or later.
+    /// Returns `true` if users may attach over the applications' socket, now or later.
     #[must_use]
     pub fn admits_others(&self) -> bool {
         self.may_change || !self.grants.is_empty()
     }
 
-    /// Returns a peer's rights. `own` is the server's user. `all_known` is `true` if every user has
-    /// a distinct number in the server's user namespace.
+    /// Returns a peer's rights. `entrance` is the socket by which the peer came, and `own` the server's user.
+    /// `all_known` is `true` if every user has a distinct number in the server's user namespace.
     ///
     /// # Errors
     /// Fails with the line that the server sends to the peer.
     pub fn standing(
         &self,
         peer: &Peer,
+        entrance: Entrance,
         own: u32,
         all_known: bool,
     ) -> Result<Admission, (Refusal, String)> {
@@ -200,7 +223,8 @@ impl Policy {
                         namespace, and not as user 65534";
             return Err((Refusal::Permission, text.into()));
         }
-        if peer.uid == 0 || peer.uid == own {
+        let may_administer = peer.uid == 0 || peer.uid == own;
+        if may_administer && entrance == Entrance::Administrators {
             let terms = Arc::new(Terms::administrator());
             return Ok(Admission { standing: Standing::Administrator, group: None, terms });
         }
@@ -213,6 +237,17 @@ impl Policy {
             if let Some(group) = grant.groups.iter().find(member) {
                 return Ok(granted(Some(*group), grant.terms.clone()));
             }
+        }
+        if may_administer {
+            if entrance == Entrance::Earlier {
+                return Ok(granted(None, Arc::default()));
+            }
+            let text = format!(
+                "this socket gives user {} only what the policy grants, and that is nothing; connect over \
+                 SOCKET.admin as an administrator, or grant something to user {} (allow-user, policy)",
+                peer.uid, peer.uid
+            );
+            return Err((Refusal::Permission, text));
         }
         if self.may_change {
             let text = format!(
@@ -236,6 +271,7 @@ impl Policy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use Entrance::{Administrators, Applications, Earlier};
 
     fn peer(uid: u32, gid: u32, groups: &[u32]) -> Peer {
         Peer { uid, gid, groups: groups.to_vec(), pid: 1, process: None }
@@ -244,11 +280,12 @@ mod tests {
     /// Returns what a policy says of a peer, without the terms.
     fn standing(
         policy: &Policy,
-        peer: &Peer,
+        (peer, entrance): (&Peer, Entrance),
         own: u32,
         all_known: bool,
     ) -> Result<(Standing, Option<u32>), Refusal> {
-        let admission = policy.standing(peer, own, all_known).map_err(|(refusal, _)| refusal)?;
+        let admission = policy.standing(peer, entrance, own, all_known);
+        let admission = admission.map_err(|(refusal, _)| refusal)?;
         Ok((admission.standing, admission.group))
     }
 
@@ -256,9 +293,21 @@ mod tests {
     fn only_administrators_and_named_users_are_admitted() {
         let grant = Grant { users: vec![7], groups: vec![70], ..Grant::default() };
         let policy = Policy { grants: vec![grant], ..Policy::default() };
-        let of = |peer: &Peer| standing(&policy, peer, 500, false);
-        assert_eq!(of(&peer(0, 0, &[])), Ok((Standing::Administrator, None)));
-        assert_eq!(of(&peer(500, 1, &[])), Ok((Standing::Administrator, None)));
+        let at = |entrance, peer: &Peer| standing(&policy, (peer, entrance), 500, false);
+        for administrator in [peer(0, 0, &[]), peer(500, 1, &[])] {
+            let all = Ok((Standing::Administrator, None));
+            assert_eq!(at(Administrators, &administrator), all);
+            assert_eq!(at(Applications, &administrator), Err(Refusal::Permission));
+            assert_eq!(at(Earlier, &administrator), Ok((Standing::Granted, None)));
+        }
+        let root = peer(0, 70, &[]);
+        assert_eq!(at(Applications, &root), Ok((Standing::Granted, Some(70))), "as any member");
+        for entrance in [Administrators, Earlier] {
+            // The file of the socket keeps other users out; a grant is a grant there, too.
+            assert_eq!(at(entrance, &peer(7, 1, &[])), Ok((Standing::Granted, None)));
+            assert_eq!(at(entrance, &peer(8, 1, &[])), Err(Refusal::Permission));
+        }
+        let of = |peer: &Peer| at(Applications, peer);
         assert_eq!(of(&peer(7, 1, &[])), Ok((Standing::Granted, None)));
         assert_eq!(of(&peer(7, 70, &[])), Ok((Standing::Granted, None)), "by name");
         assert_eq!(of(&peer(8, 70, &[])), Ok((Standing::Granted, Some(70))));
@@ -268,7 +317,8 @@ mod tests {
         assert_eq!(of(&unknown), Err(Refusal::Permission));
         // A server that runs as the overflow user cannot tell its own user from users without a
         // number.
-        let of = |all_known| standing(&policy, &unknown, OVERFLOW_UID, all_known).ok();
+        let unknown = (&unknown, Administrators);
+        let of = |all_known| standing(&policy, unknown, OVERFLOW_UID, all_known).ok();
         assert_eq!(of(false), None);
         assert_eq!(of(true), Some((Standing::Administrator, None)));
     }
@@ -285,14 +335,26 @@ mod tests {
             ..Policy::default()
         };
         let of = |peer: &Peer| {
-            let admission = policy.standing(peer, 500, false).unwrap();
+            let admission = policy.standing(peer, Applications, 500, false).unwrap();
             (admission.group, admission.terms.endpoints_per_session)
         };
         assert_eq!(of(&peer(7, 70, &[])), (None, Some(3)));
         assert_eq!(of(&peer(8, 70, &[71])), (Some(70), Some(1)), "the first grant");
         assert_eq!(of(&peer(8, 1, &[71])), (Some(71), Some(2)));
-        assert!(policy.standing(&peer(8, 1, &[]), 500, false).is_err());
-        let root = policy.standing(&peer(0, 70, &[]), 500, false).unwrap();
+        assert!(policy.standing(&peer(8, 1, &[]), Applications, 500, false).is_err());
+        assert_eq!(of(&peer(0, 70, &[])), (Some(70), Some(1)), "root by its group");
+        let root = policy.standing(&peer(0, 70, &[]), Administrators, 500, false).unwrap();
         assert!(root.terms.capture && root.terms.endpoints_per_session.is_none());
+    }
+
+    #[test]
+    fn root_without_a_grant_keeps_an_earlier_session_with_the_default_terms() {
+        let policy = Policy::default();
+        let earlier = policy.standing(&peer(0, 0, &[]), Earlier, 500, false).unwrap();
+        assert_eq!((earlier.standing, &*earlier.terms), (Standing::Granted, &Terms::default()));
+        let text = policy.standing(&peer(0, 0, &[]), Applications, 500, false).unwrap_err().1;
+        assert!(text.contains("SOCKET.admin") && text.contains("user 0"), "{text}");
+        let body = towpath_protocol::message::ErrorBody::new(Refusal::Permission, &text);
+        assert_eq!(body.text(), text, "a message has room for the whole text");
     }
 }

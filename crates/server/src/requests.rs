@@ -41,7 +41,17 @@ impl Control {
             }
         };
         if let Err(refused) = outcome {
+            self.warn_of_rights(token, &refused);
             self.refuse(token, &refused);
+        }
+    }
+
+    /// Warns root and the server's user if the applications' socket is the reason of a refusal.
+    fn warn_of_rights(&mut self, token: u64, (refusal, text): &Refused) {
+        let Some(connection) = self.connections.get(token) else { return };
+        if *refusal == Refusal::Permission && !connection.is_administrators() {
+            let (uid, pid) = (connection.peer.uid, connection.peer.pid);
+            self.warn_of_admin_socket(uid, pid, text);
         }
     }
 
@@ -51,7 +61,7 @@ impl Control {
             return Err((Refusal::Malformed, "report: the reserved field must be 0".into()));
         }
         let all = connection.standing == Standing::Administrator;
-        let uid = connection.peer.uid;
+        let user = connection.account.user();
         let lanes = self.parts.engines.lanes();
         let device = (cursor == Cursor::default()).then(|| report::Device {
             name: self.parts.info.name.clone(),
@@ -71,8 +81,10 @@ impl Control {
             hardware: self.parts.device.statistics().into_iter().collect(),
             lanes: report::lane_counters(&self.parts.state_mapping, lanes),
         });
-        let shown =
-            self.connections.from(cursor.connection).filter(|(_, one)| all || one.peer.uid == uid);
+        let shown = self
+            .connections
+            .from(cursor.connection)
+            .filter(|(_, one)| all || one.account.user() == user);
         let hosts = report::OtherHosts::new(self.parts.rdma.as_ref().map(peer_words));
         let context = report::Context { lanes, policy: &self.parts.policy, hosts };
         let (next, text) = report::page(device, &context, shown, cursor)

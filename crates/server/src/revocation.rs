@@ -45,7 +45,8 @@ impl Control {
         let (own, all_known) = (self.own_uid, self.all_users_known);
         let policy = &self.parts.policy;
         let Some(connection) = self.connections.get_mut(token) else { return true };
-        let Ok(admission) = policy.standing(&connection.peer, own, all_known) else {
+        let Ok(admission) = policy.standing(&connection.peer, connection.entrance, own, all_known)
+        else {
             return false;
         };
         if connection.lease.as_ref().is_some_and(|lease| !allow_lease(&admission.terms, lease)) {
@@ -73,7 +74,7 @@ impl Control {
     /// and one for the log. Returns `true` if there was one.
     pub(crate) fn close_session(&mut self, token: u64, reason: u32, why: &str) -> bool {
         let Some(connection) = self.connections.get_mut(token) else { return false };
-        let (number, uid, name) = (connection.number, connection.account.uid, &connection.name);
+        let (number, account, name) = (connection.number, connection.account, &connection.name);
         match connection.progress {
             // The session is over already. Either the application has yet to close the connection, or the engines still
             // send its last packets.
@@ -86,8 +87,8 @@ impl Control {
             Progress::Lives | Progress::Unclaimed => {
                 // The application closes the connection when it has read the reason.
                 connection.progress = Progress::Over;
-                if self.log.allows(uid) {
-                    info!(session = number, name, uid, "closed: {why}");
+                if self.log.allows(account.user()) {
+                    info!(session = number, name, uid = account.uid, "closed: {why}");
                 }
                 self.end_session(token, reason, Ending::AtOnce);
             }

@@ -28,11 +28,12 @@ use crate::engine::{Budgets, Engine, Link};
 use crate::engines::{EngineEnd, Engines};
 use crate::host::Host;
 use crate::keeper::stored_name;
+use crate::listeners::Listeners;
 use crate::policy::{Policy, PolicyChange};
 use crate::position::{self, POSITIONS, Position};
 use crate::resume::left::{Left, RDMA, STATE};
 use crate::resume::settings::ChangedSettings;
-use crate::socket::{Bound, STORED_NAME, bind};
+use crate::socket::{Bound, STORED_ADMIN_NAME, STORED_NAME, bind, bind_admin};
 use crate::worker::copies::Copies;
 use crate::worker::held::{Doorbells, Entries};
 use crate::worker::pin::pin;
@@ -58,7 +59,7 @@ pub struct Server {
     control: Option<ControlThread>,
     engines: Vec<JoinHandle<()>>,
     over: OwnedFd,
-    bound: Option<Bound>,
+    bound: Vec<Bound>,
     /// `true` if a next server can resume the sessions when this one fails.
     has_successor: bool,
 }
@@ -110,7 +111,7 @@ impl Server {
     }
 
     /// Returns a control connection for an application in this process, or for handing to another
-    /// process.
+    /// process. The connection has an administrator's rights.
     ///
     /// # Errors
     /// Fails with the error of `socketpair`, and in a child made by `fork`.
@@ -233,7 +234,7 @@ struct Unstarted {
     engines: Vec<Engine>,
     requests: Sender<Request>,
     wake: Arc<OwnedFd>,
-    bound: Option<Bound>,
+    bound: Vec<Bound>,
     has_successor: bool,
 }
 
@@ -255,9 +256,9 @@ impl Unstarted {
         let has_successor = store.outlives_server();
         let pool = address_pool(config, info.mac)?;
         let host = open_host(config, device.as_ref())?;
-        let (listener, bound) = listen(config, &mut left, store.as_mut())?;
+        let (listeners, bound) = listen(config, &mut left, store.as_mut())?;
         let state = StatePage::adopt_or_create(&mut left, store.as_mut(), config.lanes)?;
-        keep(store.as_mut(), &state, listener.as_ref())?;
+        keep(store.as_mut(), &state, listeners.as_ref())?;
         let mut changed = changed_settings(&mut left, store.as_mut(), &mut settings)?;
         let (control_wake, (requests, control_requests)) = (event()?, channel());
         // The server measures before its threads could disturb the result.
@@ -277,7 +278,7 @@ impl Unstarted {
         let (mut engines, ends) = maker.all(&mut *device, region, relays, rdma)?;
         keep_device(store.as_mut(), device.as_ref(), config.server_number, &engines)?;
         let parts = Parts {
-            listener,
+            listeners,
             device,
             device_name: set_engine_device_names(&mut engines, config, &info.name),
             info,
@@ -518,33 +519,45 @@ fn open_host(config: &Config, device: &dyn Device) -> Result<Option<Host>, Start
     opened.map(Some).map_err(resources("following the host's addresses"))
 }
 
-/// Listens for applications, if they may connect from outside.
+/// Listens for applications and administrators, if they may connect from outside.
 fn listen(
     config: &Config,
     left: &mut Left,
     store: &mut dyn Store,
-) -> Result<(Option<OwnedFd>, Option<Bound>), StartError> {
-    let path = config.socket.as_deref();
-    let bound = path.map(|path| bind(path, &config.policy, &mut left.listener)).transpose()?;
-    if let Some(unused) = left.listener.take() {
-        // Another socket listens from now on.
-        store.remove(STORED_NAME);
-        drop(unused);
+) -> Result<(Option<Listeners>, Vec<Bound>), StartError> {
+    let (mut listeners, mut all) = (None, Vec::new());
+    if let Some(path) = &config.socket {
+        let (applications, bound) = bind(path, &config.policy, &mut left.listener)?;
+        all.push(bound);
+        let own = config.admin_socket.as_deref();
+        let (administrators, bound, admin_path) = bind_admin(path, own, &mut left.admin_listener)?;
+        all.push(bound);
+        listeners = Some(Listeners { applications, administrators, admin_path });
     }
-    Ok(bound.map_or((None, None), |(listener, bound)| (Some(listener), Some(bound))))
+    let unused = [(STORED_NAME, &mut left.listener), (STORED_ADMIN_NAME, &mut left.admin_listener)];
+    for (name, unused) in unused {
+        if unused.take().is_some() {
+            // Another socket listens from now on.
+            store.remove(name);
+        }
+    }
+    Ok((listeners, all))
 }
 
 /// Puts the server's own objects that must outlive it into the store.
 fn keep(
     store: &mut dyn Store,
     state: &StatePage,
-    listener: Option<&OwnedFd>,
+    listeners: Option<&Listeners>,
 ) -> Result<(), StartError> {
     if !store.holds(STATE) {
         store.put(STATE, state.file.as_fd()).map_err(resources("keeping the state page"))?;
     }
-    if let Some(listener) = listener.filter(|_| !store.holds(STORED_NAME)) {
-        store.put(STORED_NAME, listener.as_fd()).map_err(resources("keeping the socket"))?;
+    let Some(Listeners { applications, administrators, .. }) = listeners else { return Ok(()) };
+    for (name, listener) in [(STORED_NAME, applications), (STORED_ADMIN_NAME, administrators)] {
+        if !store.holds(name) {
+            store.put(name, listener.as_fd()).map_err(resources("keeping the sockets"))?;
+        }
     }
     Ok(())
 }

@@ -49,7 +49,9 @@ impl fmt::Display for Exceeded {
     /// Writes the beginning of a sentence, for example `user 7 has the most allowed, 256`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.whose {
-            Whose::Party(Party::User(uid)) => write!(f, "user {uid} has")?,
+            Whose::Party(Party::User(uid) | Party::Administrator(uid)) => {
+                write!(f, "user {uid} has")?
+            }
             Whose::Party(Party::Group(group)) => {
                 write!(f, "the users let in by group {group} have together")?;
             }
@@ -83,7 +85,7 @@ impl Shares {
         let ShareLimits { user, group, granted, all, binds_administrators } = self.limits;
         let is_bound = account.is_limited || binds_administrators;
         for party in account.parties().filter(|_| is_bound) {
-            let most = if matches!(party, Party::User(_)) { user } else { group };
+            let most = if matches!(party, Party::Group(_)) { group } else { user };
             if self.of(party) >= most {
                 return Err(Exceeded { whose: Whose::Party(party), most });
             }

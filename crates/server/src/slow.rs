@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use towpath_memory::Mapping;
 
+use crate::account::Party;
 use crate::engine::session::{Mappings, Session};
 use crate::prepare::Mapped;
 
@@ -39,7 +40,7 @@ pub(crate) struct Slow {
     /// `true` if the jobs also allocate and map the applications' memory, because it is to be
     /// locked.
     pub(crate) populates_all: bool,
-    users: VecDeque<(u32, VecDeque<Begun>)>,
+    users: VecDeque<(Party, VecDeque<Begun>)>,
 }
 
 impl Slow {
@@ -53,11 +54,11 @@ impl Slow {
     }
 
     /// Adds a job behind the user's others.
-    pub(crate) fn push(&mut self, uid: u32, job: Job) {
+    pub(crate) fn push(&mut self, user: Party, job: Job) {
         let begun = Begun { job, part: 0, at: 0 };
-        match self.users.iter_mut().find(|(user, _)| *user == uid) {
+        match self.users.iter_mut().find(|(one, _)| *one == user) {
             Some((_, jobs)) => jobs.push_back(begun),
-            None => self.users.push_back((uid, VecDeque::from([begun]))),
+            None => self.users.push_back((user, VecDeque::from([begun]))),
         }
     }
 
@@ -84,7 +85,7 @@ impl Slow {
 
     /// Executes a slice of the next user's first job. Returns the job when it is done.
     pub(crate) fn go_on(&mut self) -> Option<Job> {
-        let (uid, mut jobs) = self.users.pop_front()?;
+        let (user, mut jobs) = self.users.pop_front()?;
         let mut begun = jobs.pop_front()?;
         let is_done = begun.slice(self.populates_all);
         let done = if is_done {
@@ -94,7 +95,7 @@ impl Slow {
             None
         };
         if !jobs.is_empty() {
-            self.users.push_back((uid, jobs));
+            self.users.push_back((user, jobs));
         }
         done
     }

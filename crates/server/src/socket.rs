@@ -1,4 +1,4 @@
-//! The server's socket in the file system, and the lock that claims its path.
+//! The server's sockets in the file system, and the locks that claim their paths.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -9,19 +9,27 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, Mode as FileMode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use towpath_protocol::admin_socket::{MOST_PATH_BYTES, admin_socket};
+
 use crate::config::StartError;
 use crate::policy::Policy;
 
 /// A socket's path and the lock that claims it. Dropping this removes both, if they are this
-/// server's.
+/// server's. The lock of the applications' socket also claims an administration socket at the default path.
 #[derive(Debug)]
 pub(crate) struct Bound {
     path: PathBuf,
-    lock_path: PathBuf,
+    lock: Option<Lock>,
     /// `true` if dropping this removes both. `false` while they are an earlier server's, whose sessions
     /// another one may resume if this one does not start, and once they are left to the next server.
     is_own: bool,
-    _lock: OwnedFd,
+}
+
+/// The file beside a socket that the listening server keeps locked.
+#[derive(Debug)]
+struct Lock {
+    path: PathBuf,
+    _file: OwnedFd,
 }
 
 impl Bound {
@@ -40,41 +48,85 @@ impl Drop for Bound {
     fn drop(&mut self) {
         if self.is_own {
             let _ = std::fs::remove_file(&self.path);
-            let _ = std::fs::remove_file(&self.lock_path);
+            if let Some(lock) = &self.lock {
+                let _ = std::fs::remove_file(&lock.path);
+            }
         }
     }
 }
 
-/// The name of the listening socket in the store.
+/// The names of the listening sockets in the store: of applications, and of administrators.
 pub(crate) const STORED_NAME: &str = "listener";
+pub(crate) const STORED_ADMIN_NAME: &str = "admin-listener";
 
-/// Binds the socket, after checking that no living server holds it. If the listening socket of an
-/// earlier server is in `left`, takes that one: applications may be waiting there already.
+/// Binds the applications' socket.
+///
+/// # Errors
+/// Another server lives at the path, or the path cannot be used.
 pub(crate) fn bind(
     path: &Path,
     policy: &Policy,
     left: &mut Option<OwnedFd>,
 ) -> Result<(OwnedFd, Bound), StartError> {
-    let failed = |cause: io::Error| StartError::Socket { path: path.to_owned(), cause };
+    // The server decides by the kernel's peer credentials. The file's mode only rejects users without
+    // any right early.
+    let mode = if policy.admits_others() { 0o666 } else { 0o600 };
+    bind_with((path, mode), Some(lock(path)?), left)
+}
+
+/// Binds the administration socket of a server: at `own`, or beside the applications' socket, which the server has
+/// bound already.
+///
+/// # Errors
+/// As [`bind`].
+pub(crate) fn bind_admin(
+    applications: &Path,
+    own: Option<&Path>,
+    left: &mut Option<OwnedFd>,
+) -> Result<(OwnedFd, Bound, PathBuf), StartError> {
+    let (path, lock) = match own {
+        Some(own) if own == applications => return Err(StartError::OneSocket(own.to_owned())),
+        Some(own) if own != admin_socket(applications) => (own.to_owned(), Some(lock(own)?)),
+        _ => (admin_socket(applications), None),
+    };
+    let length = path.as_os_str().len();
+    if length > MOST_PATH_BYTES {
+        return Err(StartError::LongAdminPath { path, length });
+    }
+    let (socket, bound) = bind_with((&path, 0o600), lock, left)?;
+    Ok((socket, bound, path))
+}
+
+/// Takes the lock that claims the path of a socket, after checking that no living server has it.
+fn lock(path: &Path) -> Result<Lock, StartError> {
+    let failed = |error: rustix::io::Errno| StartError::Socket {
+        path: path.to_owned(),
+        cause: error.into(),
+    };
     let mut lock_path = path.as_os_str().to_owned();
     lock_path.push(".lock");
-    let lock_path = PathBuf::from(lock_path);
-    let lock = rustix::fs::open(
-        &lock_path,
-        OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW,
-        FileMode::RUSR | FileMode::WUSR,
-    )
-    .map_err(|error| failed(error.into()))?;
-    rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(
-        |error| match error {
-            rustix::io::Errno::WOULDBLOCK => StartError::InUse(path.to_owned()),
-            other => failed(other.into()),
-        },
-    )?;
-    let mut bound = Bound { path: path.to_owned(), lock_path, is_own: true, _lock: lock };
+    let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let file =
+        rustix::fs::open(&lock_path, flags, FileMode::RUSR | FileMode::WUSR).map_err(failed)?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Lock { path: lock_path.into(), _file: file }),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(StartError::InUse(path.to_owned())),
+        Err(other) => Err(failed(other)),
+    }
+}
+
+/// Binds a socket with a mode. If the listening socket of an earlier server is in `left`, takes that one: applications
+/// may be waiting there already.
+fn bind_with(
+    (path, mode): (&Path, u32),
+    lock: Option<Lock>,
+    left: &mut Option<OwnedFd>,
+) -> Result<(OwnedFd, Bound), StartError> {
+    let failed = |cause: io::Error| StartError::Socket { path: path.to_owned(), cause };
+    let mut bound = Bound { path: path.to_owned(), lock, is_own: true };
     if let Some(socket) = left.take_if(|socket| listens_at(socket, path)) {
         bound.leave();
-        set_mode(path, policy).map_err(failed)?;
+        set_mode(path, mode).map_err(failed)?;
         return Ok((socket, bound));
     }
     match std::fs::symlink_metadata(path) {
@@ -102,15 +154,12 @@ pub(crate) fn bind(
     let _ = towpath_protocol::peer::refuse_descriptors(&socket);
     let address = SocketAddrUnix::new(path).map_err(|error| failed(error.into()))?;
     rustix::net::bind(&socket, &address).map_err(|error| failed(error.into()))?;
-    set_mode(path, policy).map_err(failed)?;
+    set_mode(path, mode).map_err(failed)?;
     rustix::net::listen(&socket, 128).map_err(|error| failed(error.into()))?;
     Ok((socket, bound))
 }
 
-/// The server decides by the kernel's peer credentials. The file's mode only rejects users without
-/// any right early.
-fn set_mode(path: &Path, policy: &Policy) -> io::Result<()> {
-    let mode = if policy.admits_others() { 0o666 } else { 0o600 };
+fn set_mode(path: &Path, mode: u32) -> io::Result<()> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
 }
 

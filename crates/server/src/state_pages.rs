@@ -75,7 +75,7 @@ impl Control {
 
     /// Removes the page of a user without sessions.
     pub(crate) fn forget_user_page(&mut self, uid: u32) {
-        if self.connections.has_sessions(uid) {
+        if self.connections.has_granted_sessions(uid) {
             return;
         }
         if let Some(page) = self.user_pages.remove(&uid) {

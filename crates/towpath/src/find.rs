@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use towpath_client::administration_socket;
+use towpath_protocol::admin_socket::{is_admin_socket, without_admin};
 use towpath_server::device_status;
 
 use crate::failure::Failure;
@@ -58,7 +60,7 @@ pub(crate) struct Target {
     /// The server of this device
     #[arg(long, value_name = "NAME", conflicts_with = "socket")]
     device: Option<String>,
-    /// The server that listens on this socket
+    /// The server that listens on this socket; administrators may also give its socket for administrators
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 }
@@ -115,8 +117,17 @@ fn at_path(path: &Path) -> Result<PathBuf, Failure> {
              --socket takes the path of its socket"
             )))
         }
-        _ => Ok(path.to_owned()),
+        // The client finds the administration socket by the other one, where the keeper's status is, too.
+        _ => Ok(socket_of(path).unwrap_or(path).to_owned()),
     }
+}
+
+/// Returns the applications' socket beside an administration socket, if both are of one user.
+fn socket_of(path: &Path) -> Option<&Path> {
+    let socket = without_admin(path);
+    let owner = |path: &Path| path.symlink_metadata().ok().map(|found| found.uid());
+    (is_admin_socket(path) && owner(socket).is_some() && owner(socket) == owner(path))
+        .then_some(socket)
 }
 
 /// Returns this user's directory, and the system's.
@@ -261,6 +272,11 @@ fn only(directories: &[PathBuf]) -> Result<PathBuf, Failure> {
 
 /// Returns `true` if a server listens there, even one that will refuse this user.
 fn answers(path: &Path) -> bool {
+    // At the applications' socket, a server warns of administrators.
+    administration_socket(path).is_some_and(|admin| listens(&admin)) || listens(path)
+}
+
+fn listens(path: &Path) -> bool {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let Ok(socket) =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
@@ -321,6 +337,14 @@ mod tests {
         fs::write(directory.join("file.sock"), "").unwrap();
         assert!(only(&places).is_err(), "leftover files are no servers");
         let first = listen(&directory.join("tap0.sock"));
+        // Its socket for administrators is no server, and names the same one.
+        let admin = listen(&directory.join("tap0.sock.admin"));
+        assert_eq!(all(&places), [directory.join("tap0.sock")]);
+        let named = at_path(&directory.join("tap0.sock.admin"));
+        assert_eq!(named.unwrap(), directory.join("tap0.sock"));
+        let alone = directory.join("other.sock.admin");
+        let other = listen(&alone);
+        assert_eq!(at_path(&alone).unwrap(), alone);
         assert_eq!(only(&places).unwrap(), directory.join("tap0.sock"));
         assert_eq!(of_device("dead", &places).unwrap(), directory.join("dead.sock"));
         let second = listen(&directory.join("tap1.sock"));
@@ -330,7 +354,7 @@ mod tests {
         for bad in ["", "../tap0"] {
             assert!(of_device(bad, &places).is_err());
         }
-        drop((first, second));
+        drop((first, second, admin, other));
         fs::remove_dir_all(&directory).unwrap();
     }
 

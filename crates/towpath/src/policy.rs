@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use towpath_protocol::peer::Peer;
-use towpath_server::{Policy, Standing};
+use towpath_server::{Entrance, Policy};
 
 use crate::failure::{Failure, print};
 use crate::serve::values::{InterfaceName, User};
@@ -46,7 +46,8 @@ A policy file grants rights to users and groups; what no grant names is denied:
   address = \"192.0.2.70\"
 
 A grant that names the user applies. Otherwise the first grant that names one of its groups applies.
-Root and the server's user may do everything. A running server reads its file again at SIGHUP.
+Over SOCKET.admin, root and the server's user may do everything. Over SOCKET, where containers are,
+they have only what a grant gives them. A running server reads its file again at SIGHUP.
 
 Examples:
   towpath policy check /etc/towpath/policy.toml
@@ -117,8 +118,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             let to = check.device.as_ref().map_or(String::new(), |device| format!(" to {device}"));
             Err(Failure::new(format!(
                 "{}: user {user} may not attach{to}: no grant names it or one of its groups; \
-                 add it to a grant",
-                check.file.display()
+                 add it to a grant{}",
+                check.file.display(),
+                // The administration socket is not for containers.
+                if user.uid == 0 { "; over SOCKET.admin, root may do everything" } else { "" }
             )))
         }
         _ => print(&text),
@@ -136,7 +139,9 @@ fn list(file: &PolicyFile, device: &str) -> String {
         text.push_str(&terms(grant));
     }
     if text.is_empty() {
-        text.push_str("  nothing is granted: only root and the server's user may attach\n");
+        text.push_str(
+            "  nothing is granted: only root and the server's user may attach, over SOCKET.admin\n",
+        );
     }
     for one in file.reservations.iter().filter(|one| one.is_for(device)) {
         let _ =
@@ -150,10 +155,7 @@ fn explain(file: &PolicyFile, user: &User, device: &str) -> Option<String> {
     let mut policy = Policy::default();
     file.apply(&mut policy, device);
     let peer = peer(user.uid);
-    let admission = policy.standing(&peer, NO_NUMBER, true).ok()?;
-    if admission.standing == Standing::Administrator {
-        return Some("  user root may do everything\n".to_owned());
-    }
+    let admission = policy.standing(&peer, Entrance::Applications, NO_NUMBER, true).ok()?;
     let mut grants = file.grants.iter().filter(|grant| grant.is_for(device));
     let at = policy.grants.iter().position(|one| Arc::ptr_eq(&one.terms, &admission.terms));
     let grant = grants.nth(at?)?;

@@ -77,6 +77,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     settings.check_lanes()?;
     settings.check_total_bytes()?;
     settings.check_pcap()?;
+    settings.check_sockets()?;
     settings.config(PathBuf::new())?.check().map_err(|error| explain(&error, &settings))?;
     if args.print_config {
         print(&settings.with_defaults().to_text()?)?;
@@ -96,7 +97,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         return Err(directory::busy(&socket));
     }
     confine::raise_memory_limit();
-    directory::prepare(&socket, settings.user.as_ref())?;
+    directory::prepare_both(&settings)?;
     let told = (ready, given);
     keeper::supervise_servers(&settings, kind, told, &signals)
 }
@@ -113,6 +114,9 @@ fn explain(error: &StartError, settings: &Settings) -> Failure {
     }
     let remedy = match error {
         StartError::InUse(_) | StartError::Socket { .. } => " with --socket",
+        StartError::LongAdminPath { .. } | StartError::OneSocket(_) => {
+            " (--socket, --admin-socket)"
+        }
         StartError::Batch { .. } => " with --batch",
         StartError::Processor { .. } => "; choose one of them with --engine-cpu",
         StartError::Processors { .. } => " (--engine-cpu, --lanes)",

@@ -1,7 +1,7 @@
 //! `towpath upgrade`: replaces a running server by one of the program that is installed now.
 #![forbid(unsafe_code)]
 
-use towpath_server::{Upgrade, upgrade};
+use towpath_server::{Upgrade, keeper_path, upgrade};
 
 use crate::failure::{Failure, print, says};
 use crate::find::ServerName;
@@ -46,7 +46,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         )),
         Ok(Upgrade::Refused(why)) => Err(Failure::new(format!("{shown}: no upgrade: {why}"))),
         Ok(Upgrade::NoKeeper) => {
-            Err(Failure::new(format!("{shown}: no server runs here; start it with towpath serve")))
+            // The keeper of a server with --admin-socket, or outside of a container, listens elsewhere.
+            Err(Failure::new(format!(
+                "{shown}: no server runs here: no keeper listens at {}; start one with towpath serve, or give, as an \
+                 administrator, the path of --admin-socket",
+                keeper_path(&socket).display()
+            )))
         }
         Err(error) => {
             let remedy = match error.kind() {

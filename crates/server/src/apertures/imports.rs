@@ -153,16 +153,16 @@ impl Control {
 
     /// Records that an importer's user can write to the file of a memory, if the memory is another user's.
     fn note_writer(&mut self, token: u64, key: &ExportedAperture, memory: u32) {
-        let writer = self.connections.get(token).map(|one| one.account.uid);
+        let writer = self.connections.get(token).map(|one| one.account);
         let owner = self.connections.token_of(key.owner);
         let owner = owner.and_then(|token| self.connections.get_mut(token));
         let (Some(writer), Some(owner)) = (writer, owner) else { return };
-        if owner.account.uid == writer {
+        if owner.account.user() == writer.user() {
             return;
         }
         let Some(apertures) = &mut owner.apertures else { return };
         if let Some(entry) = apertures.objects.get_mut(What::Memory, memory) {
-            entry.endpoint = writer.saturating_add(1);
+            entry.endpoint = writer.uid.saturating_add(1);
         }
         apertures.objects.record_word(What::Memory, memory, EntryWord::Endpoint);
         if let Some(token) = self.connections.token_of(key.owner) {

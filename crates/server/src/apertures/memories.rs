@@ -84,6 +84,7 @@ impl Control {
     pub(crate) fn memory_allocated(&mut self, token: u64, outcome: Result<Vec<OwnedFd>, i32>) {
         let Some(connection) = self.connections.get_mut(token) else { return };
         let account = connection.account;
+        let user = account.user();
         let Some(apertures) = &mut connection.apertures else { return };
         let Some(creating) = apertures.creating.take() else { return };
         let name = memory_name(apertures.objects.session, creating.entry.offset);
@@ -99,7 +100,7 @@ impl Control {
                 }
                 match mapped {
                     Some(mapping) => {
-                        self.slow.push(account.uid, Job::PopulateMemory { token, mapping });
+                        self.slow.push(user, Job::PopulateMemory { token, mapping });
                     }
                     None => self.memory_populated(token),
                 }

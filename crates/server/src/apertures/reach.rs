@@ -12,6 +12,7 @@ use towpath_protocol::settings::Setting;
 
 use super::objects::{Entry, What};
 use super::tables::ApertureTables;
+use crate::account::Account;
 use crate::control::Control;
 use crate::copying::{CopyArea, is_released};
 use crate::engine::apertures::commands::ApertureCommand;
@@ -21,8 +22,18 @@ use crate::worker::link::Packet;
 use crate::worker::wire::command;
 use crate::worker::workers::Owner;
 
-/// The beginning of the names of copy areas in the store. The user's number follows.
+/// The beginning of the names of copy areas in the store.
 pub(crate) const COPIES: &str = "copies-";
+
+/// Returns the name of the copy area of an account's worker in the store.
+fn area_name(account: Account) -> String {
+    let Account { uid, .. } = account;
+    if account.is_limited {
+        format!("{COPIES}{uid}")
+    } else {
+        format!("{COPIES}administrator-{uid}")
+    }
+}
 
 /// The time from one look at the workers of an earlier server to the next one.
 const EARLIER_PAUSE: Duration = Duration::from_millis(10);
@@ -32,9 +43,9 @@ const EARLIER_PAUSE: Duration = Duration::from_millis(10);
 pub(crate) struct CopyAreas {
     /// With the number of memories that the worker maps.
     by_worker: HashMap<u64, (Arc<CopyArea>, usize)>,
-    /// Those of an earlier server, by user, until its workers have gone. A late copy of such a worker would overwrite
+    /// Those of an earlier server, by their names, until its workers have gone. A late copy of such a worker would overwrite
     /// what the application has written since. So new copies wait.
-    pub(crate) earlier: HashMap<u32, OwnedFd>,
+    pub(crate) earlier: HashMap<String, OwnedFd>,
     waiting: Vec<(OwnedFd, Arc<CopyArea>)>,
     looks_at: Option<Instant>,
 }
@@ -72,9 +83,9 @@ impl CopyAreas {
         *memories == 0 && self.by_worker.remove(&worker).is_some()
     }
 
-    /// Makes the copies of an area wait for the earlier worker of the user.
-    fn wait_for_earlier(&mut self, uid: u32, area: &Arc<CopyArea>) {
-        let Some(earlier) = self.earlier.remove(&uid).filter(|earlier| !is_released(earlier))
+    /// Makes the copies of an area wait for the earlier worker of the account.
+    fn wait_for_earlier(&mut self, name: &str, area: &Arc<CopyArea>) {
+        let Some(earlier) = self.earlier.remove(name).filter(|earlier| !is_released(earlier))
         else {
             return;
         };
@@ -98,17 +109,17 @@ impl Control {
         let Some(connection) = self.connections.get(token) else {
             return Err(io::ErrorKind::NotFound.into());
         };
-        let (worker, uid) = (connection.worker, connection.account.uid);
+        let (worker, account) = (connection.worker, connection.account);
         if self.maps(connection.trusted, entry) {
             let memory = file.map_common(true)?;
             memory.mapping().keep_from_children()?;
             return Ok(EngineMemory::Mapped(memory));
         }
         let theirs = file.as_fd().try_clone_to_owned()?;
-        let area = self.copy_area(worker, uid)?;
+        let area = self.copy_area(worker, account)?;
         let (id, len) = (entry.offset, file.len());
         let map = Packet::new(command::MAP_MEMORY, 0, id).with(vec![theirs]);
-        self.workers.tell(worker, Owner::User(uid), map);
+        self.workers.tell(worker, Owner::of(account), map);
         Ok(EngineMemory::ByWorker(WorkerMemory { id, len, area }))
     }
 
@@ -131,15 +142,14 @@ impl Control {
 
     /// Returns `true` if the engine maps a memory. `is_trusted`: its owner's user is.
     fn maps(&self, is_trusted: bool, entry: &Entry) -> bool {
-        let is_own = |uid| uid == self.own_uid || uid == 0;
         if self.parts.settings.is_on(Setting::Notify) {
             return false;
         }
-        self.notifies_directly || is_trusted && entry.writer().is_none_or(is_own)
+        self.notifies_directly || is_trusted && entry.writer().is_none()
     }
 
     /// Returns the copy area of a worker, for one memory more. Creates it for the first one.
-    fn copy_area(&mut self, worker: u64, uid: u32) -> io::Result<Arc<CopyArea>> {
+    fn copy_area(&mut self, worker: u64, account: Account) -> io::Result<Arc<CopyArea>> {
         if let Some((area, memories)) = self.copy_areas.by_worker.get_mut(&worker) {
             *memories += 1;
             return Ok(area.clone());
@@ -147,26 +157,26 @@ impl Control {
         let notified = self.workers.notified(worker).ok_or(io::ErrorKind::NotFound)?;
         let (area, file) = CopyArea::create(notified)?;
         let area = Arc::new(area);
-        let name = format!("{COPIES}{uid}");
+        let name = area_name(account);
         // Only this server, its predecessor and their workers have the file.
         drop(self.parts.store.remove(&name));
         self.parts.store.put(&name, file.as_fd())?;
         let set = Packet::new(command::SET_COPY_AREA, 0, 0).with(vec![file]);
-        self.workers.tell(worker, Owner::User(uid), set);
-        self.copy_areas.wait_for_earlier(uid, &area);
+        self.workers.tell(worker, Owner::of(account), set);
+        self.copy_areas.wait_for_earlier(&name, &area);
         self.copy_areas.by_worker.insert(worker, (area.clone(), 1));
         Ok(area)
     }
 
     /// Has the worker unmap a memory that the engine has removed, or the closing thread.
-    pub(super) fn unmap(&mut self, memory: EngineMemory, (worker, uid): (u64, u32)) {
+    pub(super) fn unmap(&mut self, memory: EngineMemory, (worker, account): (u64, Account)) {
         if let EngineMemory::ByWorker(memory) = &memory {
             let unmap = Packet::new(command::UNMAP_MEMORY, 0, memory.id);
-            self.workers.tell(worker, Owner::User(uid), unmap);
+            self.workers.tell(worker, Owner::of(account), unmap);
             if self.copy_areas.remove_memory(worker) {
-                drop(self.parts.store.remove(&format!("{COPIES}{uid}")));
+                drop(self.parts.store.remove(&area_name(account)));
                 let forget = Packet::new(command::SET_COPY_AREA, 0, 0);
-                self.workers.tell(worker, Owner::User(uid), forget);
+                self.workers.tell(worker, Owner::of(account), forget);
             }
         }
         self.workers.drop_later(memory);

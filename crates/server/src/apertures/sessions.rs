@@ -65,7 +65,6 @@ impl Control {
     pub(crate) fn dispose_of_memories(&mut self, token: u64) {
         let Some(connection) = self.connections.get_mut(token) else { return };
         let (worker, account) = (connection.worker, connection.account);
-        let uid = account.uid;
         let Some(mut apertures) = connection.apertures.take() else { return };
         let number = apertures.objects.session;
         self.tripwire_importers.remove_all(&apertures.objects);
@@ -82,7 +81,7 @@ impl Control {
         // Importers have duplicates of this descriptor, by which they can prolong its close.
         let armed: Vec<_> = apertures.armed.take().into_iter().collect();
         let dispose = Packet::new(command::DISPOSE, 0, 0).with(armed);
-        self.workers.tell(worker, Owner::User(uid), dispose);
+        self.workers.tell(worker, Owner::of(account), dispose);
         for (_, entry) in apertures.objects.all(What::Aperture) {
             if entry.kind == Entry::EXPORTED {
                 self.exported_apertures.remove(&entry.key);
@@ -108,7 +107,7 @@ impl Control {
         // It is not in the store before it is mapped.
         self.memories.give_back(owner.1);
         let dispose = Packet::new(command::DISPOSE, 0, command::WIPE).with(vec![file.into()]);
-        self.workers.tell(owner.0, Owner::User(owner.1.uid), dispose);
+        self.workers.tell(owner.0, Owner::of(owner.1), dispose);
     }
 
     /// Closes the memories of a session at the server's end. Returns the descriptors, some of which
@@ -142,7 +141,7 @@ impl Control {
     ) {
         let id = entry.offset;
         if let Some(memory) = memory {
-            self.unmap(memory, (worker, account.uid));
+            self.unmap(memory, (worker, account));
         }
         let mut files = self.parts.store.remove(&memory_name(session, id));
         self.memories.give_back(account);
@@ -152,14 +151,14 @@ impl Control {
             self.memories.add(importer);
             self.released_memories.insert(id, (OwnedFd::from(file), importer));
             let close = Packet::new(command::DISPOSE, 0, 0).with(files);
-            return self.workers.tell(worker, Owner::User(account.uid), close);
+            return self.workers.tell(worker, Owner::of(account), close);
         }
         files.push(file.into());
         match entry.writer() {
             Some(uid) => self.workers.dispose(Owner::User(uid), files),
             None => {
                 let wipe = Packet::new(command::DISPOSE, 0, command::WIPE).with(files);
-                self.workers.tell(worker, Owner::User(account.uid), wipe);
+                self.workers.tell(worker, Owner::of(account), wipe);
             }
         }
     }
@@ -174,6 +173,6 @@ impl Control {
         self.memories.give_back(account);
         let mut files = self.parts.store.remove(&released_name(id));
         files.push(file);
-        self.workers.dispose(Owner::User(account.uid), files);
+        self.workers.dispose(Owner::of(account), files);
     }
 }

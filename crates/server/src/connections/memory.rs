@@ -4,7 +4,7 @@ use towpath_protocol::layout::ALLOCATES_SINCE;
 
 use crate::connection::Connection;
 use crate::connections::{Connections, Preparation};
-use crate::policy::{Account, Limits};
+use crate::policy::{Account, Limits, Party};
 
 /// The share of all sessions' memory that is left to administrators: an eighth.
 const RESERVED_SHARE: usize = 8;
@@ -34,7 +34,7 @@ impl Connections {
     ) -> Option<String> {
         let most = limits.total_bytes;
         let (half, granted) = shares(most);
-        let held = self.users.get(&account.uid).copied().unwrap_or_default();
+        let held = self.users.get(&account.user()).copied().unwrap_or_default();
         let wanted = held.bytes.saturating_add(bytes);
         let uid = account.uid;
         let kept = held.unfreeable();
@@ -51,7 +51,7 @@ impl Connections {
                  total-bytes of the server; towpath serve --total-bytes raises it){kept}"
             ));
         }
-        let held = account.group.and_then(|group| self.groups.get(&group)).copied();
+        let held = account.group.and_then(|group| self.groups.get(&Party::Group(group))).copied();
         let held = held.unwrap_or_default();
         let wanted = held.bytes.saturating_add(bytes);
         if let Some(group) = account.group
@@ -101,7 +101,7 @@ impl Connections {
         };
         let (half, granted) = shares(limits.total_bytes);
         if let Some(group) = account.group {
-            let held = self.groups.get(&group).copied().unwrap_or_default();
+            let held = self.groups.get(&Party::Group(group)).copied().unwrap_or_default();
             let (wanted, most) = (held.older_bytes.saturating_add(bytes), half / OLDER_SHARE);
             if wanted > most {
                 return Some(refuse(format!("the users let in by group {group}"), wanted, most));
@@ -217,7 +217,7 @@ mod tests {
 
     use super::*;
     use crate::connection::Connection;
-    use crate::policy::{Policy, Standing, Terms};
+    use crate::policy::{Admission, Entrance, Policy, Standing, Terms};
 
     const LIMITED: Account = Account { uid: 7, group: Some(70), is_limited: true };
     const ADMINISTRATOR: Account = Account { uid: 0, group: None, is_limited: false };
@@ -233,8 +233,10 @@ mod tests {
             let standing =
                 if account.is_limited { Standing::Granted } else { Standing::Administrator };
             let peer = Peer { uid: account.uid, gid: 1, groups: Vec::new(), pid: 1, process: None };
-            let terms = Terms::default().into();
-            let mut connection = Connection::new(token, peer, standing, terms, account, false);
+            let admission =
+                Admission { standing, group: account.group, terms: Terms::default().into() };
+            let peer = (peer, Entrance::Administrators);
+            let mut connection = Connection::new(token, peer, admission, false);
             connection.unfreeable_bytes = unfreeable;
             self.insert(token, connection);
             self.give_number(token, token as u32, bytes);
@@ -242,9 +244,9 @@ mod tests {
 
         /// Ends a session and its connection. Returns the user's bytes.
         fn end(&mut self, token: u64) -> usize {
-            let uid = self.get(token).unwrap().account.uid;
+            let user = self.get(token).unwrap().account.user();
             self.remove(token);
-            self.users.get(&uid).map_or(0, |held| held.bytes)
+            self.users.get(&user).map_or(0, |held| held.bytes)
         }
     }
 
@@ -265,14 +267,20 @@ mod tests {
         all.begin_preparing(3);
         assert_eq!((all.end(3), all.older_bytes), (80, 80), "not known yet");
         all.prepared(3, false);
-        assert_eq!((all.users[&7].bytes, all.users[&7].unfreeable_bytes), (40, 40));
-        assert_eq!((all.users[&7].older_bytes, all.older_bytes), (40, 40));
+        assert_eq!(
+            (all.users[&Party::User(7)].bytes, all.users[&Party::User(7)].unfreeable_bytes),
+            (40, 40)
+        );
+        assert_eq!((all.users[&Party::User(7)].older_bytes, all.older_bytes), (40, 40));
         // The worker reports the allocation after the end.
         all.attach_older(4, LIMITED, 100, 40);
         all.begin_preparing(4);
         all.end(4);
         all.prepared(4, true);
-        assert_eq!((all.users[&7].bytes, all.groups[&70].bytes, all.bytes), (80, 80, 80));
+        assert_eq!(
+            (all.users[&Party::User(7)].bytes, all.groups[&Party::Group(70)].bytes, all.bytes),
+            (80, 80, 80)
+        );
         assert!(all.preparing.is_empty());
         // The application ends before its worker begins.
         all.attach_older(5, LIMITED, 100, 40);
@@ -297,9 +305,15 @@ mod tests {
         all.forget_preparations(|worker| worker != 2);
         assert_eq!(all.preparing.keys().copied().collect::<BTreeSet<_>>(), BTreeSet::from([1, 3]));
         // The worker may have allocated the memory.
-        assert_eq!((all.users[&7].bytes, all.users[&7].unfreeable_bytes), (120, 120));
+        assert_eq!(
+            (all.users[&Party::User(7)].bytes, all.users[&Party::User(7)].unfreeable_bytes),
+            (120, 120)
+        );
         all.prepared(1, false);
-        assert_eq!((all.users[&7].bytes, all.users[&7].unfreeable_bytes), (80, 80));
+        assert_eq!(
+            (all.users[&Party::User(7)].bytes, all.users[&Party::User(7)].unfreeable_bytes),
+            (80, 80)
+        );
     }
 
     /// Older applications, live or ended, take an eighth of the part of a group and of granted users.

@@ -11,6 +11,7 @@ use tracing::warn;
 
 use super::Host;
 use super::neighbours::{Asker, Delivery};
+use crate::account::Party;
 use crate::addresses::Lease;
 use crate::connection::Progress;
 use crate::control::Control;
@@ -95,7 +96,7 @@ impl Host {
 
     /// Logs a warning, within the limit of lines that applications can cause.
     fn warn(&mut self, text: std::fmt::Arguments<'_>) {
-        if self.log.allows(0) {
+        if self.log.allows(Party::Administrator(0)) {
             warn!("{text}");
         }
     }

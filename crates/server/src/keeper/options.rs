@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use towpath_protocol::admin_socket::without_admin;
 
 /// The longest time that a server waits for a keeper's answer.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -76,10 +77,11 @@ pub struct KeeperOptions {
     pub status: PathBuf,
 }
 
-/// Returns the path at which the keeper of a server listens, by the path of the server's socket.
+/// Returns the path at which the keeper of a server listens, by the path of the server's socket. Of an administration
+/// socket, the keeper's socket is in the same directory.
 #[must_use]
 pub fn keeper_path(socket: &Path) -> PathBuf {
-    let mut path = socket.as_os_str().to_owned();
+    let mut path = without_admin(socket).as_os_str().to_owned();
     path.push(".keeper");
     path.into()
 }

@@ -25,6 +25,7 @@ use super::wire::{
     ALL_GIVEN, ALLOW_XDP, Answer, END, HOLD_TCP, HOLD_UDP, LIMIT, PROBE, RELEASE_TCP, RELEASE_UDP,
     Received, Request, XDP_SOCKET, is_gone, receive_with, send,
 };
+use crate::account::Party;
 use crate::log::LogLimit;
 use crate::position::{POSITIONS, Positions};
 
@@ -340,7 +341,7 @@ impl Keeper {
 
     fn refuse(&mut self, descriptors: Vec<OwnedFd>, what: &str) {
         self.held.close(descriptors);
-        if self.log.allows(0) {
+        if self.log.allows(Party::Administrator(0)) {
             tracing::error!(
                 "the keeper refused a message of the server: {what}; it closed the descriptors of the \
                  message"

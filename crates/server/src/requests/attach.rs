@@ -14,7 +14,7 @@ use crate::apertures::tables::ApertureTables;
 use crate::connection::{Connection, Progress, Refused, read_attach};
 use crate::control::{Control, Parts};
 use crate::engine::wake_data;
-use crate::policy::Limits;
+use crate::policy::{Entrance, Limits};
 use crate::prepare::{self, Prepared, remove_stored, session_bytes, unfreeable_bytes};
 use crate::resume::record::Record;
 use crate::user_page::page_for;
@@ -34,9 +34,7 @@ struct Made {
 impl Control {
     pub(super) fn attach(&mut self, token: u64, attach: &message::Attach) -> Result<(), Refused> {
         let Some(connection) = self.connections.get_mut(token) else { return Ok(()) };
-        if !matches!(connection.progress, Progress::New) {
-            return Err((Refusal::State, "attach: this connection has a session already".into()));
-        }
+        check_new(connection)?;
         let lanes = self.parts.engines.lanes();
         let (shape, wanted, name) = read_attach(attach, connection.version, lanes)?;
         let policy = &self.parts.policy;
@@ -123,8 +121,9 @@ impl Control {
         if let Some(headers) = self.own_queues.headers().filter(|_| hardware.is_some()) {
             prepared.join(headers)?;
         }
-        let peer = self.connections.get(token).map(|connection| &connection.peer);
-        let process = peer.and_then(|peer| Some((peer, peer.process.as_ref()?)));
+        let connection = self.connections.get(token);
+        let peer = connection.map(|connection| (&connection.peer, connection.entrance));
+        let process = peer.and_then(|peer| Some((peer, peer.0.process.as_ref()?)));
         let process = process.filter(|_| hardware.is_none() && store.outlives_server());
         let mut made = None;
         if let Some((peer, process)) = process {
@@ -219,6 +218,19 @@ impl Control {
         self.tell_worker(token, Packet::new(kind, token, data).with(files));
         Ok(())
     }
+}
+
+/// Checks that a connection may ask for a new session.
+fn check_new(connection: &Connection) -> Result<(), Refused> {
+    if !matches!(connection.progress, Progress::New) {
+        return Err((Refusal::State, "attach: this connection has a session already".into()));
+    }
+    if connection.entrance == Entrance::Earlier {
+        let text = "attach: this process may resume its session of an earlier server, and no more; ask the \
+                    administrator for a grant";
+        return Err((Refusal::Permission, text.into()));
+    }
+    Ok(())
 }
 
 /// Returns the size of a session in bytes, if the policy allows such a session.

@@ -35,10 +35,10 @@ impl Control {
             return Err((Refusal::Malformed, "resume: the reserved field must be 0".into()));
         }
         let old = self.connections.token_of(session);
-        let uid = connection.peer.uid;
+        let (uid, account) = (connection.peer.uid, connection.account);
         let is_claimable = old.map_or(Ok(false), |old| self.is_claimable_by(old, connection));
         let is_claimable = is_claimable.unwrap_or_else(|error| {
-            if self.log.allows(uid) {
+            if self.log.allows(account.user()) {
                 warn!(
                     session,
                     uid, "the server cannot compare processes: {error}; the session ends"
@@ -116,7 +116,7 @@ impl Control {
     }
 
     /// Moves a session from the connection that stood for its application to the application's own
-    /// connection. Returns `true` if the application is trusted.
+    /// connection. Returns `true` if that connection is an administrator's.
     fn move_session(&mut self, token: u64, old: u64, counter: u32) -> bool {
         let unfreeable = self
             .connections
@@ -146,6 +146,9 @@ impl Control {
         connection.free = unclaimed.free;
         connection.last_resumed = unclaimed.last_resumed;
         connection.record = unclaimed.record;
+        if let Some(record) = &mut connection.record {
+            record.set_entrance(connection.entrance);
+        }
         connection.counter = Some(counter);
         connection.progress = Progress::Lives;
         info!(
@@ -155,12 +158,12 @@ impl Control {
             pid = connection.peer.pid,
             "claimed"
         );
-        let trusted = connection.trusted;
+        let is_administrators = connection.is_administrators();
         for _ in 0..memories {
             self.memories.give_back(before);
             self.memories.add(now);
         }
-        trusted
+        is_administrators
     }
 
     /// Answers an application whose session all engines serve again.

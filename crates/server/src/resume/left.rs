@@ -15,7 +15,7 @@ use crate::config::StartError;
 use crate::keeper::OWN;
 use crate::position::{Crash, POSITIONS, Place, Positions};
 use crate::prepare::{APERTURES, ARMED, MEMORIES, MEMORY, PINS, PROCESS, RECORD};
-use crate::socket::STORED_NAME;
+use crate::socket::{STORED_ADMIN_NAME, STORED_NAME};
 
 /// The name of the state page in the store.
 pub(crate) const STATE: &str = "state";
@@ -53,6 +53,8 @@ pub(crate) struct LeftSession {
 #[derive(Debug, Default)]
 pub(crate) struct Left {
     pub(crate) listener: Option<OwnedFd>,
+    /// The administration socket; not of a server of an earlier version.
+    pub(crate) admin_listener: Option<OwnedFd>,
     pub(crate) state: Option<OwnedFd>,
     /// The state pages of users.
     pub(crate) user_states: BTreeMap<u32, OwnedFd>,
@@ -65,8 +67,8 @@ pub(crate) struct Left {
     pub(crate) sessions: BTreeMap<u32, LeftSession>,
     /// Memories that their owners have released, by their ids.
     pub(crate) released: HashMap<u64, OwnedFd>,
-    /// The copy areas of workers, by user.
-    pub(crate) copies: HashMap<u32, OwnedFd>,
+    /// The copy areas of workers, by their names.
+    pub(crate) copies: HashMap<String, OwnedFd>,
     /// Sockets that hold ports, by their names.
     pub(crate) ports: HashMap<String, OwnedFd>,
     /// Everything else, which this server does not use.
@@ -147,6 +149,7 @@ impl Left {
         }
         match name {
             STORED_NAME => self.listener.replace(object),
+            STORED_ADMIN_NAME => self.admin_listener.replace(object),
             STATE => self.state.replace(object),
             RDMA => self.rdma.replace(object),
             SETTINGS => self.settings.replace(object),
@@ -161,10 +164,7 @@ impl Left {
                 Some(id) => self.released.insert(id, object),
                 None => Some(object),
             },
-            _ if name.starts_with(COPIES) => match name[COPIES.len()..].parse() {
-                Ok(uid) => self.copies.insert(uid, object),
-                Err(_) => Some(object),
-            },
+            _ if name.starts_with(COPIES) => self.copies.insert(name.to_owned(), object),
             _ if name.starts_with(PORT) => self.ports.insert(name.to_owned(), object),
             _ => Some(object),
         }

@@ -29,6 +29,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::settings::SETTINGS_ROOM;
 use crate::addresses::Lease;
 use crate::clock::clock_ns;
+use crate::policy::Entrance;
 
 /// The layout of the record. A change of the record raises the number in the text.
 const LAYOUT: u64 = u64::from_le_bytes(*b"Towpath2");
@@ -74,8 +75,11 @@ const CRASH_SECONDS: u64 = 600;
 /// No server resumes a session with this many crashes.
 pub(crate) const MOST_CRASHES: u64 = 2;
 
-/// A flag: the session shares the host's addresses.
+/// Flags: the session shares the host's addresses; its application came by the applications' socket, or by the
+/// administration socket. A record of an earlier version's server has neither of the latter two.
 const SHARED: u64 = 1;
+const BY_APPLICATIONS: u64 = 2;
+const BY_ADMINISTRATORS: u64 = 4;
 /// The first bit of the slots of each queue of out-of-band messages, beside the flags.
 const OOB_SHIFT: u32 = 32;
 
@@ -95,6 +99,8 @@ pub(crate) struct Recorded {
     pub(crate) gid: u32,
     pub(crate) groups: Vec<u32>,
     pub(crate) pid: i32,
+    /// The socket by which the application came.
+    pub(crate) entrance: Entrance,
     pub(crate) name: String,
     pub(crate) addresses: RecordedAddresses,
     /// The crashes of servers that served the session, lately.
@@ -161,6 +167,24 @@ fn version_in(first: u64) -> Result<u16, String> {
     ))
 }
 
+/// Returns the flag of the socket by which an application came.
+fn flag_of(entrance: Entrance) -> u64 {
+    match entrance {
+        Entrance::Applications => BY_APPLICATIONS,
+        Entrance::Administrators => BY_ADMINISTRATORS,
+        Entrance::Earlier => 0,
+    }
+}
+
+/// Returns the socket by which an application came. Both flags mean the one with fewer rights.
+fn entrance_of(flags: u64) -> Entrance {
+    match flags & (BY_APPLICATIONS | BY_ADMINISTRATORS) {
+        0 => Entrance::Earlier,
+        BY_ADMINISTRATORS => Entrance::Administrators,
+        _ => Entrance::Applications,
+    }
+}
+
 fn pair(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
@@ -177,7 +201,7 @@ impl Record {
     pub(crate) fn create(
         number: u32,
         (shape, lanes): (&SessionShape, usize),
-        peer: &Peer,
+        (peer, entrance): (&Peer, Entrance),
         name: &str,
         lease: &Lease,
     ) -> io::Result<(Record, OwnedFd)> {
@@ -213,7 +237,8 @@ impl Record {
         let RecordedAddresses { host_number, shared, mac, ipv4, ipv6 } =
             RecordedAddresses::of(lease);
         let oob = shape.oob().map_or(0, |oob| u64::from(oob.slots()));
-        words.store(FLAGS, if shared { SHARED } else { 0 } | oob << OOB_SHIFT);
+        let flags = if shared { SHARED } else { 0 } | flag_of(entrance);
+        words.store(FLAGS, flags | oob << OOB_SHIFT);
         words.store(COUNTED, pair(shape.apertures(), shape.tripwires().tripwires()));
         words.store(HOST_NUMBER, host_number.into());
         let [a, b, c, d, e, f] = mac;
@@ -237,6 +262,12 @@ impl Record {
         let region = SharedFile::adopt(file.try_clone_to_owned()?)?.map_writable()?;
         region.mapping().keep_from_children()?;
         Ok(Record { words: own_words(region) })
+    }
+
+    /// Records the socket by which the session's application came again.
+    pub(crate) fn set_entrance(&mut self, entrance: Entrance) {
+        let others = self.words.get(FLAGS) & !(BY_APPLICATIONS | BY_ADMINISTRATORS);
+        self.words.publish(FLAGS, others | flag_of(entrance));
     }
 
     /// Records that the session has begun: a successor can resume it from now on.
@@ -368,6 +399,7 @@ impl Recorded {
             gid,
             groups: groups.collect(),
             pid: get(PID) as i32,
+            entrance: entrance_of(get(FLAGS)),
             name: message::shown_name(&name),
             addresses,
             crashes: get(CRASHES),
@@ -434,7 +466,8 @@ mod tests {
     }
 
     fn create(groups: usize) -> (Record, OwnedFd) {
-        Record::create(6, (&shape(), 2), &peer(groups), "näme", &lease()).unwrap()
+        let peer = (&peer(groups), Entrance::Administrators);
+        Record::create(6, (&shape(), 2), peer, "näme", &lease()).unwrap()
     }
 
     #[test]
@@ -462,6 +495,16 @@ mod tests {
             assert!([0, 1, 2, 3, 5, u32::MAX].iter().all(|one| read.endpoint(*one).is_none()));
             // A successor goes on with the same record.
             let mut next = Record::adopt(file.as_fd()).unwrap();
+            let came = || {
+                let read = Recorded::read(file.as_fd()).unwrap().unwrap();
+                assert_eq!((read.shape, read.addresses.shared), (shape(), false));
+                read.entrance
+            };
+            assert_eq!(came(), Entrance::Administrators);
+            for entrance in [Entrance::Applications, Entrance::Earlier, Entrance::Administrators] {
+                next.set_entrance(entrance);
+                assert_eq!(came(), entrance);
+            }
             next.revoke(4);
             assert!(read.endpoint(4).unwrap().revoked);
             next.end();

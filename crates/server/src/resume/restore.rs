@@ -27,7 +27,7 @@ use crate::engine::session::Session;
 use crate::engines::Reply;
 use crate::host::port_protocol;
 use crate::open::read_open;
-use crate::policy::{Account, Roles, Standing};
+use crate::policy::Roles;
 use crate::position::Phase;
 use crate::prepare::{Files, remove_stored, session_bytes, unfreeable_bytes};
 use crate::worker::workers::Owner;
@@ -217,13 +217,12 @@ impl Control {
         recorded: &Recorded,
         process: OwnedFd,
     ) -> Result<Connection, (u32, NotResumed)> {
-        let Recorded { uid, gid, pid, .. } = *recorded;
+        let Recorded { uid, gid, pid, entrance, .. } = *recorded;
         let peer = Peer { uid, gid, pid, groups: recorded.groups.clone(), process: Some(process) };
         let policy = &self.parts.policy;
-        let admission = policy.standing(&peer, self.own_uid, self.all_users_known);
+        let admission = policy.standing(&peer, entrance, self.own_uid, self.all_users_known);
         let admission = admission.map_err(|(_, text)| (CLOSED_BY_POLICY, text))?;
-        let is_limited = admission.standing != Standing::Administrator;
-        let account = Account { uid, group: admission.group, is_limited };
+        let account = admission.account(uid);
         let holder = Holder { uid, name: recorded.name.clone() };
         let lease = self.lease_again(&recorded.addresses, &holder, &admission.terms);
         let lost = if recorded.addresses.shared { CLOSED_ADDRESS_GONE } else { 0 };
@@ -233,14 +232,13 @@ impl Control {
             self.parts.pool.release(&lease, holder);
             return Err((0, text));
         }
-        let Some(worker) = self.worker_of(Owner::User(uid)) else {
+        let Some(worker) = self.worker_of(Owner::of(account)) else {
             self.release(&address);
             self.parts.pool.release(&lease, holder);
             return Err((0, "the server cannot start a worker for its user".to_owned()));
         };
         let trusted = uid == self.own_uid || uid == 0;
-        let mut connection =
-            Connection::new(worker, peer, admission.standing, admission.terms, account, trusted);
+        let mut connection = Connection::new(worker, (peer, entrance), admission, trusted);
         connection.gone = true;
         connection.name.clone_from(&recorded.name);
         connection.lease = Some(lease);

@@ -12,6 +12,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, p
 use super::link::{Link, Packet, Report};
 use super::spawner::{Spawner, pair};
 use super::wire::{MAX_PACKET_BYTES, command};
+use crate::account::{Account, Party};
 
 /// Idle workers that the server keeps for users that return.
 const IDLE: usize = 16;
@@ -22,11 +23,33 @@ const WAITING: usize = 4096;
 /// The time that workers have at the server's end to execute their commands.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The owner of a worker: a user, or all users that may not attach.
+/// The owner of a worker: a user by its grant, an administrator, or all users that may not attach. A user that is both
+/// has two workers: the one of the grant may hang, and its end is not the administrator's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Owner {
     User(u32),
+    Administrator(u32),
     Refused,
+}
+
+impl Owner {
+    /// Returns the owner for an account.
+    pub(crate) fn of(account: Account) -> Owner {
+        if account.is_limited {
+            Owner::User(account.uid)
+        } else {
+            Owner::Administrator(account.uid)
+        }
+    }
+
+    /// Returns the user; `None` for all users that may not attach.
+    pub(crate) fn user(self) -> Option<Party> {
+        match self {
+            Owner::User(uid) => Some(Party::User(uid)),
+            Owner::Administrator(uid) => Some(Party::Administrator(uid)),
+            Owner::Refused => None,
+        }
+    }
 }
 
 #[derive(Debug)]

@@ -100,3 +100,48 @@ fn no_rx_batch_is_above_the_servers() {
     assert_eq!(rx_batch(&server), "100");
     server.stop().unwrap();
 }
+
+#[test]
+fn a_server_makes_two_sockets_and_removes_both() {
+    let directory = std::env::temp_dir().join(format!("towpath-two-{}", std::process::id()));
+    std::fs::create_dir(&directory).unwrap();
+    let names = || {
+        let entries = std::fs::read_dir(&directory).unwrap();
+        let names = entries.map(|one| one.unwrap().file_name().into_string().unwrap());
+        names.collect::<std::collections::BTreeSet<_>>().into_iter().collect::<Vec<_>>()
+    };
+    let (socket, own) = (directory.join("s"), directory.join("own.admin"));
+    let both = |admin_socket: Option<&std::path::PathBuf>| Config {
+        socket: Some(socket.clone()),
+        admin_socket: admin_socket.cloned(),
+        ..Config::default()
+    };
+    let (server, _far) = start(&both(None)).unwrap();
+    assert_eq!(names(), ["s", "s.admin", "s.lock"]);
+    // This process owns both, and has all rights over the second one.
+    towpath_client::set(&socket, None, Setting::RxBatch, 7).unwrap();
+    let only = directory.join("only");
+    std::fs::hard_link(&socket, &only).unwrap();
+    let refused_there = towpath_client::set(&only, None, Setting::RxBatch, 8).unwrap_err();
+    assert!(refused_there.to_string().contains("SOCKET.admin"), "{refused_there}");
+    assert_eq!(rx_batch(&server), "7");
+    std::fs::remove_file(&only).unwrap();
+    server.stop().unwrap();
+    assert_eq!(names(), [""; 0]);
+
+    let (server, _far) = start(&both(Some(&own))).unwrap();
+    assert_eq!(names(), ["own.admin", "own.admin.lock", "s", "s.lock"]);
+    let other = Config { socket: Some(directory.join("t")), ..both(Some(&own)) };
+    assert!(refused(&other).contains("another server serves here"));
+    server.stop().unwrap();
+    assert_eq!(names(), [""; 0]);
+
+    assert!(refused(&both(Some(&socket))).contains("one path for the socket and"));
+    let long = directory.join("x".repeat(107 - 1 - directory.as_os_str().len()));
+    let said = refused(&Config { socket: Some(long.clone()), ..Config::default() });
+    assert!(said.contains("113 bytes; 107 are possible"), "{said}");
+    let (server, _far) = start(&Config { socket: Some(long), ..both(Some(&own)) }).unwrap();
+    server.stop().unwrap();
+    assert_eq!(names(), [""; 0]);
+    std::fs::remove_dir(&directory).unwrap();
+}

@@ -64,9 +64,9 @@ pub(super) fn kept_capabilities(shares_host: bool, kind: Kind) -> CapabilitySet 
 pub(super) fn restrict_server(
     mode: Confinement,
     policy: Option<&Path>,
-    socket: &Path,
+    sockets: [&Path; 2],
 ) -> Result<(), Failure> {
-    restrict(Process::Server, mode, || files::confine_server(policy, socket))
+    restrict(Process::Server, mode, || files::confine_server(policy, sockets))
 }
 
 /// Restricts the system calls and the files of a keeper, and of the servers that it starts. Warns

@@ -15,27 +15,43 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::process::{Gid, geteuid};
 
+use towpath_protocol::admin_socket::{MOST_PATH_BYTES, admin_socket, is_admin_socket};
+
+use super::settings::Settings;
 use super::values::Identity;
 use crate::failure::{Failure, says};
-
-/// The longest path of a Unix socket, in bytes (`sockaddr_un`, unix(7)), without its zero.
-const MOST_PATH_BYTES: usize = 107;
 
 /// Write permission for the directory: its owner alone, or also a group, with the sticky bit.
 const OWNERS: u32 = 0o755;
 const GROUPS: u32 = 0o1775;
 
+/// Prepares the directories of both sockets of a server, whose settings name at least one.
+pub(super) fn prepare_both(settings: &Settings) -> Result<(), Failure> {
+    let (socket, user) =
+        (settings.socket.as_deref().unwrap_or(Path::new("")), settings.user.as_ref());
+    prepare(socket, user)?;
+    match &settings.admin_socket {
+        Some(admin) => prepare(admin, user),
+        None => check_length(&settings.admin_path(), "--socket, or give --admin-socket"),
+    }
+}
+
+/// Checks that the kernel has room for the path of a socket.
+fn check_length(socket: &Path, remedy: &str) -> Result<(), Failure> {
+    let length = socket.as_os_str().len();
+    if length <= MOST_PATH_BYTES {
+        return Ok(());
+    }
+    Err(Failure::usage(format!(
+        "{}: a socket's path of {length} bytes; {MOST_PATH_BYTES} are possible: choose a shorter one with {remedy}",
+        socket.display()
+    )))
+}
+
 /// Prepares the directory of `socket` for a server that runs as `user`. A directory that an
 /// operator made stays as it is.
 pub(super) fn prepare(socket: &Path, user: Option<&Identity>) -> Result<(), Failure> {
-    let length = socket.as_os_str().len();
-    if length > MOST_PATH_BYTES {
-        return Err(Failure::usage(format!(
-            "{}: a socket's path of {length} bytes; {MOST_PATH_BYTES} are possible: choose a \
-             shorter one with --socket",
-            socket.display()
-        )));
-    }
+    check_length(socket, if is_admin_socket(socket) { "--admin-socket" } else { "--socket" })?;
     // A user other than the current one, which may lack its rights.
     let other = user.filter(|user| user.uid != geteuid().as_raw());
     let Some(directory) = socket.parent().filter(|path| !path.as_os_str().is_empty()) else {
@@ -138,8 +154,8 @@ pub(super) fn busy(socket: &Path) -> Failure {
     ))
 }
 
-/// Removes the socket that a killed server of another user left, while root still can: a server of
-/// this user could not take it over.
+/// Removes the sockets that a killed server of another user left, while root still can: a server of
+/// this user could not take them over.
 fn take_over(socket: &Path, uid: u32) -> Result<(), Failure> {
     let failed = |path: &Path, error: &io::Error| {
         Failure::new(format!("{}: {}", path.display(), says(error)))
@@ -161,8 +177,10 @@ fn take_over(socket: &Path, uid: u32) -> Result<(), Failure> {
         }
         Err(errno) => return Err(failed(&lock_path, &errno.into())),
     }
-    if fs::symlink_metadata(socket).is_ok_and(|found| found.file_type().is_socket()) {
-        fs::remove_file(socket).map_err(|error| failed(socket, &error))?;
+    for socket in [socket, &admin_socket(socket)] {
+        if fs::symlink_metadata(socket).is_ok_and(|found| found.file_type().is_socket()) {
+            fs::remove_file(socket).map_err(|error| failed(socket, &error))?;
+        }
     }
     fs::remove_file(&lock_path).map_err(|error| failed(&lock_path, &error))
 }

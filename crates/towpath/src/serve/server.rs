@@ -125,10 +125,10 @@ fn run_with(
         interface = name,
         mtu,
         socket = %socket.display(),
+        admin_socket = %settings.admin_path().display(),
         uid = rustix::process::geteuid().as_raw(),
         version = env!("CARGO_PKG_VERSION"),
-        total_bytes,
-        "serving"
+        total_bytes, "serving"
     );
     report_started(keeper)?;
     let names = (&settings, &*socket, &*served.interface);
@@ -207,7 +207,8 @@ fn give_up_rights(
     confine::confine(settings.user.as_ref())?;
     confine::end_with_parent()?;
     warn_of_unreadable_policy(policy);
-    confine::restrict_server(settings.confine.unwrap_or_default(), policy, socket)?;
+    let sockets = [socket, &settings.admin_path()];
+    confine::restrict_server(settings.confine.unwrap_or_default(), policy, sockets)?;
     standard_error::start_thread();
     pcap.map_or(Ok(()), Pcap::start_thread)
 }

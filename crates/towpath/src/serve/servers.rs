@@ -38,6 +38,7 @@ pub(super) struct Served {
     settings: Settings,
     interface: String,
     socket: PathBuf,
+    admin: PathBuf,
     kind: Kind,
     /// The program of the servers after an upgrade, and the one of an upgrade under way.
     upgraded: Option<File>,
@@ -49,7 +50,8 @@ impl Served {
     pub(super) fn new(settings: Settings, kind: Kind) -> Result<Served, Failure> {
         let interface = settings.served()?.interface.to_string();
         let socket = settings.socket.clone().unwrap_or_default();
-        Ok(Served { settings, interface, socket, kind, upgraded: None, installed: None })
+        let admin = settings.admin_path();
+        Ok(Served { settings, interface, socket, admin, kind, upgraded: None, installed: None })
     }
 
     pub(super) fn settings(&self) -> &Settings {
@@ -73,7 +75,7 @@ impl Served {
             passes_hangup: manner != Manner::Up || settings.policy.is_some(),
             leaves_at_sigterm: manner == Manner::ServeWithStore && has_service_manager(),
             owner: settings.user.as_ref().map(|user| (user.uid, user.gid)),
-            path: keeper_path(&self.socket),
+            path: keeper_path(&self.settings.admin_path()),
             status: status_path(&self.socket),
         }
     }
@@ -156,7 +158,7 @@ impl<'a> Servers<'a> {
         if let Some(failure) = self.failure {
             return Err(failure);
         }
-        outcome.map_err(|error| failed(&keeper_path(&self.devices[0].socket), &error))
+        outcome.map_err(|error| failed(&keeper_path(&self.devices[0].admin), &error))
     }
 
     /// Returns the capabilities that the keeper keeps, for all of its devices. A device of several that
@@ -175,7 +177,7 @@ impl<'a> Servers<'a> {
         confine_keeper(user.as_ref(), kept)?;
         let files = self.devices.iter().map(|device| ForServers {
             kind: device.kind,
-            socket: &device.socket,
+            sockets: [&device.socket, &device.admin],
             pcap: device.settings.pcap.as_deref(),
         });
         restrict_keeper(confine.unwrap_or_default(), &files.collect::<Vec<_>>())

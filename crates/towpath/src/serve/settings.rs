@@ -10,6 +10,7 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use towpath_device::pci::e1000e::{MOST_QUEUES, Moderation};
+use towpath_protocol::admin_socket::{ADMIN_SUFFIX, admin_socket, is_admin_socket};
 use towpath_server::{Config, Policy, Setting};
 
 use super::confine::Confinement;
@@ -111,6 +112,13 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "PATH")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) socket: Option<PathBuf>,
+    /// Socket for administrators, root and the server's user, whose path ends in .admin; by default the path of the
+    /// socket with .admin behind it. With this option, the keeper's socket, at which an administrator asks for an
+    /// upgrade, is in the same directory. Over the other socket, all users have only the rights that --allow-user,
+    /// --allow-group or --policy grant, root included: root of a container may have that socket
+    #[arg(long, value_name = "PATH")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) admin_socket: Option<PathBuf>,
     /// User that the server changes to, for good, after it has set up the interface
     #[arg(long, value_name = "USER[:GROUP]")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -312,6 +320,7 @@ impl Settings {
             hold: self.hold.or(file.hold),
             mtu: self.mtu.or(file.mtu),
             socket: self.socket.or(file.socket),
+            admin_socket: self.admin_socket.or(file.admin_socket),
             user: self.user.or(file.user),
             confine: self.confine.or(file.confine),
             allow_user: list(self.allow_user, file.allow_user),
@@ -347,8 +356,10 @@ impl Settings {
         }
         let served = self.device.as_ref();
         let socket = served.map(|served| towpath_client::default_socket(&served.interface));
+        let admin_socket = self.socket.as_ref().or(socket.as_ref()).map(|one| admin_socket(one));
         let defaults = Settings {
             socket,
+            admin_socket,
             wait: Some(Wait(Setting::Wait.spec().default)),
             hold: Number::new(HOLD_S).ok(),
             log: Some(Level::Info),
@@ -399,6 +410,29 @@ impl Settings {
     pub(crate) fn check_total_bytes(&self) -> Result<(), Failure> {
         let given = self.total_bytes.map(Number::get).filter(|bytes| *bytes > 0);
         given.map_or(Ok(()), |bytes| memory_limit::check(bytes, self.lanes()))
+    }
+
+    /// Returns the path of the administration socket.
+    pub(super) fn admin_path(&self) -> PathBuf {
+        let socket = self.socket.as_deref().unwrap_or(Path::new(""));
+        self.admin_socket.clone().unwrap_or_else(|| admin_socket(socket))
+    }
+
+    /// Checks that programs can tell the two sockets apart by their paths.
+    pub(crate) fn check_sockets(&self) -> Result<(), Failure> {
+        if let Some(socket) = self.socket.as_deref().filter(|one| is_admin_socket(one)) {
+            return Err(Failure::usage(format!(
+                "--socket {}: {ADMIN_SUFFIX} is the end of an administration socket's path; choose another name",
+                socket.display()
+            )));
+        }
+        match self.admin_socket.as_deref().filter(|one| !is_admin_socket(one)) {
+            Some(admin) => Err(Failure::usage(format!(
+                "--admin-socket {0}: the path has to end in {ADMIN_SUFFIX}; give {0}{ADMIN_SUFFIX}",
+                admin.display()
+            ))),
+            None => Ok(()),
+        }
     }
 
     /// Checks that `--pcap` does not name the standard output as `towpath capture -w` does.
@@ -497,6 +531,7 @@ impl Settings {
         set(&mut policy.endpoints_per_session, self.endpoints_per_session.map(Number::get));
         set(&mut config.receive_budget, self.receive_budget.map(Number::get));
         config.socket = Some(socket);
+        config.admin_socket.clone_from(&self.admin_socket);
         config.policy = policy;
         let given: Vec<Subnet> = self.address.iter().chain(&self.subnet).copied().collect();
         config.subnets = subnets(&given)
@@ -540,6 +575,7 @@ rdma = true
 hold = 3
 mtu = 9000
 socket = "/run/towpath/seven.sock"
+admin-socket = "/run/admin/seven.sock.admin"
 user = "61001:61001"
 allow-user = ["root", 61002]
 allow-group = [61003]

@@ -95,6 +95,7 @@ fn check(settings: &Settings) -> Result<(), Failure> {
     settings.check_lanes()?;
     settings.check_total_bytes()?;
     settings.check_pcap()?;
+    settings.check_sockets()?;
     let config = settings.config(PathBuf::new())?;
     config.check().map_err(|error| explain(&error, settings))
 }
@@ -106,7 +107,7 @@ fn prepare(settings: Settings) -> Result<(Served, Begin), Failure> {
     if is_served(&socket) {
         return Err(directory::busy(&socket));
     }
-    directory::prepare(&socket, settings.user.as_ref())?;
+    directory::prepare_both(&settings)?;
     let begin = Begin::First { own: own_objects(&settings)?, left: Default::default() };
     Ok((Served::new(settings, kind)?, begin))
 }

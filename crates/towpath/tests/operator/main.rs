@@ -1,6 +1,7 @@
 //! The command as an operator uses it: servers started, inspected, captured from, bridged, ended
 //! and killed, in network namespaces of their own, as root and as an ordinary user.
 
+mod administrators;
 mod apertures;
 mod beside_the_kernel;
 mod blocking;

@@ -313,8 +313,11 @@ fn a_policy_is_checked_and_explained() {
     assert!(said.contains("user 61002 may not attach to eth1: no grant names it"), "{said}");
     let said = fails(&mut check(&["--user", "61009"]), 1);
     assert!(said.contains("policy.toml: user 61009 may not attach: no grant"), "{said}");
+    let said = fails(&mut check(&["--user", "root"]), 1);
+    assert!(said.contains("over SOCKET.admin, root may do everything"), "{said}");
+    std::fs::write(&file, "[[grant]]\nusers = [\"root\"]\nports = [\"tcp:80\"]\n").unwrap();
     let said = prints(&mut check(&["--user", "root"]));
-    assert!(said.contains("may do everything"), "{said}");
+    assert!(said.contains("user root: by name (line 1)") && said.contains("tcp:80"), "{said}");
     std::fs::write(&file, "[[grant]]\nusers = [1]\ncolour = 1\n").unwrap();
     let said = fails(&mut check(&[]), 2);
     assert!(said.contains("policy.toml:3: unknown key `colour`"), "{said}");

@@ -547,13 +547,14 @@ fn an_application_ends_while_no_server_runs() {
     });
 }
 
-/// Connects to a server.
+/// Connects to a server, as an administrator.
 fn connect(path: &str) -> Channel {
+    let path = format!("{path}.admin");
     let kind = rustix::net::SocketType::SEQPACKET;
     let family = rustix::net::AddressFamily::UNIX;
     let flags = rustix::net::SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(family, kind, flags, None).unwrap();
-    rustix::net::connect(&socket, &rustix::net::SocketAddrUnix::new(path).unwrap()).unwrap();
+    rustix::net::connect(&socket, &rustix::net::SocketAddrUnix::new(&path).unwrap()).unwrap();
     Channel::new(socket)
 }
 

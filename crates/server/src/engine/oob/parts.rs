@@ -221,7 +221,7 @@ impl Parts<'_> {
     fn allows(&self, key: u32, other: EndpointName) -> bool {
         let other = self.sessions.key(other.session).and_then(|key| self.sessions.get(key));
         let (Some(one), Some(other)) = (self.sessions.get(key), other) else { return true };
-        one.oob.reaches((other.oob.account.uid, other.oob.reach))
+        one.oob.reaches((other.oob.account.user(), other.oob.reach))
     }
 
     /// Tells an endpoint that it has no connection any more. The state comes first: if the server

@@ -6,7 +6,7 @@ use towpath_protocol::oob::{OobMessage, PeerState};
 use towpath_queue::oob::{Message, OobProducer};
 use towpath_queue::{OwnWords, PeerWords, Violation};
 
-use crate::account::Account;
+use crate::account::{Account, Party};
 use crate::reach::Reach;
 
 use super::connection::{Connection, EndpointName};
@@ -152,11 +152,11 @@ impl SessionOob {
     }
 
     /// Returns `true` if this session and another one may exchange messages.
-    pub(super) fn reaches(&self, (uid, reach): (u32, Reach)) -> bool {
+    pub(super) fn reaches(&self, (user, reach): (Party, Reach)) -> bool {
         match (self.reach, reach) {
             (Reach::None, _) | (_, Reach::None) => false,
             (Reach::All, Reach::All) => true,
-            _ => self.account.uid == uid,
+            _ => self.account.user() == user,
         }
     }
 

@@ -175,7 +175,7 @@ impl OobTable {
         if receiver.violation.is_some() || !receiver.takes_oob(to.endpoint) {
             return Err(Refused::NoEndpoint);
         }
-        if !session.oob.reaches((receiver.oob.account.uid, receiver.oob.reach)) {
+        if !session.oob.reaches((receiver.oob.account.user(), receiver.oob.reach)) {
             return Err(Refused::Policy);
         }
         if to == sender.from {

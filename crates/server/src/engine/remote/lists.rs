@@ -101,7 +101,7 @@ impl Lists {
     /// Returns the number of connections of an account's user that are not half-open.
     #[cfg(test)]
     pub(super) fn of(&self, account: Account) -> usize {
-        self.shares.of(crate::account::Party::User(account.uid))
+        self.shares.of(account.user())
     }
 
     /// Returns `true` if one more request of another host may wait for an application of an account.

@@ -1,7 +1,7 @@
 //! The files that a server reaches after its start, and those that the keeper reaches (landlock(7)).
 //!
 //! A server reads the directory of its policy, and those where the kernel and the C library's name services
-//! have files ([`READ`]). It writes in the directory of its socket alone, and to `/dev/null`. It connects
+//! have files ([`READ`]). It writes in the directories of its sockets alone, and to `/dev/null`. It connects
 //! to and binds no TCP port, and signals no process outside.
 
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ type Rule = (PathBuf, BitFlags<AccessFs>);
 /// Fails if the kernel refuses a rule.
 pub(super) fn confine_server(
     policy: Option<&Path>,
-    socket: &Path,
+    sockets: [&Path; 2],
 ) -> Result<RulesetStatus, RulesetError> {
     let rules =
         handled()?.handle_access(AccessNet::from_all(KNOWN))?.scope(Scope::Signal)?.create()?;
@@ -48,14 +48,16 @@ pub(super) fn confine_server(
     let policies = policy.into_iter().chain(target.as_deref()).map(directory);
     let reads = READ.iter().map(PathBuf::from).chain(policies);
     let reads = reads.map(|path| (path, AccessFs::ReadFile | AccessFs::ReadDir));
-    restrict(rules, reads.chain([(directory(socket), WRITE), ("/dev/null".into(), USE)]))
+    let writes = sockets.map(|socket| (directory(socket), WRITE));
+    restrict(rules, reads.chain(writes).chain([("/dev/null".into(), USE)]))
 }
 
 /// What a keeper needs for the servers of a device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ForServers<'a> {
     pub(crate) kind: Kind,
-    pub(crate) socket: &'a Path,
+    /// The applications' socket and the administration socket.
+    pub(crate) sockets: [&'a Path; 2],
     pub(crate) pcap: Option<&'a Path>,
 }
 
@@ -70,7 +72,8 @@ impl ForServers<'_> {
             Kind::Card => "/dev/vfio",
         };
         let pcap = self.pcap.map(|path| (path.to_owned(), AccessFs::WriteFile.into()));
-        pcap.into_iter().chain([(directory(self.socket), WRITE), (devices.into(), USE)])
+        let sockets = self.sockets.map(|socket| (directory(socket), WRITE));
+        pcap.into_iter().chain(sockets).chain([(devices.into(), USE)])
     }
 }
 
@@ -141,16 +144,18 @@ mod tests {
     fn a_keeper_reads_and_executes_all_and_writes_little() {
         let Own(own) = &Own::new("keeper-files");
         let (sockets, others) = (own.join("sockets"), own.join("others"));
-        for directory in [&sockets, &others] {
+        let admins = own.join("admins");
+        for directory in [&sockets, &others, &admins] {
             fs::create_dir_all(directory).unwrap();
         }
         let pcap = own.join("wire.pcapng");
         fs::write(&pcap, "").unwrap();
         fs::write(own.join("file"), "text").unwrap();
         let (socket, other) = (sockets.join("s.sock"), others.join("s.sock"));
+        let admin = admins.join("s.sock.admin");
         let devices = [
-            ForServers { kind: Kind::Tap, socket: &socket, pcap: Some(&pcap) },
-            ForServers { kind: Kind::HostInterface, socket: &other, pcap: None },
+            ForServers { kind: Kind::Tap, sockets: [&socket, &admin], pcap: Some(&pcap) },
+            ForServers { kind: Kind::HostInterface, sockets: [&other, &other], pcap: None },
         ];
         let confine = || confine_keeper(&devices);
         confined("a_keeper_reads_and_executes_all_and_writes_little", confine, || {
@@ -161,7 +166,7 @@ mod tests {
             denied(fs::remove_file(&pcap));
             fs::OpenOptions::new().append(true).open(&pcap).unwrap();
             fs::write("/dev/null", "").unwrap();
-            for directory in [&sockets, &others] {
+            for directory in [&sockets, &others, &admins] {
                 fs::write(directory.join("s.sock.lock"), "").unwrap();
                 fs::remove_file(directory.join("s.sock.lock")).unwrap();
             }
@@ -174,14 +179,16 @@ mod tests {
         let Own(own) = &Own::new("server-files");
         let other = own.join("other");
         let (sockets, policies) = (own.join("sockets"), own.join("policies"));
-        for directory in [&other, &sockets, &policies] {
+        let admins = own.join("admins");
+        for directory in [&other, &sockets, &policies, &admins] {
             fs::create_dir_all(directory).unwrap();
             fs::write(directory.join("file"), "text").unwrap();
         }
         let links = own.join("links");
         fs::create_dir(&links).unwrap();
         std::os::unix::fs::symlink(policies.join("file"), links.join("policy.toml")).unwrap();
-        let confine = || confine_server(Some(&links.join("policy.toml")), &sockets.join("s.sock"));
+        let both = [&*sockets.join("s.sock"), &*admins.join("s.sock.admin")];
+        let confine = || confine_server(Some(&links.join("policy.toml")), both);
         confined("a_server_writes_in_its_sockets_directory_alone", confine, || {
             denied(fs::read(other.join("file")).map(|_| ()));
             denied(fs::write(other.join("file"), "other"));
@@ -190,8 +197,10 @@ mod tests {
             denied(fs::remove_file(policies.join("file")));
             assert_eq!(fs::read(links.join("policy.toml")).unwrap(), b"text");
             fs::read("/etc/passwd").unwrap();
-            fs::write(sockets.join("s.sock.lock"), "").unwrap();
-            fs::remove_file(sockets.join("s.sock.lock")).unwrap();
+            for directory in [&sockets, &admins] {
+                fs::write(directory.join("s.sock.lock"), "").unwrap();
+                fs::remove_file(directory.join("s.sock.lock")).unwrap();
+            }
             let file = rustix::fs::memfd_create("memory", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
             // As for an application's read-only descriptor.
             let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
