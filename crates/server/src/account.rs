@@ -28,3 +28,16 @@ impl Account {
         self.group.map_or(Party::User(self.uid), Party::Group)
     }
 }
+
+/// Two users, in either order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Pair {
+    lower: u32,
+    higher: u32,
+}
+
+impl Pair {
+    pub(crate) fn of(one: u32, other: u32) -> Pair {
+        Pair { lower: one.min(other), higher: one.max(other) }
+    }
+}

@@ -219,6 +219,11 @@ impl Connections {
         self.all.get_mut(&token).filter(|one| matches!(one.progress, Progress::Lives))
     }
 
+    /// Returns the account of a user who has a connection.
+    pub(crate) fn account_of(&self, uid: u32) -> Option<Account> {
+        self.all.values().map(|one| one.account).find(|account| account.uid == uid)
+    }
+
     /// Returns `true` if a user has sessions.
     pub(crate) fn has_sessions(&self, uid: u32) -> bool {
         self.users.get(&uid).is_some_and(|held| held.sessions > 0)

@@ -27,8 +27,9 @@ use towpath_protocol::store::Store;
 use tracing::{error, info, warn};
 
 use crate::addresses::Pool;
+use crate::apertures::disposals::Disposals;
 use crate::apertures::importers::TripwireImporters;
-use crate::apertures::tables::{ExportedAperture, MEMORIES};
+use crate::apertures::tables::{ExportedAperture, MEMORIES, Released};
 use crate::config::PolicyError;
 use crate::connection::{Connection, Refused};
 use crate::connections::Connections;
@@ -173,8 +174,9 @@ pub(crate) struct Control {
     pub(crate) exported_apertures: HashMap<u32, ExportedAperture>,
     pub(crate) tripwire_importers: TripwireImporters,
     /// Memories whose owners have released them, and which importers still map, by their ids, with
-    /// the accounts of their owners.
-    pub(crate) released_memories: HashMap<u64, (OwnedFd, Account)>,
+    /// the accounts of the importers as whose the memories count.
+    pub(crate) released_memories: HashMap<u64, (Released, Account)>,
+    pub(crate) disposals: Disposals,
     pub(crate) memories: Shares,
     pub(crate) filters: Filters,
     pub(crate) own_queues: OwnQueues,
@@ -260,6 +262,7 @@ impl Control {
             exported_apertures: HashMap::new(),
             tripwire_importers: TripwireImporters::default(),
             released_memories: HashMap::new(),
+            disposals: Disposals::new(),
             memories: Shares::new(MEMORIES),
             filters: Filters::default(),
             own_queues: OwnQueues::new(parts.headers.take(), opener, takes_all),
@@ -325,6 +328,7 @@ impl Control {
             self.go_on_with_host();
             self.go_on_with_queues();
             self.give_up_workers();
+            self.go_on_with_disposals();
             self.end_failed_connections();
             self.leave_for_added_queues();
             self.listen_again();
@@ -411,7 +415,8 @@ impl Control {
         });
         let freed = self.freed.next_deadline();
         let listens = self.listens_again.map(|at| at.saturating_duration_since(Instant::now()));
-        [host, workers, queues, unclaimed, freed, listens].into_iter().flatten().min()
+        let disposals = self.disposals.next_deadline();
+        [host, workers, queues, unclaimed, freed, listens, disposals].into_iter().flatten().min()
     }
 
     fn accept(&mut self) {

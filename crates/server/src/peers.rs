@@ -38,6 +38,9 @@ impl Control {
             }
             Some(Report::Allocated { token, outcome }) => self.memory_allocated(token, outcome),
             Some(Report::Exited) => {
+                if let Some(Owner::Pair(_)) = self.workers.owner(worker) {
+                    self.disposal_reported(worker, true);
+                }
                 if let Some(Owner::User(uid)) = self.workers.owner(worker)
                     && !self.connections.of_worker(worker).is_empty()
                     && self.log.allows(uid)
@@ -47,20 +50,25 @@ impl Control {
                 self.workers.remove(worker);
                 self.worker_ended(worker);
             }
-            Some(Report::Handled) | None => {}
+            Some(Report::Handled) => {
+                if let Some(Owner::Pair(_)) = self.workers.owner(worker) {
+                    self.disposal_reported(worker, false);
+                }
+            }
+            None => {}
         }
     }
 
     /// Ends the connections of users whose workers hang. Connections of other users continue.
     pub(crate) fn give_up_workers(&mut self) {
         while let Some(worker) = self.workers.declare_one_hung() {
-            if let Some(Owner::User(uid)) = self.workers.owner(worker)
-                && self.log.allows(uid)
-            {
-                warn!(
+            match self.workers.owner(worker) {
+                Some(Owner::User(uid)) if self.log.allows(uid) => warn!(
                     uid,
                     "sessions closed: an application of this user blocks the user's worker process"
-                );
+                ),
+                Some(Owner::Pair(_)) => self.disposal_hangs(worker),
+                _ => {}
             }
             self.worker_ended(worker);
         }

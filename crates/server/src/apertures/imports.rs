@@ -42,6 +42,12 @@ impl Control {
             return Err(refused(Refusal::InUse, text));
         }
         let is_mapped = Sharing::from_number(memory.access).is_some_and(Sharing::is_mapped);
+        let writes = Access::from_number(exported.access).is_some_and(Access::writes);
+        if let (true, Some(owner)) = (is_mapped && writes, self.uid_of(key.owner))
+            && let Some(importer) = self.uid_of(session)
+        {
+            self.check_shared(importer, owner)?;
+        }
         let entry = Entry {
             kind: Entry::IMPORTED,
             sequence: import.sequence,
@@ -68,6 +74,12 @@ impl Control {
     pub(super) fn tables_of(&self, session: u32) -> Option<&ApertureTables> {
         let token = self.connections.token_of(session)?;
         self.connections.get(token)?.apertures.as_deref()
+    }
+
+    /// Returns the user of a session.
+    fn uid_of(&self, session: u32) -> Option<u32> {
+        let token = self.connections.token_of(session)?;
+        self.connections.get(token).map(|one| one.account.uid)
     }
 
     /// Returns an exported aperture, and its memory.

@@ -194,6 +194,16 @@ impl Connections {
         self.discharge_memory(account, bytes);
     }
 
+    /// Adds memory that two users shared to that of both, half to each.
+    pub(crate) fn charge_both(&mut self, accounts: [Account; 2], bytes: usize) {
+        accounts.into_iter().for_each(|one| self.charge_memory(one, bytes / 2));
+    }
+
+    /// Takes memory that two users shared off that of both.
+    pub(crate) fn discharge_both(&mut self, accounts: [Account; 2], bytes: usize) {
+        accounts.into_iter().for_each(|one| self.discharge_memory(one, bytes / 2));
+    }
+
     /// Adds memory to that of a user, its group, and all sessions.
     pub(super) fn charge_memory(&mut self, account: Account, bytes: usize) {
         self.bytes += bytes;

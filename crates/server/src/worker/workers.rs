@@ -12,21 +12,24 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, p
 use super::link::{Link, Packet, Report};
 use super::spawner::{Spawner, pair};
 use super::wire::{MAX_PACKET_BYTES, command};
+use crate::account::Pair;
 
 /// Idle workers that the server keeps for users that return.
 const IDLE: usize = 16;
-/// Hung workers that the server waits for. The server gives up others.
+/// Hung workers of users that the server waits for. The server gives up others.
 const MAX_HUNG: usize = 64;
 /// Connections that wait for a refusal. The server closes more without reading them.
 const WAITING: usize = 4096;
 /// The time that workers have at the server's end to execute their commands.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The owner of a worker: a user, or all users that may not attach.
+/// The owner of a worker: a user, all users that may not attach, or two users that share memory for writing. The worker
+/// of two users has no connection, and its hang ends no session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Owner {
     User(u32),
     Refused,
+    Pair(Pair),
 }
 
 #[derive(Debug)]
@@ -166,7 +169,23 @@ impl Workers {
         }
         // Without descriptors for a worker there is no other way than to close them here.
         let Ok(id) = self.of(owner) else { return };
-        self.push(id, Packet::new(command::DISPOSE, 0, command::WIPE).with(descriptors));
+        self.wipe(id, descriptors);
+    }
+
+    /// Has a worker free the memory of files, and close them. The worker has finished once it
+    /// [is idle](Workers::is_idle) or gone.
+    pub(crate) fn wipe(&mut self, id: u64, files: Vec<OwnedFd>) {
+        self.push(id, Packet::new(command::DISPOSE, 0, command::WIPE).with(files));
+    }
+
+    /// Returns `true` if a worker was declared hung.
+    pub(crate) fn is_hung(&self, id: u64) -> bool {
+        self.all.get(&id).is_some_and(|one| one.is_hung)
+    }
+
+    /// Returns `true` if a worker has executed all of its commands, or is gone.
+    pub(crate) fn is_idle(&self, id: u64) -> bool {
+        self.all.get(&id).is_none_or(|one| one.link.is_idle())
     }
 
     fn push(&mut self, id: u64, packet: Packet) {
@@ -271,8 +290,10 @@ impl Workers {
         for packet in unsent {
             self.lose(owner, packet);
         }
-        if self.all.values().filter(|one| one.is_hung).count() > MAX_HUNG {
-            let oldest = self.all.iter().find(|(_, one)| one.is_hung).map(|(id, _)| *id);
+        // Those of pairs of users have limits: `apertures::disposals`.
+        let counts = |one: &One| one.is_hung && !matches!(one.owner, Owner::Pair(_));
+        if self.all.values().filter(|one| counts(one)).count() > MAX_HUNG {
+            let oldest = self.all.iter().find(|(_, one)| counts(one)).map(|(id, _)| *id);
             self.remove(oldest.unwrap_or(id));
         }
         Some(id)
