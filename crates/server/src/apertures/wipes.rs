@@ -109,9 +109,9 @@ impl Control {
             return Ok(());
         }
         let text = format!(
-            "import: the server cannot free {MOST_HUNG} released memories that users {owner} and {importer} shared \
-             for writing, because processes of one of them hold the kernel's locks of the files; end these \
-             processes, then import again"
+            "import: the server cannot free {MOST_HUNG} memories that users {owner} and {importer} shared for \
+             writing, because processes of these users hold the kernel's locks of the files; end these processes, \
+             then import again"
         );
         Err((Refusal::Limit, text))
     }
