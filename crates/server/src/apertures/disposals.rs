@@ -57,6 +57,8 @@ pub(crate) struct Disposals {
     last: Option<Pair>,
     /// The time before which no worker is to be made.
     not_before: Option<Instant>,
+    /// `true` if no memory that waits may begin until something changes.
+    is_settled: bool,
 }
 
 impl Disposals {
@@ -67,20 +69,22 @@ impl Disposals {
             places: Shares::new(PLACES),
             last: None,
             not_before: None,
+            is_settled: true,
         }
     }
 
     /// Adds a memory.
     pub(super) fn push(&mut self, disposal: Disposal) {
+        self.is_settled = false;
         self.waiting.entry(disposal.pair()).or_default().push_back(disposal);
     }
 
     /// Takes the next memory for which there may be a worker. The caller starts it, or puts it back.
     pub(super) fn take_next(&mut self, now: Instant) -> Option<Disposal> {
-        if self.not_before.is_some_and(|at| now < at) {
+        if self.is_settled || self.not_before.is_some_and(|at| now < at) {
             return None;
         }
-        self.not_before = None;
+        (self.not_before, self.is_settled) = (None, true);
         let behind = |pair: &&Pair| self.last.is_some_and(|last| **pair <= last);
         let (before, after): (Vec<Pair>, Vec<Pair>) =
             self.waiting.keys().partition(|pair| behind(pair));
@@ -90,7 +94,7 @@ impl Disposals {
         if waiting.is_empty() {
             self.waiting.remove(&pair);
         }
-        self.last = Some(pair);
+        (self.last, self.is_settled) = (Some(pair), false);
         disposal.accounts().into_iter().for_each(|one| self.places.add(one));
         Some(disposal)
     }
@@ -113,12 +117,13 @@ impl Disposals {
     pub(super) fn put_back(&mut self, disposal: Disposal, now: Instant) {
         disposal.accounts().into_iter().for_each(|one| self.places.give_back(one));
         self.waiting.entry(disposal.pair()).or_default().push_front(disposal);
-        self.not_before = Some(now + PAUSE);
+        (self.not_before, self.is_settled) = (Some(now + PAUSE), false);
     }
 
     /// Takes the memory of a worker that is done or gone, and gives its place back.
     pub(super) fn finish(&mut self, worker: u64) -> Option<Disposal> {
         let Working { disposal, .. } = self.working.remove(&worker)?;
+        self.is_settled = false;
         disposal.accounts().into_iter().for_each(|one| self.places.give_back(one));
         Some(disposal)
     }
@@ -134,6 +139,7 @@ impl Disposals {
     pub(super) fn hang(&mut self, worker: u64) -> Option<&Disposal> {
         let working = self.working.get_mut(&worker)?;
         working.is_hung = true;
+        self.is_settled = false;
         Some(&working.disposal)
     }
 

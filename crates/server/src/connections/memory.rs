@@ -350,6 +350,24 @@ mod tests {
         Account { uid, group, is_limited: true }
     }
 
+    /// Memory that two users shared and that is not freed counts as much as it takes, and half for each, also without a
+    /// session.
+    #[test]
+    fn memory_of_two_users_counts_half_for_each() {
+        let mut all = Connections::default();
+        let (one, other) = (account(7, Some(70)), account(8, None));
+        all.attach(1, one, 100);
+        all.charge_both([one, other], 400);
+        assert_eq!((all.users[&7].bytes, all.users[&8].bytes), (300, 200));
+        assert_eq!((all.groups[&70].bytes, all.bytes, all.granted_bytes), (300, 500, 500));
+        let text = all.exceeds(&limits(10_000, 600), other, 401).unwrap();
+        assert!(text.contains("user 8 would have 601 bytes"), "{text}");
+        assert_eq!(all.end(1), 200);
+        all.discharge_both([one, other], 400);
+        assert!(all.users.is_empty() && all.groups.is_empty());
+        assert_eq!((all.bytes, all.granted_bytes), (0, 0));
+    }
+
     #[test]
     fn a_user_has_half_of_the_memory_at_most() {
         let mut all = Connections::default();

@@ -204,6 +204,10 @@ impl Workers {
         if packet.head.kind == command::PREPARE_OLDER {
             self.failed.push((packet.head.token, packet.head.kind));
         }
+        if let Owner::Pair(_) = owner {
+            // `apertures::disposals` still has the file, and tries again.
+            return self.close(packet.descriptors);
+        }
         self.dispose(owner, packet.descriptors);
     }
 
@@ -357,6 +361,8 @@ impl Workers {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
     use super::*;
 
     const USER: Owner = Owner::User(7);
@@ -379,6 +385,49 @@ mod tests {
         let (spawner, kept) = Spawner::without_process().unwrap();
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
         (Workers::new(spawner, Vec::new(), epoll).unwrap(), kept)
+    }
+
+    impl Workers {
+        fn hang(&mut self, owner: Owner) -> u64 {
+            let id = self.of(owner).unwrap();
+            self.wipe(id, vec![std::io::pipe().unwrap().0.into()]);
+            self.all.get_mut(&id).unwrap().link.delay();
+            assert_eq!(self.declare_one_hung(), Some(id));
+            id
+        }
+    }
+
+    /// The server gives up the oldest of too many hung workers of users, and none because of those of two users.
+    #[test]
+    fn hung_workers_of_pairs_displace_none() {
+        let (mut workers, _kept) = without_process();
+        workers.hang(USER);
+        let pairs: Vec<u64> = (0..MAX_HUNG as u32 + 1)
+            .map(|uid| workers.hang(Owner::Pair(Pair::of(7, 100 + uid))))
+            .collect();
+        assert!(workers.has_hung(USER) && pairs.iter().all(|id| workers.is_hung(*id)));
+        for uid in 0..MAX_HUNG as u32 {
+            workers.hang(Owner::User(100 + uid));
+        }
+        assert!(!workers.has_hung(USER) && pairs.iter().all(|id| workers.is_hung(*id)));
+    }
+
+    /// No other worker wipes a file that a worker of two users did not get.
+    #[test]
+    fn a_file_of_a_lost_worker_of_two_users_is_closed() {
+        let (mut workers, _kept) = without_process();
+        let id = workers.of(Owner::Pair(Pair::of(7, 8))).unwrap();
+        let mut readers = Vec::new();
+        while workers.all[&id].link.waiting() < 3 {
+            let (reader, writer) = std::io::pipe().unwrap();
+            readers.push(reader);
+            workers.wipe(id, vec![writer.into()]);
+        }
+        workers.remove(id);
+        assert!(workers.all.is_empty());
+        for mut reader in readers.split_off(readers.len() - 3) {
+            assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+        }
     }
 
     #[test]
