@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -17,7 +18,9 @@ use towpath_device::xdp::{self, XdpDevice};
 use towpath_device::{Device, loopback};
 use towpath_netlink::Netlink;
 use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Policy, Server, Subnet, Subnets, WaitStrategy as EngineStrategy};
+use towpath_server::{
+    Config, Policy, Reach, Server, Subnet, Subnets, WaitStrategy as EngineStrategy,
+};
 use towpath_testkit::Namespace;
 
 use crate::child::{Child, OwnSocket, ROLE_FLAG, Role, tell, wait_for_end};
@@ -178,13 +181,18 @@ pub(crate) fn start_server(
             Box::new(XdpDevice::open(&options)?)
         }
     };
+    let mut policy = Policy::granting(serving.users.clone(), Vec::new());
+    for grant in &mut policy.grants {
+        // Attackers and their neighbour share memory.
+        Arc::make_mut(&mut grant.terms).out_of_band = Reach::All;
+    }
     let config = Config {
         socket: Some(socket),
         settings: if serving.polls { EngineStrategy::Poll } else { EngineStrategy::Block }.into(),
         batch: serving.batch,
         engine_cpus: serving.engine_cpu.into_iter().collect(),
         lanes: serving.lanes,
-        policy: Policy::granting(serving.users.clone(), Vec::new()),
+        policy,
         subnets: Subnets { ipv4: Some(subnet), ipv6: None },
         rdma: serving.rdma,
         ..Config::default()

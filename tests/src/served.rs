@@ -142,7 +142,7 @@ impl Served {
         let stored = self.process.ask("stored").parse().expect("a number");
         let census = Census::of(self.pid()).expect("it lives");
         let mut descriptors = census.descriptors;
-        let workers = self.workers();
+        let workers = self.workers().len();
         for kind in ["socket", "[eventfd]"] {
             *descriptors.entry(kind.into()).or_default() -= workers;
         }
@@ -158,8 +158,8 @@ impl Served {
         }
     }
 
-    /// Returns the number of its worker processes.
-    fn workers(&self) -> usize {
+    /// Returns its worker processes.
+    fn workers(&self) -> Vec<u32> {
         let stat = |pid: &str| {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             let (name, rest) = stat.split_once('(')?.1.rsplit_once(") ")?;
@@ -167,11 +167,33 @@ impl Served {
         };
         let own = self.pid().to_string();
         let processes = std::fs::read_dir("/proc").expect("processes").flatten();
-        let parents = processes.filter_map(|one| {
-            let (name, parent) = stat(one.file_name().to_str()?)?;
-            (name == "towpath-worker").then_some(parent)
-        });
-        parents.filter(|spawner| stat(spawner).is_some_and(|(_, parent)| parent == own)).count()
+        let is_own = |spawner: &str| stat(spawner).is_some_and(|(_, parent)| parent == own);
+        let worker = |one: std::fs::DirEntry| {
+            let name = one.file_name();
+            let (kind, parent) = stat(name.to_str()?)?;
+            let is_worker = kind == "towpath-worker" && is_own(&parent);
+            name.to_str()?.parse().ok().filter(|_| is_worker)
+        };
+        processes.filter_map(worker).collect()
+    }
+
+    /// Returns the numbers of its own threads and of its workers that are in an uninterruptible sleep, each time that this
+    /// looks, for 0.2 s.
+    ///
+    /// # Panics
+    /// When the server is gone.
+    #[must_use]
+    pub fn hung(&self) -> (usize, usize) {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).expect("it lives");
+        let mut threads: Vec<_> = tasks.flatten().map(|task| task.path()).collect();
+        let workers = self.workers().into_iter().map(|pid| PathBuf::from(format!("/proc/{pid}")));
+        let mut workers: Vec<_> = workers.collect();
+        for _ in 0..10 {
+            threads.retain(|one| sleeps_uninterruptibly(one));
+            workers.retain(|one| sleeps_uninterruptibly(one));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        (threads.len(), workers.len())
     }
 
     /// Returns its holdings once nothing changes.
@@ -229,6 +251,12 @@ impl Served {
         self.process.expect("stopped");
         assert!(self.process.wait().success());
     }
+}
+
+/// Returns `true` if a process or thread is in state D.
+fn sleeps_uninterruptibly(directory: &Path) -> bool {
+    let stat = std::fs::read_to_string(directory.join("stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('D'))
 }
 
 impl Drop for Served {

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, FileType, Mode, chmod, makedev, mknodat};
 use towpath_attacks::neighbour::Seen;
@@ -26,7 +26,7 @@ const ATTACHES: u64 = 20;
 const LIVENESS: u64 = 15_000;
 
 /// The time after which an attacker ends by itself.
-const ATTACK: Duration = Duration::from_secs(60);
+const ATTACK: Duration = Duration::from_secs(120);
 
 /// Tests attack one after the other: each attack must hit one neighbour alone.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -383,6 +383,101 @@ fn answers_that_are_never_read() {
 #[test]
 fn the_end_of_a_long_report() {
     stands_and_did("the_end_of_a_long_report", "report-tail", &[], "asked");
+}
+
+/// The text of the server's line about a memory that it cannot free, and of that about its end.
+const CANNOT_FREE: &str = "cannot free a memory";
+const IS_FREED: &str = "is freed";
+/// The longest time in which that many workers hang, one after the other, 10 s each.
+const HANGS: Duration = Duration::from_secs(90);
+
+impl Scene {
+    /// Lets the neighbour go on until the server has logged a line that has both texts. Returns the line.
+    fn goes_on_until_logged(&mut self, text: &str, other: &str) -> String {
+        let until = Instant::now() + HANGS;
+        loop {
+            self.neighbour_goes_on();
+            let line = self.server.ask(&format!("logged {text}"));
+            if line.contains(text) && line.contains(other) {
+                return line;
+            }
+            assert!(
+                Instant::now() < until,
+                "the server has not logged {text:?} with {other:?}: {line:?}"
+            );
+        }
+    }
+}
+
+/// An attacker holds the locks of memories that it shares with the neighbour, and detaches. Asserts that only workers
+/// of no user hang, that the server names both users, and that the places are free when the attacker ends.
+fn shared_memory_that_is_locked(test: &str, name: &str, locks: usize) {
+    let Some(mut scene) = Scene::set(test, true, &["out_of_band=all"]) else { return };
+    if !scene.open_fuse(test) {
+        return;
+    }
+    let [attacker, neighbour] = scene.users.applications;
+    if !scene.attack(name, attacker, &[&format!("size={locks}")]) {
+        return no_fuse(test, "an unprivileged process cannot mount a FUSE file system");
+    }
+    let line = scene.goes_on_until_logged(CANNOT_FREE, &format!("hung={locks} "));
+    println!("{line}");
+    let users = match name {
+        "shared-owner" => (attacker.uid, neighbour.uid),
+        _ => (neighbour.uid, attacker.uid),
+    };
+    assert!(line.contains(&format!("owner={} importer={} ", users.0, users.1)), "{line}");
+    assert_eq!(scene.server.hung(), (0, locks), "threads of the server, workers");
+    // The attacker tries to share another memory every two seconds.
+    let until = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < until {
+        scene.neighbour_goes_on();
+    }
+    let deeds = scene.call_off();
+    assert_eq!(deeds["held"], locks as u64, "{deeds:?}");
+    let most = 4;
+    assert_eq!(deeds["refused"] > 0, locks >= most, "the limit of two users: {deeds:?}");
+    assert!(deeds["shared"] > 0, "{deeds:?}");
+    scene.goes_on_until_logged(IS_FREED, "");
+    scene.nothing_is_left();
+    assert_eq!(scene.server.hung(), (0, 0));
+    scene.server.terminate();
+}
+
+#[test]
+fn an_importer_that_holds_the_lock_of_shared_memory() {
+    let test = "an_importer_that_holds_the_lock_of_shared_memory";
+    shared_memory_that_is_locked(test, "shared-importer", 1);
+}
+
+#[test]
+fn an_owner_that_holds_the_locks_of_shared_memory() {
+    let test = "an_owner_that_holds_the_locks_of_shared_memory";
+    shared_memory_that_is_locked(test, "shared-owner", 4);
+}
+
+/// The neighbour can only read the memory, so the worker of the attacker's user frees it, and only this user's sessions
+/// end.
+#[test]
+fn an_owner_that_holds_the_lock_of_memory_that_others_read() {
+    let test = "an_owner_that_holds_the_lock_of_memory_that_others_read";
+    let Some(mut scene) = Scene::set(test, true, &["out_of_band=all"]) else { return };
+    if !scene.open_fuse(test) {
+        return;
+    }
+    let [attacker, _] = scene.users.applications;
+    if !scene.attack("shared-readable", attacker, &[]) {
+        return no_fuse(test, "an unprivileged process cannot mount a FUSE file system");
+    }
+    let hung = "blocks the user's worker process";
+    let line = scene.goes_on_until_logged(hung, "");
+    assert!(line.contains(&format!("uid={} ", attacker.uid)), "{line}");
+    scene.neighbour_goes_on();
+    assert_eq!(scene.server.hung(), (0, 1), "threads of the server, workers");
+    let deeds = scene.call_off();
+    assert_eq!(deeds["held"], 1, "{deeds:?}");
+    scene.nothing_is_left();
+    scene.server.terminate();
 }
 
 /// Memory that the server may need for other events.

@@ -14,7 +14,7 @@ pub(crate) struct Account {
 ///
 /// Root as an administrator is another party than root with a grant, which may be the root of a container. So the
 /// container's root uses up nothing of the administrator's, and does not hold the administrator up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Party {
     /// A user by its grant, or a user that the server refuses.
     User(u32),
@@ -44,5 +44,19 @@ impl Party {
     pub(crate) fn number(self) -> u32 {
         let (Party::User(number) | Party::Administrator(number) | Party::Group(number)) = self;
         number
+    }
+}
+
+/// Two users, in either order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Pair {
+    lower: Party,
+    higher: Party,
+}
+
+impl Pair {
+    pub(crate) fn of(one: Account, other: Account) -> Pair {
+        let [one, other] = [one.user(), other.user()];
+        Pair { lower: one.min(other), higher: one.max(other) }
     }
 }

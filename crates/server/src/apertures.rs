@@ -19,8 +19,10 @@
 //! | [`tripwires`], [`importers`] | the requests for tripwires; who imported each |
 //! | [`requests`] | the end of an object; the engine's reports |
 //! | [`lookup`] | the objects that a request names, or its refusal |
+//! | [`disposals`], [`wipes`] | the memories that two users could write to, until workers of neither user have freed them |
 //! | [`sessions`], [`restore`] | the beginning and end of a session; its restoration |
 
+pub(crate) mod disposals;
 mod exports;
 pub(crate) mod importers;
 mod imports;
@@ -34,3 +36,4 @@ mod restore;
 mod sessions;
 pub(crate) mod tables;
 mod tripwires;
+mod wipes;

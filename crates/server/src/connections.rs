@@ -224,6 +224,11 @@ impl Connections {
         self.users.get(&Party::User(uid)).is_some_and(|held| held.sessions > 0)
     }
 
+    /// Returns the account of a user who has a connection.
+    pub(crate) fn account_of(&self, uid: u32) -> Option<Account> {
+        self.all.values().map(|one| one.account).find(|account| account.uid == uid)
+    }
+
     /// Returns `true` if sessions of more than one user exist.
     pub(crate) fn serve_several(&self) -> bool {
         self.users.values().filter(|held| held.sessions > 0).nth(1).is_some()

@@ -26,9 +26,10 @@ use tracing::{error, info, warn};
 
 use crate::account::Party;
 use crate::addresses::Pool;
+use crate::apertures::disposals::Disposals;
 use crate::apertures::importers::TripwireImporters;
 use crate::apertures::reach::CopyAreas;
-use crate::apertures::tables::{ExportedAperture, MEMORIES};
+use crate::apertures::tables::{ExportedAperture, MEMORIES, Released};
 use crate::config::PolicyError;
 use crate::connections::Connections;
 use crate::engine::commands::{Command, EngineReport};
@@ -166,9 +167,10 @@ pub(crate) struct Control {
     pub(crate) exported_apertures: HashMap<u32, ExportedAperture>,
     pub(crate) tripwire_importers: TripwireImporters,
     /// Memories whose owners have released them, and which importers still map, by their ids, with
-    /// the accounts of their owners.
-    pub(crate) released_memories: HashMap<u64, (OwnedFd, Account)>,
+    /// the accounts of the importers as whose the memories count.
+    pub(crate) released_memories: HashMap<u64, (Released, Account)>,
     pub(crate) copy_areas: CopyAreas,
+    pub(crate) disposals: Disposals,
     pub(crate) memories: Shares,
     pub(crate) filters: Filters,
     pub(crate) own_queues: OwnQueues,
@@ -257,6 +259,7 @@ impl Control {
             tripwire_importers: TripwireImporters::default(),
             released_memories: HashMap::new(),
             copy_areas: CopyAreas::default(),
+            disposals: Disposals::new(),
             memories: Shares::new(MEMORIES),
             filters: Filters::default(),
             own_queues: OwnQueues::new(parts.headers.take(), opener, takes_all),
@@ -324,6 +327,7 @@ impl Control {
             self.go_on_with_host();
             self.go_on_with_queues();
             self.give_up_workers();
+            self.go_on_with_disposals();
             self.end_failed_connections();
             self.leave_for_added_queues();
             self.listen_again();
@@ -415,7 +419,11 @@ impl Control {
         let freed = self.freed.next_deadline();
         let listens = self.listens_again.map(|at| at.saturating_duration_since(Instant::now()));
         let copies = self.copy_areas.next_deadline();
-        [host, workers, queues, unclaimed, freed, listens, copies].into_iter().flatten().min()
+        let disposals = self.disposals.next_deadline();
+        [host, workers, queues, unclaimed, freed, listens, copies, disposals]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Returns the worker of a user. Without the spawner process the server ends, because it could

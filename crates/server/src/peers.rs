@@ -38,6 +38,9 @@ impl Control {
             }
             Some(Report::Allocated { token, outcome }) => self.memory_allocated(token, outcome),
             Some(Report::Exited) => {
+                if let Some(Owner::Pair(_)) = self.workers.owner(worker) {
+                    self.disposal_reported(worker, true);
+                }
                 if let Some(user) = self.workers.owner(worker).and_then(Owner::user)
                     && !self.connections.of_worker(worker).is_empty()
                     && self.log.allows(user)
@@ -50,14 +53,23 @@ impl Control {
                 self.workers.remove(worker);
                 self.worker_ended(worker);
             }
-            Some(Report::Handled) | None => {}
+            Some(Report::Handled) => {
+                if let Some(Owner::Pair(_)) = self.workers.owner(worker) {
+                    self.disposal_reported(worker, false);
+                }
+            }
+            None => {}
         }
     }
 
     /// Ends the connections of users whose workers hang. Connections of other users continue.
     pub(crate) fn give_up_workers(&mut self) {
         while let Some(worker) = self.workers.declare_one_hung() {
-            if let Some(user) = self.workers.owner(worker).and_then(Owner::user)
+            let owner = self.workers.owner(worker);
+            if let Some(Owner::Pair(_)) = owner {
+                self.disposal_hangs(worker);
+            }
+            if let Some(user) = owner.and_then(Owner::user)
                 && self.log.allows(user)
             {
                 warn!(

@@ -96,6 +96,19 @@ impl Shares {
         if self.all >= all { Err(Exceeded { whose: Whose::All, most: all }) } else { Ok(()) }
     }
 
+    /// Checks that two accounts may have one more each.
+    ///
+    /// # Errors
+    /// The limit that one more would exceed.
+    pub(crate) fn check_two(&mut self, one: Account, other: Account) -> Result<(), Exceeded> {
+        self.check(one)?;
+        // Both may have one group.
+        self.add(one);
+        let outcome = self.check(other);
+        self.give_back(one);
+        outcome
+    }
+
     /// Counts one more for an account. The caller has checked the limits, unless an earlier server permitted the thing.
     pub(crate) fn add(&mut self, account: Account) {
         self.all += 1;

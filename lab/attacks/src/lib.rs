@@ -10,16 +10,20 @@
 //! | `control` | descriptors that close slowly, unread reports, malformed messages, all sessions taken |
 //! | `apertures` | memory of apertures whose pages are freed again and again |
 //! | `memory` | sealing of a file that is being written, large memories, page reclaim |
+//! | `shared` | freeing of a file that another user has mapped and that is being written |
 //!
 //! `withheld` is a page that never arrives, from a FUSE file system of the attacker's own;
-//! `session` is what an attacker does with a session; `sys` holds the system calls.
+//! `session` is what an attacker does with a session; `partner` is the honest application that shares memory; `sys` holds
+//! the system calls.
 
 mod apertures;
 mod control;
 mod doorbell;
 mod memory;
 pub mod neighbour;
+mod partner;
 mod session;
+mod shared;
 mod sys;
 mod waiters;
 mod withheld;
@@ -91,7 +95,7 @@ impl Attack {
     pub const BASELINES: [Attack; 3] = [Attack::BUSY, Attack::WAITERS_ALONE, Attack::POLLERS_ALONE];
 
     /// All attacks.
-    pub const ALL: [Attack; 27] = [
+    pub const ALL: [Attack; 30] = [
         attack("doorbell-splice", doorbell::splice),
         attack("doorbell-read", doorbell::read).with_fuse(),
         attack("doorbell-end-splice", doorbell::end_spliced),
@@ -119,6 +123,9 @@ impl Attack {
         attack("page-remove", apertures::remove),
         attack("answers", control::unread_answers),
         attack("report-tail", control::report_tail),
+        attack("shared-importer", shared::importer).with_fuse(),
+        attack("shared-owner", shared::owner).with_fuse(),
+        attack("shared-readable", shared::owner_of_readable).with_fuse(),
     ];
 
     /// Returns the attack of a name.
@@ -213,7 +220,13 @@ impl Field {
 
     /// Waits until the attack is to end.
     fn sit(&self) {
-        while !self.over() {
+        self.sit_for(Duration::MAX);
+    }
+
+    /// Waits for a time, or until the attack is to end.
+    fn sit_for(&self, at_most: Duration) {
+        let since = Instant::now();
+        while since.elapsed() < at_most && !self.over() {
             std::thread::sleep(Duration::from_millis(5));
         }
     }

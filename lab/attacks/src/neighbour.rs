@@ -1,5 +1,6 @@
 //! The neighbour of an attacker. It makes round trips between two sessions of its own through the
-//! server, and attaches and detaches a third repeatedly. It reports the time of each.
+//! server, and attaches and detaches a third repeatedly. It reports the time of each. A further session of it shares
+//! memory with any program that asks ([`partner`]).
 //!
 //! An operation in progress when a window ends counts with its time so far, and again in the next
 //! window: a server that hangs shows as long times, not as missing ones.
@@ -12,6 +13,8 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use towpath_client::{Endpoint, Options, Rule, Session, WaitStrategy};
 use towpath_packet::build::Flow;
+
+use crate::partner;
 
 /// The time that one step of a round trip waits before it checks for the end.
 const STEP: Duration = Duration::from_millis(100);
@@ -158,6 +161,7 @@ impl Neighbour {
     pub fn start(socket: &Path, spins: bool) -> Result<Neighbour, Box<dyn std::error::Error>> {
         let neighbour = Neighbour { trips: Shared::new(), attaches: Shared::new() };
         let mut pair = Pair::attach(socket, spins)?;
+        partner::start(socket)?;
         let trips = neighbour.trips.clone();
         std::thread::spawn(move || {
             while !trips.is_over() {

@@ -11,7 +11,7 @@ use towpath_device::tap::{Options, TapDevice};
 use towpath_device::{Device, loopback};
 use towpath_protocol::store::{MemoryStore, Store};
 use towpath_server::{
-    Config, Grant, Policy, Server, Subnet, Subnets, WaitStrategy as EngineStrategy,
+    Config, Grant, Policy, Reach, Server, Subnet, Subnets, WaitStrategy as EngineStrategy,
 };
 use towpath_tests::far::Echo;
 
@@ -53,7 +53,8 @@ impl Store for Counted {
 
 /// Serves a loopback device whose far end echoes everything (`far=echo`) or takes nothing
 /// (`far=none`), or a TAP (`tap=NAME`). Prints `ready`. Then it answers `stored` with the number of
-/// descriptors in its store, `logged` with its log lines so far, and `stop` with `stopped`.
+/// descriptors in its store, `logged` with the number of its log lines so far, `logged TEXT` with the last line that has
+/// the text or an empty one, and `stop` with `stopped`. `out_of_band=all` is for the grants before it.
 pub(crate) fn run(socket: &Path, options: &[&str]) {
     let logged = Logged::start();
     let mut policy = Policy::default();
@@ -78,6 +79,11 @@ pub(crate) fn run(socket: &Path, options: &[&str]) {
             ("groups", list) => {
                 let groups = list.split(',').map(|gid| number(gid) as u32).collect();
                 policy.grants.push(Grant { groups, ..Grant::default() });
+            }
+            ("out_of_band", "all") => {
+                for grant in &mut policy.grants {
+                    Arc::make_mut(&mut grant.terms).out_of_band = Reach::All;
+                }
             }
             ("sessions_per_user", count) => policy.sessions_per_user = number(count) as usize,
             ("connections", count) => policy.connections = number(count) as usize,
@@ -138,7 +144,10 @@ pub(crate) fn run(socket: &Path, options: &[&str]) {
             "stored" => println!("{}", count.load(Ordering::SeqCst)),
             "logged" => println!("{}", logged.lines()),
             "stop" => break,
-            _ => panic!("no such command: {line}"),
+            _ => match line.strip_prefix("logged ") {
+                Some(text) => println!("{}", logged.last_with(text).unwrap_or_default()),
+                None => panic!("no such command: {line}"),
+            },
         }
     }
     server.stop().expect("the server ends well");

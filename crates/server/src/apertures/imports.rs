@@ -8,6 +8,7 @@ use towpath_protocol::message::{Import, Imported, Message, Refusal};
 use super::lookup::refused;
 use super::objects::{Entry, EntryWord, What};
 use super::tables::{ApertureTables, ExportedAperture};
+use crate::account::Account;
 use crate::connection::Refused;
 use crate::control::Control;
 use crate::engine::apertures::commands::ApertureCommand;
@@ -42,6 +43,12 @@ impl Control {
             return Err(refused(Refusal::InUse, text));
         }
         let is_mapped = Sharing::from_number(memory.access).is_some_and(Sharing::is_mapped);
+        let writes = Access::from_number(exported.access).is_some_and(Access::writes);
+        if let (true, Some(owner)) = (is_mapped && writes, self.account_of_session(key.owner))
+            && let Some(importer) = self.account_of_session(session)
+        {
+            self.check_shared(importer, owner)?;
+        }
         let entry = Entry {
             kind: Entry::IMPORTED,
             sequence: import.sequence,
@@ -68,6 +75,12 @@ impl Control {
     pub(super) fn tables_of(&self, session: u32) -> Option<&ApertureTables> {
         let token = self.connections.token_of(session)?;
         self.connections.get(token)?.apertures.as_deref()
+    }
+
+    /// Returns the account of a session.
+    fn account_of_session(&self, session: u32) -> Option<Account> {
+        let token = self.connections.token_of(session)?;
+        self.connections.get(token).map(|one| one.account)
     }
 
     /// Returns an exported aperture, and its memory.

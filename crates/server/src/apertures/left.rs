@@ -1,6 +1,6 @@
 //! What a predecessor left of a session's apertures.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -21,6 +21,16 @@ pub(crate) struct LeftApertures {
     pub(crate) armed: Option<OwnedFd>,
     /// The memory files by their ids, each with the descriptors that keep its pages in place.
     pub(crate) memories: BTreeMap<u64, Vec<OwnedFd>>,
+}
+
+impl LeftApertures {
+    /// Returns the other users that can write to the memories, by the memories' ids, as the record says.
+    pub(crate) fn writers(&self, session: u32, shape: &SessionShape) -> HashMap<u64, u32> {
+        let record = self.record.as_ref().map(|file| Objects::adopt(session, shape, file.as_fd()));
+        let Some(Ok(objects)) = record else { return HashMap::new() };
+        let memories = objects.all(What::Memory);
+        memories.filter_map(|(_, one)| Some((one.offset, one.writer()?))).collect()
+    }
 }
 
 impl ApertureTables {

@@ -172,11 +172,16 @@ impl Control {
         let by = (connection.worker, connection.account);
         let Some(apertures) = &mut connection.apertures else { return };
         let session = apertures.objects.session;
-        let entry = apertures.objects.remove(What::Memory, number);
+        let entry = apertures.objects.get(What::Memory, number);
         let file = apertures.files.remove(&number);
         if let (Some(entry), Some(file)) = (entry, file) {
             self.connections.take_bytes(token, entry.len as usize);
             self.dispose_of_memory(session, &entry, file, by);
+        }
+        // A next server that finds the record without the memory finds the memory under its name as a released one.
+        let connection = self.connections.get_mut(token);
+        if let Some(apertures) = connection.and_then(|one| one.apertures.as_mut()) {
+            apertures.objects.remove(What::Memory, number);
         }
     }
 }

@@ -1,14 +1,16 @@
 //! The apertures of the sessions that this server resumes.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::hash_map::Entry as Slot;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 
+use towpath_protocol::layout::SessionShape;
 use tracing::warn;
 
 use super::exports::exporting;
-use super::left::copies;
+use super::left::{LeftApertures, copies};
 use super::objects::{Entry, What};
-use super::tables::{ExportedAperture, memory_name, released_name};
+use super::tables::{ExportedAperture, LeftMemory, Released, memory_name};
 use super::tripwires::set_tripwire_command;
 use crate::control::Control;
 use crate::engine::apertures::commands::ApertureCommand;
@@ -63,51 +65,76 @@ impl Control {
     }
 
     /// Sorts the memories that an earlier server left of a session. Those that the session does not
-    /// have any more leave the store, and an importer may still map them. Returns the descriptors
-    /// of no more use.
+    /// have any more leave the store, and an importer may still map them. `of`: the session's user and its shape, if its
+    /// record can be read. Returns the descriptors of no more use.
     pub(crate) fn sort_memories(
         &mut self,
         session: u32,
-        memories: BTreeMap<u64, Vec<OwnedFd>>,
-        released: &mut HashMap<u64, OwnedFd>,
+        left: &mut LeftApertures,
+        of: Option<(u32, SessionShape)>,
+        released: &mut HashMap<u64, LeftMemory>,
     ) -> Vec<OwnedFd> {
-        let connection = self.connections.token_of(session);
-        let connection = connection.and_then(|token| self.connections.get(token));
-        let tables = connection.and_then(|one| one.apertures.as_ref());
+        let memories = std::mem::take(&mut left.memories);
+        let tables = self.tables_of(session);
         let kept: HashSet<u64> = tables
             .iter()
             .flat_map(|one| one.objects.all(What::Memory).map(|(_, entry)| entry.offset))
             .collect();
         let mut unused = Vec::new();
+        let is_kept = memories.keys().all(|id| kept.contains(id));
+        let writers = of.filter(|_| !is_kept).map(|(_, shape)| left.writers(session, &shape));
+        let writers = writers.unwrap_or_default();
         for (id, descriptors) in memories {
             let mut descriptors = descriptors.into_iter();
             if !kept.contains(&id) {
                 unused.append(&mut self.parts.store.remove(&memory_name(session, id)));
-                released.extend(descriptors.next().map(|file| (id, file)));
+                if let (Some((owner, _)), Some(file)) = (of, descriptors.next()) {
+                    let writer = writers.get(&id).copied();
+                    let memory = LeftMemory { file, owner, writer };
+                    // A name of a released memory says more than the record, which may be cleared.
+                    match released.entry(id) {
+                        Slot::Occupied(_) => unused.push(memory.into_file()),
+                        Slot::Vacant(slot) => drop(slot.insert(memory)),
+                    }
+                }
             }
             unused.extend(descriptors);
         }
         unused
     }
 
-    /// Keeps the memories that their owners have released, and which importers map. Returns the
+    /// Keeps the memories that their owners have released, and which importers map, and frees the others. Returns the
     /// descriptors of no more use.
-    pub(crate) fn restore_released(&mut self, released: HashMap<u64, OwnedFd>) -> Vec<OwnedFd> {
+    pub(crate) fn restore_released(&mut self, released: HashMap<u64, LeftMemory>) -> Vec<OwnedFd> {
         let mut unused = Vec::new();
-        for (id, file) in released {
-            // The owner is gone, and the memory is there for this importer.
-            let Some(account) = self.importer_of(id) else {
-                unused.append(&mut self.parts.store.remove(&released_name(id)));
-                unused.push(file);
+        for (id, LeftMemory { file, owner, writer }) in released {
+            let bytes = rustix::fs::fstat(&file).map_or(0, |stat| stat.st_size as usize);
+            let (owner, writer) = (self.account_of(owner), writer.map(|uid| self.account_of(uid)));
+            let memory = Released { id, file, bytes, owner, writer };
+            if self.has_memory(id) {
+                // The earlier server ended while it released the memory, and the owner asks again.
+                unused.append(&mut self.forget_released(memory));
                 continue;
-            };
-            let name = released_name(id);
-            if self.parts.store.holds(&name) || self.parts.store.put(&name, file.as_fd()).is_ok() {
-                self.released_memories.insert(id, (file, account));
-                self.memories.add(account);
+            }
+            let name = memory.name();
+            let is_stored = self.parts.store.holds(&name)
+                || self.parts.store.put(&name, memory.file.as_fd()).is_ok();
+            // The owner is gone, and the memory is there for this importer.
+            match self.importer_of(id).filter(|_| is_stored) {
+                Some(importer) => {
+                    self.memories.add(importer);
+                    self.released_memories.insert(id, (memory, importer));
+                }
+                None => self.wipe_released(memory),
             }
         }
         unused
+    }
+
+    /// Returns `true` if a session has a memory.
+    fn has_memory(&self, id: u64) -> bool {
+        let mut tables = self.connections.sessions().filter_map(|one| one.apertures.as_deref());
+        tables.any(|one| one.objects.all(What::Memory).any(|(_, entry)| entry.offset == id))
     }
 
     /// Enters the apertures and tripwires that resumed sessions imported, once all that are

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use towpath_protocol::layout::SessionShape;
 
 use super::objects::{Entry, Objects, What};
-use super::tables::{ApertureTables, Creating, MemoryFile, memory_name, released_name};
+use super::tables::{ApertureTables, Creating, MemoryFile, Released, memory_name};
 use crate::control::Control;
 use crate::engine::apertures::memory::EngineMemory;
 use crate::policy::Account;
@@ -37,17 +37,19 @@ impl Control {
         Ok(Some(Box::new(ApertureTables::with(objects, armed))))
     }
 
-    /// Returns `true` if an importer maps a memory.
-    fn is_mapped(&self, id: u64) -> bool {
-        self.importer_of(id).is_some()
+    /// Returns the accounts of the sessions that map a memory as importers.
+    fn importers_of(&self, id: u64) -> impl Iterator<Item = Account> {
+        let maps = move |tables: &ApertureTables| tables.mapped.contains_key(&id);
+        let importers = self
+            .connections
+            .sessions()
+            .filter(move |one| one.apertures.as_deref().is_some_and(maps));
+        importers.map(|one| one.account)
     }
 
     /// Returns the account of a session that maps a memory as its importer.
     pub(super) fn importer_of(&self, id: u64) -> Option<Account> {
-        let maps = |tables: &ApertureTables| tables.mapped.contains_key(&id);
-        let importer =
-            self.connections.sessions().find(|one| one.apertures.as_deref().is_some_and(maps));
-        importer.map(|one| one.account)
+        self.importers_of(id).next()
     }
 
     /// Locks a memory if there is a swap device, so that the engine need not wait for it.
@@ -131,48 +133,59 @@ impl Control {
     /// it, the server keeps a descriptor, so that it can free the memory afterwards. It then counts as the importer's.
     ///
     /// A process that can write to the file can prolong a wipe for ever: it holds the inode's lock while it writes from
-    /// a page that never arrives. So the worker of that user wipes the memory, and a hang is that user's.
+    /// a page that never arrives. So no worker of a user who cannot write to the file wipes it.
     pub(super) fn dispose_of_memory(
         &mut self,
         session: u32,
         entry: &Entry,
-        MemoryFile { file, memory }: MemoryFile,
+        MemoryFile { file, memory: reached }: MemoryFile,
         (worker, account): (u64, Account),
     ) {
-        let id = entry.offset;
-        if let Some(memory) = memory {
-            self.unmap(memory, (worker, account));
+        if let Some(reached) = reached {
+            self.unmap(reached, (worker, account));
         }
-        let mut files = self.parts.store.remove(&memory_name(session, id));
         self.memories.give_back(account);
-        if let Some(importer) = self.importer_of(id)
-            && self.parts.store.put(&released_name(id), file.as_fd()).is_ok()
-        {
-            self.memories.add(importer);
-            self.released_memories.insert(id, (OwnedFd::from(file), importer));
-            let close = Packet::new(command::DISPOSE, 0, 0).with(files);
-            return self.workers.tell(worker, Owner::of(account), close);
+        let writer = entry.writer().map(|uid| self.account_of(uid));
+        let (id, bytes) = (entry.offset, entry.len as usize);
+        let memory = Released { id, file: file.into(), bytes, owner: account, writer };
+        let importer = self.importer_of(id);
+        let is_kept = importer.is_some() || writer.is_some();
+        // The next server finds the memory under one of the names.
+        let is_stored =
+            is_kept && self.parts.store.put(&memory.name(), memory.file.as_fd()).is_ok();
+        let stored = self.parts.store.remove(&memory_name(session, id));
+        if !stored.is_empty() {
+            let close = Packet::new(command::DISPOSE, 0, 0).with(stored);
+            self.workers.tell(worker, Owner::of(account), close);
         }
-        files.push(file.into());
-        match entry.writer() {
-            Some(uid) => self.workers.dispose(Owner::User(uid), files),
-            None => {
-                let wipe = Packet::new(command::DISPOSE, 0, command::WIPE).with(files);
-                self.workers.tell(worker, Owner::of(account), wipe);
+        match importer.filter(|_| is_stored) {
+            Some(importer) => {
+                self.memories.add(importer);
+                self.released_memories.insert(id, (memory, importer));
             }
+            None => self.wipe_released(memory),
         }
     }
 
     /// Frees a memory whose owner has released it, once no importer maps it any more, by what the
-    /// server knows.
+    /// server knows. Until then, the memory counts as that of an importer who maps it.
     pub(super) fn free_if_unmapped(&mut self, id: u64) {
-        if self.is_mapped(id) {
+        let Some((_, counted)) = self.released_memories.get(&id) else { return };
+        let (counted, mut importers) = (*counted, self.importers_of(id));
+        let Some(importer) = importers.next() else {
+            drop(importers);
+            self.memories.give_back(counted);
+            let memory = self.released_memories.remove(&id);
+            return memory.into_iter().for_each(|(memory, _)| self.wipe_released(memory));
+        };
+        if importer == counted || importers.any(|one| one == counted) {
             return;
         }
-        let Some((file, account)) = self.released_memories.remove(&id) else { return };
-        self.memories.give_back(account);
-        let mut files = self.parts.store.remove(&released_name(id));
-        files.push(file);
-        self.workers.dispose(Owner::of(account), files);
+        drop(importers);
+        self.memories.give_back(counted);
+        self.memories.add(importer);
+        if let Some((_, counted)) = self.released_memories.get_mut(&id) {
+            *counted = importer;
+        }
     }
 }

@@ -7,6 +7,7 @@ use towpath_memory::SharedFile;
 use towpath_protocol::apertures::Sharing;
 
 use super::objects::{Entry, Objects, What};
+use crate::account::Account;
 use crate::engine::apertures::memory::EngineMemory;
 use crate::prepare::{self, stored_name};
 use crate::shares::ShareLimits;
@@ -30,6 +31,33 @@ pub(crate) struct MemoryFile {
     pub(super) file: SharedFile,
     /// How the engine reaches the memory; `None` before that is decided.
     pub(super) memory: Option<EngineMemory>,
+}
+
+/// A memory that its owner has released.
+#[derive(Debug)]
+pub(crate) struct Released {
+    pub(super) id: u64,
+    pub(super) file: OwnedFd,
+    pub(super) bytes: usize,
+    pub(super) owner: Account,
+    /// The other user whose applications can write to the file.
+    pub(super) writer: Option<Account>,
+}
+
+impl Released {
+    /// Returns the name of the memory in the store.
+    pub(super) fn name(&self) -> String {
+        released_name(self.id, self.owner.uid, self.writer.map(|one| one.uid))
+    }
+}
+
+/// A memory that its owner has released, as an earlier server left it.
+#[derive(Debug)]
+pub(crate) struct LeftMemory {
+    pub(super) file: OwnedFd,
+    /// The owner's user number, and that of the other user whose applications can write to the file.
+    pub(super) owner: u32,
+    pub(super) writer: Option<u32>,
 }
 
 /// A memory whose worker has yet to allocate it.
@@ -60,13 +88,33 @@ pub(super) fn memory_name(session: u32, id: u64) -> String {
     stored_name(session, &format!("{}{id:x}", prepare::MEMORY))
 }
 
-/// The beginning of the names of memories in the store whose owner has released them, and which an
-/// importer still maps. The memory's id follows.
+/// The beginning of the names of memories in the store that their owners have released: importers still map them, or
+/// workers have yet to free them. The memory's id follows, the owner's user, and the other user that can write to it.
 pub(crate) const RELEASED: &str = "released-memory-";
 
 /// Returns the name of such a memory.
-pub(super) fn released_name(id: u64) -> String {
-    format!("{RELEASED}{id:x}")
+pub(super) fn released_name(id: u64, owner: u32, writer: Option<u32>) -> String {
+    let writer = writer.map_or(String::new(), |uid| format!("-{uid}"));
+    format!("{RELEASED}{id:x}-{owner}{writer}")
+}
+
+impl LeftMemory {
+    /// Reads the name of such a memory. Returns the memory's id, and the memory.
+    ///
+    /// # Errors
+    /// Returns the file if this is no such name.
+    pub(crate) fn read(name: &str, file: OwnedFd) -> Result<(u64, LeftMemory), OwnedFd> {
+        let mut parts = name.strip_prefix(RELEASED).unwrap_or_default().split('-');
+        let id = parts.next().and_then(|id| u64::from_str_radix(id, 16).ok());
+        let owner = parts.next().and_then(|uid| uid.parse().ok());
+        let (Some(id), Some(owner)) = (id, owner) else { return Err(file) };
+        let writer = parts.next().and_then(|uid| uid.parse().ok());
+        Ok((id, LeftMemory { file, owner, writer }))
+    }
+
+    pub(crate) fn into_file(self) -> OwnedFd {
+        self.file
+    }
 }
 
 /// Returns random bytes from the kernel.

@@ -194,6 +194,16 @@ impl Connections {
         self.discharge_memory(account, bytes);
     }
 
+    /// Adds memory that two users shared to that of both, half to each.
+    pub(crate) fn charge_both(&mut self, accounts: [Account; 2], bytes: usize) {
+        accounts.into_iter().for_each(|one| self.charge_memory(one, bytes / 2));
+    }
+
+    /// Takes memory that two users shared off that of both.
+    pub(crate) fn discharge_both(&mut self, accounts: [Account; 2], bytes: usize) {
+        accounts.into_iter().for_each(|one| self.discharge_memory(one, bytes / 2));
+    }
+
     /// Adds memory to that of a user, its group, and all sessions.
     pub(super) fn charge_memory(&mut self, account: Account, bytes: usize) {
         self.bytes += bytes;
@@ -352,6 +362,30 @@ mod tests {
 
     fn account(uid: u32, group: Option<u32>) -> Account {
         Account { uid, group, is_limited: true }
+    }
+
+    /// Memory that two users shared and that is not freed counts as much as it takes, and half for each, also without a
+    /// session.
+    #[test]
+    fn memory_of_two_users_counts_half_for_each() {
+        let mut all = Connections::default();
+        let (one, other) = (account(7, Some(70)), account(8, None));
+        all.attach(1, one, 100);
+        all.charge_both([one, other], 400);
+        assert_eq!(
+            (all.users[&Party::User(7)].bytes, all.users[&Party::User(8)].bytes),
+            (300, 200)
+        );
+        assert_eq!(
+            (all.groups[&Party::Group(70)].bytes, all.bytes, all.granted_bytes),
+            (300, 500, 500)
+        );
+        let text = all.exceeds(&limits(10_000, 600), other, 401).unwrap();
+        assert!(text.contains("user 8 would have 601 bytes"), "{text}");
+        assert_eq!(all.end(1), 200);
+        all.discharge_both([one, other], 400);
+        assert!(all.users.is_empty() && all.groups.is_empty());
+        assert_eq!((all.bytes, all.granted_bytes), (0, 0));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 
+use towpath_protocol::layout::SessionShape;
 use towpath_protocol::peer::has_ended;
 use tracing::warn;
 
@@ -10,7 +11,7 @@ use super::record::{Record, Recorded};
 use super::settings::SETTINGS;
 use crate::apertures::left::LeftApertures;
 use crate::apertures::reach::COPIES;
-use crate::apertures::tables::RELEASED;
+use crate::apertures::tables::{LeftMemory, RELEASED};
 use crate::config::StartError;
 use crate::keeper::OWN;
 use crate::position::{Crash, POSITIONS, Place, Positions};
@@ -66,7 +67,7 @@ pub(crate) struct Left {
     pub(crate) positions: Option<OwnedFd>,
     pub(crate) sessions: BTreeMap<u32, LeftSession>,
     /// Memories that their owners have released, by their ids.
-    pub(crate) released: HashMap<u64, OwnedFd>,
+    pub(crate) released: HashMap<u64, LeftMemory>,
     /// The copy areas of workers, by their names.
     pub(crate) copies: HashMap<String, OwnedFd>,
     /// Sockets that hold ports, by their names.
@@ -160,9 +161,9 @@ impl Left {
                 Ok(uid) => self.user_states.insert(uid, object),
                 Err(_) => Some(object),
             },
-            _ if name.starts_with(RELEASED) => match released_id(name) {
-                Some(id) => self.released.insert(id, object),
-                None => Some(object),
+            _ if name.starts_with(RELEASED) => match LeftMemory::read(name, object) {
+                Ok((id, memory)) => self.released.insert(id, memory).map(LeftMemory::into_file),
+                Err(object) => Some(object),
             },
             _ if name.starts_with(COPIES) => self.copies.insert(name.to_owned(), object),
             _ if name.starts_with(PORT) => self.ports.insert(name.to_owned(), object),
@@ -171,17 +172,18 @@ impl Left {
     }
 }
 
-/// Returns the id in the name of a memory whose owner has released it.
-fn released_id(name: &str) -> Option<u64> {
-    u64::from_str_radix(name.strip_prefix(RELEASED)?, 16).ok()
-}
-
 impl LeftSession {
     /// Returns the name of the session's application, its user and its process, if its record can
     /// be read.
     pub(crate) fn identity(&self) -> Option<(String, u32, i32)> {
         let recorded = Recorded::read(self.record.as_ref()?.as_fd()).ok()??;
         Some((recorded.name, recorded.uid, recorded.pid))
+    }
+
+    /// Returns the session's user and its shape, if its record can be read.
+    pub(crate) fn owner_and_shape(&self) -> Option<(u32, SessionShape)> {
+        let recorded = Recorded::read(self.record.as_ref()?.as_fd()).ok()??;
+        Some((recorded.uid, recorded.shape))
     }
 
     /// Returns `true` if the session's application has ended.
@@ -249,7 +251,9 @@ mod tests {
                 "session-7-apertures",
                 "session-7-memory-6f",
                 "session-7-memory-6f",
-                "released-memory-70",
+                "released-memory-70-1000",
+                "released-memory-71-1000-1001",
+                "released-memory-72",
                 "session-7-memory-x",
             ]
             .map(object)
@@ -262,10 +266,20 @@ mod tests {
         let apertures = &left.sessions[&7].apertures;
         assert!(apertures.armed.is_some() && apertures.record.is_some());
         assert_eq!(apertures.memories[&0x6f].len(), 2);
-        assert!(left.released.contains_key(&0x70));
+        assert_eq!(
+            left.released.keys().copied().collect::<BTreeSet<_>>(),
+            BTreeSet::from([0x70, 0x71])
+        );
         assert!(left.listener.is_some() && left.state.is_some());
         assert_eq!(left.ports.len(), 1);
         let rest: Vec<_> = left.rest.iter().map(|(name, _)| &name[..]).collect();
-        assert_eq!(rest, ["state", "session-x-server", "session-7-unknown", "session-7-memory-x"]);
+        let unused = [
+            "state",
+            "session-x-server",
+            "session-7-unknown",
+            "released-memory-72",
+            "session-7-memory-x",
+        ];
+        assert_eq!(rest, unused);
     }
 }

@@ -96,8 +96,13 @@ impl Control {
             } else {
                 Err("the state page of its user is lost".to_owned())
             };
-            let memories = std::mem::take(&mut session.apertures.memories);
-            unused.append(&mut self.sort_memories(number, memories, &mut released));
+            let of = session.owner_and_shape();
+            unused.append(&mut self.sort_memories(
+                number,
+                &mut session.apertures,
+                of,
+                &mut released,
+            ));
             match outcome {
                 Ok(true) => restored += 1,
                 // Its application had not finished attaching or has ended, or the session was closed.

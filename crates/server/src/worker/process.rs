@@ -263,7 +263,13 @@ impl Worker {
             let flags = RecvFlags::DONTWAIT;
             match wire::receive(self.channel.as_fd(), buffer, &mut descriptors, flags) {
                 Ok(Some((head, body))) => self.carry_out(head, body, descriptors)?,
-                Ok(None) => return Err(Over),
+                Ok(None) => {
+                    // The server may still wait to hear what a worker did that had hung.
+                    if self.told != self.handled {
+                        self.tell(report::HANDLED, 0, 0, &[])?;
+                    }
+                    return Err(Over);
+                }
                 Err(Errno::AGAIN) => return Ok(()),
                 Err(error) => return Err(error.into()),
             }

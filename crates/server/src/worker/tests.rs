@@ -475,6 +475,23 @@ fn worker_notifies_for_the_engine_and_closes_doorbells() {
     assert!(theirs.write(&byte).is_err());
 }
 
+/// The server sends a hung worker nothing more, and still learns that it executed its last command.
+#[test]
+fn a_worker_reports_its_last_commands_before_it_ends() {
+    let mut world = World::new(LONG);
+    for _ in 0..50 {
+        let file: OwnedFd = SharedFile::create("worker-test", 8192).unwrap().into();
+        world.link().push(Packet::new(command::DISPOSE, 0, command::WIPE).with(vec![file]));
+        world.link().say_no_more();
+        while !world.link().is_idle() {
+            let (link, buffer) = (world.link.as_mut().unwrap(), &mut world.buffer);
+            poll(&mut [PollFd::from_borrowed_fd(link.fd(), PollFlags::IN)], None).unwrap();
+            assert_eq!(link.receive(buffer), Some(Report::Handled));
+        }
+        world = World::new(LONG);
+    }
+}
+
 #[test]
 fn commands_wait_for_socket_room_and_none_is_lost() {
     let mut world = World::new(LONG);

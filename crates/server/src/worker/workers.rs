@@ -12,24 +12,26 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, p
 use super::link::{Link, Packet, Report};
 use super::spawner::{Spawner, pair};
 use super::wire::{MAX_PACKET_BYTES, command};
-use crate::account::{Account, Party};
+use crate::account::{Account, Pair, Party};
 
 /// Idle workers that the server keeps for users that return.
 const IDLE: usize = 16;
-/// Hung workers that the server waits for. The server gives up others.
+/// Hung workers of users that the server waits for. The server gives up others.
 const MAX_HUNG: usize = 64;
 /// Connections that wait for a refusal. The server closes more without reading them.
 const WAITING: usize = 4096;
 /// The time that workers have at the server's end to execute their commands.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The owner of a worker: a user by its grant, an administrator, or all users that may not attach. A user that is both
-/// has two workers: the one of the grant may hang, and its end is not the administrator's.
+/// The owner of a worker: a user by its grant, an administrator, all users that may not attach, or two users that share
+/// memory for writing. A user that is both has two workers: the one of the grant may hang, and its end is not the
+/// administrator's. The worker of two users has no connection, and its hang ends no session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Owner {
     User(u32),
     Administrator(u32),
     Refused,
+    Pair(Pair),
 }
 
 impl Owner {
@@ -42,12 +44,12 @@ impl Owner {
         }
     }
 
-    /// Returns the user; `None` for all users that may not attach.
+    /// Returns the user; `None` for all users that may not attach, and for two users.
     pub(crate) fn user(self) -> Option<Party> {
         match self {
             Owner::User(uid) => Some(Party::User(uid)),
             Owner::Administrator(uid) => Some(Party::Administrator(uid)),
-            Owner::Refused => None,
+            Owner::Refused | Owner::Pair(_) => None,
         }
     }
 }
@@ -189,7 +191,23 @@ impl Workers {
         }
         // Without descriptors for a worker there is no other way than to close them here.
         let Ok(id) = self.of(owner) else { return };
-        self.push(id, Packet::new(command::DISPOSE, 0, command::WIPE).with(descriptors));
+        self.wipe(id, descriptors);
+    }
+
+    /// Has a worker free the memory of files, and close them. The worker has finished once it
+    /// [is idle](Workers::is_idle) or gone.
+    pub(crate) fn wipe(&mut self, id: u64, files: Vec<OwnedFd>) {
+        self.push(id, Packet::new(command::DISPOSE, 0, command::WIPE).with(files));
+    }
+
+    /// Returns `true` if a worker was declared hung.
+    pub(crate) fn is_hung(&self, id: u64) -> bool {
+        self.all.get(&id).is_some_and(|one| one.is_hung)
+    }
+
+    /// Returns `true` if a worker has executed all of its commands, or is gone.
+    pub(crate) fn is_idle(&self, id: u64) -> bool {
+        self.all.get(&id).is_none_or(|one| one.link.is_idle())
     }
 
     fn push(&mut self, id: u64, packet: Packet) {
@@ -207,6 +225,10 @@ impl Workers {
         // account.
         if packet.head.kind == command::PREPARE_OLDER {
             self.failed.push((packet.head.token, packet.head.kind));
+        }
+        if let Owner::Pair(_) = owner {
+            // `apertures::disposals` still has the file, and tries again.
+            return self.close(packet.descriptors);
         }
         self.dispose(owner, packet.descriptors);
     }
@@ -294,8 +316,10 @@ impl Workers {
         for packet in unsent {
             self.lose(owner, packet);
         }
-        if self.all.values().filter(|one| one.is_hung).count() > MAX_HUNG {
-            let oldest = self.all.iter().find(|(_, one)| one.is_hung).map(|(id, _)| *id);
+        // Those of pairs of users have limits: `apertures::disposals`.
+        let counts = |one: &One| one.is_hung && !matches!(one.owner, Owner::Pair(_));
+        if self.all.values().filter(|one| counts(one)).count() > MAX_HUNG {
+            let oldest = self.all.iter().find(|(_, one)| counts(one)).map(|(id, _)| *id);
             self.remove(oldest.unwrap_or(id));
         }
         Some(id)
@@ -359,9 +383,15 @@ impl Workers {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
     use super::*;
 
     const USER: Owner = Owner::User(7);
+
+    fn user(uid: u32) -> Account {
+        Account { uid, group: None, is_limited: true }
+    }
 
     /// Fills the channel of a worker with commands to prepare memory. Returns the worker, and the
     /// tokens of the commands that had no room.
@@ -381,6 +411,49 @@ mod tests {
         let (spawner, kept) = Spawner::without_process().unwrap();
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
         (Workers::new(spawner, Vec::new(), epoll).unwrap(), kept)
+    }
+
+    impl Workers {
+        fn hang(&mut self, owner: Owner) -> u64 {
+            let id = self.of(owner).unwrap();
+            self.wipe(id, vec![std::io::pipe().unwrap().0.into()]);
+            self.all.get_mut(&id).unwrap().link.delay();
+            assert_eq!(self.declare_one_hung(), Some(id));
+            id
+        }
+    }
+
+    /// The server gives up the oldest of too many hung workers of users, and none because of those of two users.
+    #[test]
+    fn hung_workers_of_pairs_displace_none() {
+        let (mut workers, _kept) = without_process();
+        workers.hang(USER);
+        let pairs: Vec<u64> = (0..MAX_HUNG as u32 + 1)
+            .map(|uid| workers.hang(Owner::Pair(Pair::of(user(7), user(100 + uid)))))
+            .collect();
+        assert!(workers.has_hung(USER) && pairs.iter().all(|id| workers.is_hung(*id)));
+        for uid in 0..MAX_HUNG as u32 {
+            workers.hang(Owner::User(100 + uid));
+        }
+        assert!(!workers.has_hung(USER) && pairs.iter().all(|id| workers.is_hung(*id)));
+    }
+
+    /// No other worker wipes a file that a worker of two users did not get.
+    #[test]
+    fn a_file_of_a_lost_worker_of_two_users_is_closed() {
+        let (mut workers, _kept) = without_process();
+        let id = workers.of(Owner::Pair(Pair::of(user(7), user(8)))).unwrap();
+        let mut readers = Vec::new();
+        while workers.all[&id].link.waiting() < 3 {
+            let (reader, writer) = std::io::pipe().unwrap();
+            readers.push(reader);
+            workers.wipe(id, vec![writer.into()]);
+        }
+        workers.remove(id);
+        assert!(workers.all.is_empty());
+        for mut reader in readers.split_off(readers.len() - 3) {
+            assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+        }
     }
 
     #[test]

@@ -6,4 +6,5 @@ mod flip;
 mod forked;
 mod one_mapping;
 mod own_queue;
+mod released;
 mod starting;
