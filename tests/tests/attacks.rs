@@ -118,6 +118,14 @@ impl Scene {
         assert!(seen.trips.count >= TRIPS, "round trips: {seen:?}");
         assert!(seen.attaches.count >= ATTACHES, "attachments: {seen:?}");
         assert_eq!((seen.trips.failed, seen.attaches.failed), (0, 0), "{seen:?}");
+        let stuck = self.server.stuck_threads();
+        assert!(stuck.is_empty(), "threads in uninterruptible sleep: {stuck:?}");
+        let [_, neighbour] = self.users.applications;
+        assert_eq!(
+            self.server.ask(&format!("warned {}", neighbour.uid)),
+            "",
+            "warnings name the victim"
+        );
         seen
     }
 
@@ -364,6 +372,45 @@ fn answers_that_are_never_read() {
 #[test]
 fn the_end_of_a_long_report() {
     stands_and_did("the_end_of_a_long_report", "report-tail", &[], "asked");
+}
+
+#[test]
+fn record_locks_on_the_state_page() {
+    stands_and_did("record_locks_on_the_state_page", "record-locks", &[], "locks");
+}
+
+#[test]
+fn very_many_tripwires() {
+    stands_and_did("very_many_tripwires", "tripwires", &[], "tripwires");
+}
+
+/// All users of a group together have half of the memories, so that a user of another group still gets one.
+#[test]
+fn memories_of_a_group_leave_room_for_others() {
+    const MEMORIES: u64 = 4_096;
+    let test = "memories_of_a_group_leave_room_for_others";
+    let Some(mut scene) = Scene::set(test, true, &[]) else { return };
+    let [attacker, neighbour] = scene.users.applications;
+    for number in 0..17 {
+        let Some(user) = attacker.subordinate(number) else {
+            let cause = "subordinate users do not exist here".to_owned();
+            return skip(test, &Unavailable { cause, remedy: "run as root".to_owned() });
+        };
+        if !scene.attack("memories", user, &[]) {
+            break;
+        }
+    }
+    let mut maker = PEER.start_as(&["memory", scene.server.path()], |command| {
+        neighbour.confine(command);
+    });
+    assert_eq!(maker.line_within(ATTACK), "created");
+    scene.neighbour_goes_on();
+    let deeds = scene.call_off();
+    assert_eq!(deeds["memories"], MEMORIES / 2, "{deeds:?}");
+    assert!(deeds["refused"] > 0, "{deeds:?}");
+    maker.kill();
+    scene.nothing_is_left();
+    scene.server.terminate();
 }
 
 /// Memory that the server may need for other events.

@@ -8,13 +8,17 @@
 //! | `doorbell` | the doorbell's locks and socket options, in a session and at its end |
 //! | `waiters` | hundreds of thousands of wait-queue entries on a shared descriptor |
 //! | `control` | descriptors that close slowly, unread reports, malformed messages, all sessions taken |
+//! | `apertures` | all memories for apertures taken, very many tripwires |
+//! | `locks` | record locks on the state page |
 //! | `memory` | sealing of a file that is being written, large memories, page reclaim |
 //!
 //! `withheld` is a page that never arrives, from a FUSE file system of the attacker's own;
 //! `session` is what an attacker does with a session; `sys` holds the system calls.
 
+mod apertures;
 mod control;
 mod doorbell;
+mod locks;
 mod memory;
 pub mod neighbour;
 mod session;
@@ -84,12 +88,17 @@ impl Attack {
     /// its own.
     pub const POLLERS_ALONE: Attack = Attack::alone("waiters-poll-alone", waiters::polls_alone);
 
+    /// No attack on the server: the program locks a file of its own and closes copies of it, as `record-locks` makes the
+    /// server close copies of a locked file.
+    pub const LOCKS_ALONE: Attack = Attack::alone("record-locks-alone", locks::alone);
+
     /// The programs that do not touch the server. The benchmark compares each attack with one of
     /// them.
-    pub const BASELINES: [Attack; 3] = [Attack::BUSY, Attack::WAITERS_ALONE, Attack::POLLERS_ALONE];
+    pub const BASELINES: [Attack; 4] =
+        [Attack::BUSY, Attack::WAITERS_ALONE, Attack::POLLERS_ALONE, Attack::LOCKS_ALONE];
 
     /// All attacks.
-    pub const ALL: [Attack; 26] = [
+    pub const ALL: [Attack; 29] = [
         attack("doorbell-splice", doorbell::splice),
         attack("doorbell-read", doorbell::read).with_fuse(),
         attack("doorbell-end-splice", doorbell::end_spliced),
@@ -116,6 +125,9 @@ impl Attack {
         attack("page-collapse-wide", memory::collapse_wide),
         attack("answers", control::unread_answers),
         attack("report-tail", control::report_tail),
+        attack("record-locks", locks::record_locks).beside(&Attack::LOCKS_ALONE),
+        attack("memories", apertures::memories),
+        attack("tripwires", apertures::tripwires),
     ];
 
     /// Returns the attack of a name.

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session};
+use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session, Sharing};
 use towpath_tests::{PATIENCE, frames};
 
 use crate::inputs::{Input, Inputs};
@@ -153,4 +153,15 @@ pub(crate) fn sleeper(socket: &Path) {
     println!("asleep");
     let woken = session.wait(None);
     println!("woken: {woken:?}");
+}
+
+/// Creates a memory for apertures. Prints `created`, or the refusal, and keeps the memory until its input ends.
+pub(crate) fn memory(socket: &Path) {
+    let options = Options { oob_slots: 16, apertures: 1, ..Options::default() };
+    let mut session = Session::attach(socket, &options).expect("attaches");
+    match session.create_memory(4096, Sharing::MapRead) {
+        Ok(_) => println!("created"),
+        Err(error) => println!("{error}"),
+    }
+    let _ = std::io::stdin().lines().count();
 }

@@ -1,14 +1,22 @@
-//! The log of a server: this counts its lines and writes none.
+//! The log of a server: this counts its lines, keeps the warnings, and writes none.
 
-use std::sync::Arc;
+use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
+/// The most warnings that are kept.
+const MOST_WARNINGS: usize = 10_000;
+
 /// Counts the log lines of this process that are shown by default.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Logged(Arc<AtomicU64>);
+pub(crate) struct Logged {
+    lines: Arc<AtomicU64>,
+    warnings: Arc<Mutex<Vec<String>>>,
+}
 
 impl Logged {
     /// Counts from now on.
@@ -20,7 +28,17 @@ impl Logged {
 
     /// Returns the number of lines so far.
     pub(crate) fn lines(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        self.lines.load(Ordering::Relaxed)
+    }
+
+    /// Returns the warnings so far that name a user, but for those of how many of the user's lines were left out.
+    pub(crate) fn warnings_of(&self, uid: u64) -> Vec<String> {
+        let warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        let (field, words) = (format!(" uid={uid} "), format!(" user {uid} "));
+        let names = |one: &&String| {
+            (one.contains(&field) || one.contains(&words)) && !one.contains("were left out")
+        };
+        warnings.iter().filter(names).cloned().collect()
     }
 }
 
@@ -37,11 +55,30 @@ impl Subscriber for Logged {
 
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
-    fn event(&self, _: &Event<'_>) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+    fn event(&self, event: &Event<'_>) {
+        self.lines.fetch_add(1, Ordering::Relaxed);
+        if *event.metadata().level() > Level::WARN {
+            return;
+        }
+        let mut line = Line(String::from(" "));
+        event.record(&mut line);
+        let mut warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        if warnings.len() < MOST_WARNINGS {
+            warnings.push(line.0);
+        }
     }
 
     fn enter(&self, _: &Id) {}
 
     fn exit(&self, _: &Id) {}
+}
+
+/// A line of the log: ` NAME=VALUE ` for each field.
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        use std::fmt::Write;
+        let _ = write!(self.0, "{field}={value:?} ");
+    }
 }

@@ -53,7 +53,8 @@ impl Store for Counted {
 
 /// Serves a loopback device whose far end echoes everything (`far=echo`) or takes nothing
 /// (`far=none`), or a TAP (`tap=NAME`). Prints `ready`. Then it answers `stored` with the number of
-/// descriptors in its store, `logged` with its log lines so far, and `stop` with `stopped`.
+/// descriptors in its store, `logged` with its log lines so far, `warned UID` with the
+/// warnings that name a user, and `stop` with `stopped`.
 pub(crate) fn run(socket: &Path, options: &[&str]) {
     let logged = Logged::start();
     let mut policy = Policy::default();
@@ -138,7 +139,11 @@ pub(crate) fn run(socket: &Path, options: &[&str]) {
             "stored" => println!("{}", count.load(Ordering::SeqCst)),
             "logged" => println!("{}", logged.lines()),
             "stop" => break,
-            _ => panic!("no such command: {line}"),
+            _ => {
+                let uid = line.strip_prefix("warned ");
+                let uid = uid.unwrap_or_else(|| panic!("no such command: {line}"));
+                println!("{}", logged.warnings_of(number(uid)).join("; "));
+            }
         }
     }
     server.stop().expect("the server ends well");
