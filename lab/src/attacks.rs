@@ -3,8 +3,8 @@
 //!
 //! Server, attacker and neighbour are three users where this program may become them, and one user
 //! otherwise. Each attack has its own server and neighbour; windows without and with the attack
-//! alternate. The experiment first measures three programs that do not touch the server: one only
-//! computes, and two build wait queues on sockets of their own. These baselines show the kernel's
+//! alternate. The experiment first measures four programs that do not touch the server: one only
+//! computes, two build wait queues on sockets of their own, and one locks a file of its own. These baselines show the kernel's
 //! part of a neighbour's loss.
 
 use std::collections::BTreeMap;

@@ -413,6 +413,32 @@ fn memories_of_a_group_leave_room_for_others() {
     scene.server.terminate();
 }
 
+/// All users of a group together have half of the connections with other hosts.
+#[test]
+fn connections_of_a_group_leave_room_for_others() {
+    let test = "connections_of_a_group_leave_room_for_others";
+    let Some(mut scene) = Scene::set(test, true, &["hosts=yes"]) else { return };
+    let [attacker, neighbour] = scene.users.applications;
+    // Each user may have a quarter of all.
+    for number in 0..5 {
+        let Some(user) = attacker.subordinate(number) else {
+            let cause = "subordinate users do not exist here".to_owned();
+            return skip(test, &Unavailable { cause, remedy: "run as root".to_owned() });
+        };
+        assert!(scene.attack("asked", user, &[]));
+    }
+    let mut connected = PEER.start_as(&["connection", scene.server.path()], |command| {
+        neighbour.confine(command);
+    });
+    assert_eq!(connected.line_within(ATTACK), "Connected");
+    scene.neighbour_goes_on();
+    let deeds = scene.call_off();
+    assert!(deeds["full"] > 0, "{deeds:?}");
+    connected.kill();
+    scene.nothing_is_left();
+    scene.server.terminate();
+}
+
 /// Memory that the server may need for other events.
 const SLACK: u64 = 1 << 20;
 

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use towpath_client::{
-    Access, Aperture, ApertureKey, Endpoint, Memory, OobAddress, OobKind, Options, PeerState, Rule,
-    Session, Sharing,
+    Access, Aperture, ApertureKey, Endpoint, Memory, OobAddress, OobKind, Options, PeerState,
+    Refused, Rule, Session, Sharing,
 };
 
 use crate::{Deeds, Field};
@@ -16,6 +16,8 @@ use crate::{Deeds, Field};
 const SESSIONS: usize = 8;
 /// Tripwires of the owner, and as many imports, unless the field says otherwise.
 const TRIPWIRES: u64 = 4_000;
+/// Requests for connections of one user.
+const ASKED: u32 = 280;
 /// The bytes of a tripwire's range.
 const RANGE: usize = 8;
 /// The longest time that the attacker waits for a connection between its sessions.
@@ -158,4 +160,42 @@ pub(crate) fn tripwires(field: &Field) -> io::Result<Deeds> {
         ended += u64::from(set_all(&mut shared, &mut importer, &aperture, 4) == 4);
     }
     Ok(vec![("tripwires", set), ("ended", ended)])
+}
+
+/// Asks a host that does not answer for as many connections as a session may, and again when a request has failed. The
+/// server needs connections with other hosts; without them, each request fails at once.
+pub(crate) fn asked(field: &Field) -> io::Result<Deeds> {
+    let options = Options {
+        name: "attacker".into(),
+        endpoints: ASKED,
+        oob_slots: 16,
+        transmit_slots: 64,
+        receive_slots: 64,
+        ..Options::default()
+    };
+    let mut session = Session::attach(&field.socket, &options).map_err(io::Error::other)?;
+    let (_, own) = open(&mut session)?;
+    let silent = OobAddress { ip: [10, 77, 0, 250].into(), port: 9, ..own };
+    let mut endpoints = Vec::new();
+    while endpoints.len() + 1 < ASKED as usize && !field.over() {
+        endpoints.push(open(&mut session)?.0);
+    }
+    let (mut asked, mut full, mut begun) = (0, 0, false);
+    while !field.over() {
+        for endpoint in &endpoints {
+            let state = session.peer_state(*endpoint);
+            full += u64::from(state == PeerState::Refused(Refused::Full));
+            if state != PeerState::Requested {
+                asked += u64::from(session.request_connection(*endpoint, silent, b"").is_ok());
+            }
+        }
+        session.flush_now().map_err(io::Error::other)?;
+        session.wait(Some(Duration::from_millis(5))).map_err(io::Error::other)?;
+        while session.ready_oob().map_err(io::Error::other)?.is_some() {}
+        if !begun && asked >= u64::from(ASKED) {
+            begun = true;
+            field.begun();
+        }
+    }
+    Ok(vec![("asked", asked), ("full", full)])
 }

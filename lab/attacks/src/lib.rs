@@ -8,7 +8,7 @@
 //! | `doorbell` | the doorbell's locks and socket options, in a session and at its end |
 //! | `waiters` | hundreds of thousands of wait-queue entries on a shared descriptor |
 //! | `control` | descriptors that close slowly, unread reports, malformed messages, all sessions taken |
-//! | `apertures` | all memories for apertures taken, very many tripwires |
+//! | `apertures` | all memories for apertures taken, very many tripwires, all connections with other hosts taken |
 //! | `locks` | record locks on the state page |
 //! | `memory` | sealing of a file that is being written, large memories, page reclaim |
 //!
@@ -98,7 +98,7 @@ impl Attack {
         [Attack::BUSY, Attack::WAITERS_ALONE, Attack::POLLERS_ALONE, Attack::LOCKS_ALONE];
 
     /// All attacks.
-    pub const ALL: [Attack; 29] = [
+    pub const ALL: [Attack; 30] = [
         attack("doorbell-splice", doorbell::splice),
         attack("doorbell-read", doorbell::read).with_fuse(),
         attack("doorbell-end-splice", doorbell::end_spliced),
@@ -128,6 +128,7 @@ impl Attack {
         attack("record-locks", locks::record_locks).beside(&Attack::LOCKS_ALONE),
         attack("memories", apertures::memories),
         attack("tripwires", apertures::tripwires),
+        attack("asked", apertures::asked),
     ];
 
     /// Returns the attack of a name.
