@@ -256,6 +256,9 @@ mod tests {
 
     const ROUNDS: u32 = 5_000;
 
+    /// Changes what has a name.
+    type Swap<'a> = Box<dyn Fn() + Send + Sync + 'a>;
+
     /// The swapping thread stands for another user whom the kernel lets link to any file.
     #[test]
     fn a_target_that_is_swapped_in_is_never_opened() {
@@ -265,7 +268,7 @@ mod tests {
         fs::create_dir(directory.0.join("common")).unwrap();
         fs::set_permissions(directory.0.join("common"), fs::Permissions::from_mode(0o777)).unwrap();
         with_bits(&target, 0o600);
-        let swaps: [(&str, Box<dyn Fn() + Send + Sync>); 3] = [
+        let swaps: [(&str, Swap<'_>); 3] = [
             (
                 "hard link",
                 Box::new(|| {
