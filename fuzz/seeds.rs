@@ -568,6 +568,115 @@ fn roce() -> Vec<(&'static str, Vec<u8>)> {
     all
 }
 
+/// Returns conversations of a connection of RoCEv2, each of steps as `fuzz_targets/rdma.rs` reads them.
+fn rdma_conversations() -> Vec<(&'static str, Vec<u8>)> {
+    // The next packet of the peer, or the oldest of this side; in the exported memory; with a full payload.
+    const NEXT: u8 = 0x71;
+    const OLDEST: u8 = 0x72;
+    const EXPORTED: u8 = 4;
+    const FULL: u8 = 8;
+    let step = |kind: u8, a: u8, b: u8| vec![kind, a, b];
+    let packet = |flags: u8, opcode: u8, rest: &[u8]| {
+        let mut packet = vec![opcode, 0, 0xff, 0xff, 0, 0, 0, 17, 0x80, 0, 0, 0];
+        packet.extend(rest);
+        [&[0, flags, packet.len() as u8], &packet[..]].concat()
+    };
+    let reth = |len: u16| {
+        let mut reth = [0; 16];
+        reth[14..].copy_from_slice(&len.to_be_bytes());
+        reth
+    };
+    let aeth = |syndrome: u8| [syndrome, 0, 0, 1];
+    let (send, long) = (step(6, 63, 0), reth(600));
+    let written = [reth(8).as_slice(), &[1; 8]].concat();
+    vec![
+        ("message", [packet(NEXT, 4, b"hello...  "), send.clone()].concat()),
+        (
+            "write",
+            [
+                packet(NEXT | EXPORTED | FULL, 6, &long),
+                packet(NEXT | FULL, 7, b""),
+                packet(NEXT, 8, &[2; 88]),
+                send.clone(),
+            ]
+            .concat(),
+        ),
+        (
+            "write-again",
+            [packet(NEXT | EXPORTED, 10, &written), packet(0x61 | EXPORTED, 10, &written)].concat(),
+        ),
+        ("not-ready", [step(7, 0, 0), packet(NEXT, 4, b"full"), send.clone()].concat()),
+        (
+            "read",
+            [
+                packet(NEXT | EXPORTED, 12, &long),
+                step(6, 1, 0),
+                packet(0x51 | EXPORTED, 12, &reth(300)),
+                send.clone(),
+            ]
+            .concat(),
+        ),
+        ("revoked", [packet(NEXT | EXPORTED, 12, &long), step(7, 8, 3), send.clone()].concat()),
+        (
+            "gap",
+            [packet(0x91, 4, b"late"), send.clone(), packet(NEXT, 4, b"first"), send.clone()]
+                .concat(),
+        ),
+        (
+            "works",
+            [
+                packet(OLDEST, 17, &aeth(31)),
+                step(4, 0, 20),
+                step(4, 3, 64),
+                send.clone(),
+                packet(OLDEST, 17, &aeth(31)),
+                packet(OLDEST, 17, &aeth(0x60)),
+                packet(OLDEST, 17, &aeth(0x21)),
+                step(5, 255, 0),
+                send.clone(),
+            ]
+            .concat(),
+        ),
+        (
+            "reads",
+            [
+                packet(OLDEST, 17, &aeth(31)),
+                step(4, 2, 15),
+                step(4, 2, 4),
+                send.clone(),
+                packet(OLDEST | FULL, 13, &aeth(31)),
+                packet(OLDEST | FULL, 14, b""),
+                packet(OLDEST, 16, &aeth(31)),
+                send.clone(),
+            ]
+            .concat(),
+        ),
+        (
+            "refused",
+            [
+                packet(OLDEST, 17, &aeth(31)),
+                step(4, 1, 9),
+                send.clone(),
+                packet(OLDEST, 17, &aeth(0x62)),
+            ]
+            .concat(),
+        ),
+        (
+            "silent",
+            [
+                packet(OLDEST, 17, &aeth(31)),
+                step(5, 255, 255),
+                send.clone(),
+                step(5, 255, 255),
+                step(5, 255, 255),
+                send.clone(),
+            ]
+            .concat(),
+        ),
+        ("congestion", [packet(NEXT, 0x81, &[0; 16]), step(4, 0, 40), send].concat()),
+    ]
+}
+
 fn main() -> std::io::Result<()> {
     write("headers", &frames())?;
     let words: Vec<_> = offloads()
@@ -589,5 +698,6 @@ fn main() -> std::io::Result<()> {
     write("oob", &messages())?;
     write("request", &requests())?;
     write("ring", &rings())?;
-    write("roce", &roce())
+    write("roce", &roce())?;
+    write("rdma", &rdma_conversations())
 }

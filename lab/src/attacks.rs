@@ -3,8 +3,8 @@
 //!
 //! Server, attacker and neighbour are three users where this program may become them, and one user
 //! otherwise. Each attack has its own server and neighbour; windows without and with the attack
-//! alternate. The experiment first measures three programs that do not touch the server: one only
-//! computes, and two build wait queues on sockets of their own. These baselines show the kernel's
+//! alternate. The experiment first measures four programs that do not touch the server: one only
+//! computes, two build wait queues on sockets of their own, and one locks a file of its own. These baselines show the kernel's
 //! part of a neighbour's loss.
 
 use std::collections::BTreeMap;
@@ -19,10 +19,13 @@ use towpath_testkit::{Executable, User, Users};
 
 use crate::Settings;
 use crate::child::{Child, OwnSocket, ROLE_FLAG, Role, tell};
+use crate::interval::intervals;
 use crate::process::Serving;
 use crate::report::{Outcome, Row};
+use crate::statistics::Summary;
 
-/// The limit of the attacked 99.9th percentile, as a multiple of the undisturbed one.
+/// The limit of the attacked 99.9th percentile, as a multiple of the undisturbed one, and of the 99th, as a multiple of the
+/// baseline's.
 const AT_MOST: f64 = 2.0;
 /// The longest duration of an attack.
 const LONGEST: Duration = Duration::from_secs(30);
@@ -30,7 +33,7 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// ms.
 const RECOVERY: &str = "until 20 3 15000";
 /// Attacks that `--quick` leaves out: they take seconds to begin, or their server to recover.
-const SLOW: [&str; 9] = [
+const SLOW: [&str; 12] = [
     "waiters-poll",
     "reports",
     "reports-large",
@@ -41,9 +44,16 @@ const SLOW: [&str; 9] = [
     "page-remove",
     "report-tail",
     "linger-granted",
+    "record-locks",
+    "memories",
+    "tripwires",
 ];
 /// Wait-queue entries with `--quick`.
 const FEW: &str = "size=20000";
+
+/// The times of one kind of operation, and one of their figures.
+type Kind = fn(&Seen) -> &Times;
+type Figure = fn(&Times) -> u64;
 
 /// Pairs of windows of one attack.
 type Pairs = Vec<[Seen; 2]>;
@@ -79,7 +89,6 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
 /// Adds a row for the ratio of the 99.9th percentiles, and context rows for the rest.
 fn add_rows(outcome: &mut Outcome, attack: Attack, pairs: &Pairs) {
     let name = attack.name;
-    type Kind = fn(&Seen) -> &Times;
     let kinds: [(&str, Kind); 2] =
         [("round trip", |seen| &seen.trips), ("attach", |seen| &seen.attaches)];
     for (what, times) in kinds {
@@ -100,9 +109,11 @@ fn add_rows(outcome: &mut Outcome, attack: Attack, pairs: &Pairs) {
             let row = format!("{name}: {what} p99.9, attacked to {baseline}");
             outcome.context.push(Row::new(&row, &[], "ratio", &ratios));
         }
+        if let Some(baseline) = baseline {
+            outcome.rows.extend(beside_baseline(outcome, (name, baseline, what), pairs, times));
+        }
         // A baseline is no attack, so its rows have no limit.
         outcome.rows.push(if baseline.is_some() { row.at_most(AT_MOST) } else { row });
-        type Figure = fn(&Times) -> u64;
         let figures: [(&str, Figure); 4] = [
             ("p50", |times| times.p50),
             ("p99", |times| times.p99),
@@ -118,6 +129,27 @@ fn add_rows(outcome: &mut Outcome, attack: Attack, pairs: &Pairs) {
             }
         }
     }
+}
+
+/// Returns the end of the confidence interval of an attack's 99th percentile, to that of its baseline. `None` without the
+/// baseline's row.
+fn beside_baseline(
+    outcome: &Outcome,
+    (name, baseline, what): (&str, &str, &str),
+    pairs: &Pairs,
+    times: Kind,
+) -> Option<Row> {
+    let found = format!("{baseline}: {what} p99, attacked");
+    let compared = outcome.context.iter().find(|row| row.name == found)?.value;
+    let ratios: Vec<f64> =
+        pairs.iter().map(|[_, attacked]| times(attacked).p99 as f64 / 1e3 / compared).collect();
+    let median = |places: &[usize]| {
+        let drawn: Vec<f64> = places.iter().map(|place| ratios[*place]).collect();
+        [Summary::of(&drawn).median]
+    };
+    let [interval] = intervals(ratios.len(), 1, median);
+    let row = format!("{name}: {what} p99, attacked to {baseline}, upper end of the interval");
+    Some(Row::new(&row, &[], "ratio", &[interval.high]).at_most(AT_MOST))
 }
 
 /// Returns the name of a baseline's row. The row exists, because the experiment measures baselines

@@ -29,6 +29,9 @@ pub struct Holdings {
     pub threads: usize,
 }
 
+/// How often a thread must be seen in an uninterruptible sleep. A page fault takes a short one.
+const LOOKS: usize = 50;
+
 /// A server in a process of its own.
 #[derive(Debug)]
 pub struct Served {
@@ -107,6 +110,31 @@ impl Served {
     pub fn thread(&self, name: &str) -> u32 {
         let times = towpath_testkit::ProcessTimes::of(self.pid()).expect("it lives");
         times.threads.iter().find(|thread| thread.name == name).expect("it has the thread").tid
+    }
+
+    /// Returns the numbers of its threads that were in an uninterruptible sleep in each of several looks.
+    ///
+    /// # Panics
+    /// When it is gone.
+    #[must_use]
+    pub fn stuck_threads(&self) -> Vec<u32> {
+        let tasks = PathBuf::from(format!("/proc/{}/task", self.pid()));
+        let is_stuck = |tid: &u32| {
+            let stat = std::fs::read_to_string(tasks.join(tid.to_string()).join("stat"));
+            let stat = stat.unwrap_or_default();
+            stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('D'))
+        };
+        let all = std::fs::read_dir(&tasks).expect("it lives").flatten();
+        let numbers = all.filter_map(|task| task.file_name().to_str()?.parse().ok());
+        let mut stuck: Vec<u32> = numbers.filter(is_stuck).collect();
+        for _ in 0..LOOKS {
+            if stuck.is_empty() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+            stuck.retain(is_stuck);
+        }
+        stuck
     }
 
     /// Returns its report.

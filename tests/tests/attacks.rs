@@ -118,6 +118,14 @@ impl Scene {
         assert!(seen.trips.count >= TRIPS, "round trips: {seen:?}");
         assert!(seen.attaches.count >= ATTACHES, "attachments: {seen:?}");
         assert_eq!((seen.trips.failed, seen.attaches.failed), (0, 0), "{seen:?}");
+        let stuck = self.server.stuck_threads();
+        assert!(stuck.is_empty(), "threads in uninterruptible sleep: {stuck:?}");
+        let [_, neighbour] = self.users.applications;
+        assert_eq!(
+            self.server.ask(&format!("warned {}", neighbour.uid)),
+            "",
+            "warnings name the victim"
+        );
         seen
     }
 
@@ -476,6 +484,71 @@ fn an_owner_that_holds_the_lock_of_memory_that_others_read() {
     assert_eq!(scene.server.hung(), (0, 1), "threads of the server, workers");
     let deeds = scene.call_off();
     assert_eq!(deeds["held"], 1, "{deeds:?}");
+    scene.nothing_is_left();
+    scene.server.terminate();
+}
+
+#[test]
+fn record_locks_on_the_state_page() {
+    stands_and_did("record_locks_on_the_state_page", "record-locks", &[], "locks");
+}
+
+#[test]
+fn very_many_tripwires() {
+    stands_and_did("very_many_tripwires", "tripwires", &[], "tripwires");
+}
+
+/// All users of a group together have half of the memories, so that a user of another group still gets one.
+#[test]
+fn memories_of_a_group_leave_room_for_others() {
+    const MEMORIES: u64 = 4_096;
+    let test = "memories_of_a_group_leave_room_for_others";
+    let Some(mut scene) = Scene::set(test, true, &[]) else { return };
+    let [attacker, neighbour] = scene.users.applications;
+    for number in 0..17 {
+        let Some(user) = attacker.subordinate(number) else {
+            let cause = "subordinate users do not exist here".to_owned();
+            return skip(test, &Unavailable { cause, remedy: "run as root".to_owned() });
+        };
+        if !scene.attack("memories", user, &[]) {
+            break;
+        }
+    }
+    let mut maker = PEER.start_as(&["memory", scene.server.path()], |command| {
+        neighbour.confine(command);
+    });
+    assert_eq!(maker.line_within(ATTACK), "created");
+    scene.neighbour_goes_on();
+    let deeds = scene.call_off();
+    assert_eq!(deeds["memories"], MEMORIES / 2, "{deeds:?}");
+    assert!(deeds["refused"] > 0, "{deeds:?}");
+    maker.kill();
+    scene.nothing_is_left();
+    scene.server.terminate();
+}
+
+/// All users of a group together have half of the connections with other hosts.
+#[test]
+fn connections_of_a_group_leave_room_for_others() {
+    let test = "connections_of_a_group_leave_room_for_others";
+    let Some(mut scene) = Scene::set(test, true, &["hosts=yes"]) else { return };
+    let [attacker, neighbour] = scene.users.applications;
+    // Each user may have a quarter of all.
+    for number in 0..5 {
+        let Some(user) = attacker.subordinate(number) else {
+            let cause = "subordinate users do not exist here".to_owned();
+            return skip(test, &Unavailable { cause, remedy: "run as root".to_owned() });
+        };
+        assert!(scene.attack("asked", user, &[]));
+    }
+    let mut connected = PEER.start_as(&["connection", scene.server.path()], |command| {
+        neighbour.confine(command);
+    });
+    assert_eq!(connected.line_within(ATTACK), "Connected");
+    scene.neighbour_goes_on();
+    let deeds = scene.call_off();
+    assert!(deeds["full"] > 0, "{deeds:?}");
+    connected.kill();
     scene.nothing_is_left();
     scene.server.terminate();
 }

@@ -7,7 +7,7 @@
 //! control thread has answered the last one, so a flooding user delays no other. A connection ends
 //! when it sends an invalid message, does not read its answers, or does not finish attaching.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -43,6 +43,7 @@ use crate::listeners::{ADMIN_LISTENER, AdminWarnings, LISTENER, Listeners};
 use crate::log::LogLimit;
 use crate::own_queues::OwnQueues;
 use crate::policy::{Account, Entrance, Policy, PolicyChange};
+use crate::ports_in_use::PortsInUse;
 use crate::position::Position;
 use crate::queue_opener::QueueOpener;
 use crate::resume::settings::ChangedSettings;
@@ -161,8 +162,10 @@ pub(crate) struct Control {
     /// The owner of each flow rule.
     pub(crate) rules: HashMap<Rule, u32>,
     pub(crate) rule_sets: Sets,
-    /// The addresses of endpoints for out-of-band messages.
-    pub(crate) oob_addresses: HashSet<OobAddress>,
+    /// The ports of flow rules, by the rules without their ports.
+    pub(crate) rule_ports: PortsInUse<Rule>,
+    /// The ports at which endpoints take out-of-band messages, by the addresses without their ports.
+    pub(crate) oob_ports: PortsInUse<OobAddress>,
     /// The apertures by their keys.
     pub(crate) exported_apertures: HashMap<u32, ExportedAperture>,
     pub(crate) tripwire_importers: TripwireImporters,
@@ -254,7 +257,8 @@ impl Control {
             next_number: 1,
             rules: HashMap::new(),
             rule_sets: Sets::default(),
-            oob_addresses: HashSet::new(),
+            rule_ports: PortsInUse::default(),
+            oob_ports: PortsInUse::default(),
             exported_apertures: HashMap::new(),
             tripwire_importers: TripwireImporters::default(),
             released_memories: HashMap::new(),

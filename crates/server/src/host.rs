@@ -12,6 +12,7 @@ mod requests;
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
@@ -19,12 +20,15 @@ use towpath_device::Info;
 use towpath_netlink::{Address, HostWatch, Netlink};
 use towpath_protocol::message::Refusal;
 
+use crate::account::Party;
 use crate::addresses::Lease;
 use crate::connection::Refused;
 use crate::engine::demux::Rule;
 use crate::keeper::{FollowedInterface, KeeperAccess, PortProtocol, port_name};
 use crate::log::LogLimit;
 use crate::policy::{Account, Policy, PortRange, Terms};
+use crate::ports_in_use::{PortsInUse, free_ports};
+use crate::shares::{Exceeded, ShareLimits, Shares, Whose};
 use neighbours::Neighbours;
 
 /// The most granted ports that the server tries for a request with port 0.
@@ -99,6 +103,9 @@ pub(crate) struct Host {
     /// All addresses of the interface.
     interface_addresses: Vec<IpAddr>,
     ports: HashMap<(PortProtocol, SocketAddr), Held>,
+    ports_in_use: PortsInUse<(PortProtocol, IpAddr)>,
+    /// Who has how many ports.
+    port_shares: Shares,
     /// Where the search for a free port of granted ranges begins.
     next_port: usize,
     neighbours: Neighbours,
@@ -129,6 +136,8 @@ impl Host {
             addresses: HostAddresses::default(),
             interface_addresses: Vec::new(),
             ports: HashMap::new(),
+            ports_in_use: PortsInUse::default(),
+            port_shares: Shares::new(ShareLimits::NONE),
             next_port: 0,
             neighbours: Neighbours::default(),
             log: LogLimit::default(),
@@ -216,8 +225,7 @@ impl Host {
         for port in tried {
             match self.keeper.hold(protocol, SocketAddr::new(ip, port)) {
                 Ok((socket, port)) => {
-                    let held = Held { _socket: socket, account };
-                    self.ports.insert((protocol, SocketAddr::new(ip, port)), held);
+                    self.note(protocol, SocketAddr::new(ip, port), socket, account);
                     return Ok(port);
                 }
                 Err(Errno::ADDRINUSE) => {}
@@ -250,44 +258,56 @@ impl Host {
         let socket = ports.remove(&name);
         let socket =
             socket.ok_or_else(|| format!("the keeper does not hold port {port} of {ip}"))?;
-        self.ports.insert((protocol, local), Held { _socket: socket, account });
+        self.note(protocol, local, socket, account);
         Ok(name)
+    }
+
+    /// Notes the socket that holds a port for an account.
+    fn note(
+        &mut self,
+        protocol: PortProtocol,
+        local: SocketAddr,
+        socket: OwnedFd,
+        account: Account,
+    ) {
+        self.ports_in_use.add((protocol, local.ip()), local.port());
+        self.port_shares.add(account);
+        self.ports.insert((protocol, local), Held { _socket: socket, account });
     }
 
     /// Returns the reason why an account gets no further port.
     fn is_full(&self, account: Account, terms: &Terms, policy: &Policy) -> Option<String> {
-        let granted = || self.ports.values().filter(|held| held.account.is_limited);
-        let most = policy.limits(terms).host_ports_per_user;
-        let uid = account.uid;
-        if granted().filter(|held| held.account.uid == uid).count() >= most {
-            return Some(format!(
-                "user {uid} has {most} ports of the host, the most allowed (host-ports-per-user)"
-            ));
-        }
-        let most = policy.host_ports_per_group;
-        if let Some(group) = account.group
-            && granted().filter(|held| held.account.group == Some(group)).count() >= most
-        {
-            return Some(format!(
-                "the users let in by group {group} have {most} ports of the host, the most allowed"
-            ));
-        }
-        let most = policy.host_ports;
-        (granted().count() >= most)
-            .then(|| format!("applications have {most} ports of the host, the most allowed"))
+        let limits = ShareLimits {
+            user: policy.limits(terms).host_ports_per_user,
+            group: policy.host_ports_per_group,
+            granted: policy.host_ports,
+            ..ShareLimits::NONE
+        };
+        let Exceeded { whose, most } = self.port_shares.check_within(limits, account).err()?;
+        let ports = format!("{most} ports of the host, the most allowed");
+        Some(match whose {
+            Whose::Party(Party::User(uid) | Party::Administrator(uid)) => {
+                format!("user {uid} has {ports} (host-ports-per-user)")
+            }
+            Whose::Party(Party::Group(group)) => {
+                format!("the users let in by group {group} have {ports}")
+            }
+            Whose::Granted | Whose::All => format!("applications have {ports}"),
+        })
     }
 
     /// Returns some ports of granted ranges that no application has, from another one each time.
     fn free_of(&mut self, ranges: &[PortRange], protocol: PortProtocol, rule: &Rule) -> Vec<u16> {
         let theirs = ranges.iter().filter(|range| Some(range.protocol) == rule.protocol);
-        let all: Vec<u16> = theirs.flat_map(|range| range.first..=range.last).collect();
+        let ranges: Vec<_> = theirs.map(|range| range.first..=range.last).collect();
         let Some(ip) = rule.ip else { return Vec::new() };
-        let start = self.next_port.checked_rem(all.len()).unwrap_or(0);
+        let ports: usize = ranges.iter().map(|range| range.len()).sum();
+        let start = self.next_port.checked_rem(ports).unwrap_or(0);
         self.next_port = self.next_port.wrapping_add(PORTS_TRIED);
-        let is_free =
-            |port: &u16| !self.ports.contains_key(&(protocol, SocketAddr::new(ip, *port)));
-        let around = all[start..].iter().chain(&all[..start]);
-        around.copied().filter(is_free).take(PORTS_TRIED).collect()
+        let used = self.ports_in_use.of(&(protocol, ip));
+        let used = |word| used.map_or(0, |ports| ports.word(word));
+        let around = ranges_from(&ranges, start).into_iter();
+        around.flat_map(|range| free_ports(range, used)).take(PORTS_TRIED).collect()
     }
 
     /// Releases the port of a rule.
@@ -295,11 +315,30 @@ impl Host {
         if let (Some(protocol), Some(ip), Some(port)) = (port_protocol(rule), rule.ip, rule.port) {
             let local = SocketAddr::new(ip, port);
             // Without the keeper, the port is free as soon as this socket is closed.
-            if self.ports.remove(&(protocol, local)).is_some() {
+            if let Some(held) = self.ports.remove(&(protocol, local)) {
+                self.ports_in_use.remove(&(protocol, ip), port);
+                self.port_shares.give_back(held.account);
                 self.keeper.release(protocol, local);
             }
         }
     }
+}
+
+/// Returns the ports of ranges from the one at place `start` on, and then those before it.
+fn ranges_from(ranges: &[RangeInclusive<u16>], start: usize) -> Vec<RangeInclusive<u16>> {
+    let mut place = start;
+    let (mut from, mut before) = (Vec::new(), Vec::new());
+    for range in ranges {
+        let skipped = place.min(range.len());
+        place -= skipped;
+        let mut rest = range.clone();
+        if let Some(last) = skipped.checked_sub(1).and_then(|last| rest.nth(last)) {
+            before.push(*range.start()..=last);
+        }
+        from.push(rest);
+    }
+    from.extend(before);
+    from
 }
 
 /// Returns the protocol of a rule if it is one whose ports the kernel holds.
@@ -358,4 +397,20 @@ fn explain(errno: Errno, rule: &Rule, interface: &str) -> Refused {
         other => (Refusal::Device, io::Error::from(other).to_string()),
     };
     (refusal, format!("open: {protocol} {port}: {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_begin_at_a_place() {
+        let ranges = [10..=13, 20..=20, 30..=31];
+        let all: Vec<u16> = ranges.iter().cloned().flatten().collect();
+        for start in 0..all.len() {
+            let found: Vec<u16> = ranges_from(&ranges, start).into_iter().flatten().collect();
+            assert_eq!(found, [&all[start..], &all[..start]].concat(), "{start}");
+        }
+        assert!(ranges_from(&[], 0).is_empty());
+    }
 }

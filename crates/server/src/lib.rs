@@ -46,6 +46,7 @@ mod open;
 mod own_queues;
 mod peers;
 mod policy;
+mod ports_in_use;
 mod position;
 mod prepare;
 mod queue_opener;

@@ -23,6 +23,15 @@ pub(crate) struct ShareLimits {
 }
 
 impl ShareLimits {
+    /// No limit.
+    pub(crate) const NONE: ShareLimits = ShareLimits {
+        user: usize::MAX,
+        group: usize::MAX,
+        granted: usize::MAX,
+        all: usize::MAX,
+        binds_administrators: false,
+    };
+
     /// Returns limits that leave half to the users of other groups, and an eighth to administrators.
     pub(crate) const fn of(all: usize, user: usize) -> ShareLimits {
         let (group, granted) = (all / 2, all - all / 8);
@@ -82,7 +91,19 @@ impl Shares {
     /// # Errors
     /// The limit that one more would exceed.
     pub(crate) fn check(&self, account: Account) -> Result<(), Exceeded> {
-        let ShareLimits { user, group, granted, all, binds_administrators } = self.limits;
+        self.check_within(self.limits, account)
+    }
+
+    /// Checks as [`Shares::check`] does, with other limits.
+    ///
+    /// # Errors
+    /// The limit that one more would exceed.
+    pub(crate) fn check_within(
+        &self,
+        limits: ShareLimits,
+        account: Account,
+    ) -> Result<(), Exceeded> {
+        let ShareLimits { user, group, granted, all, binds_administrators } = limits;
         let is_bound = account.is_limited || binds_administrators;
         for party in account.parties().filter(|_| is_bound) {
             let most = if matches!(party, Party::Group(_)) { group } else { user };

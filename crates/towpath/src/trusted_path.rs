@@ -172,6 +172,9 @@ fn open_at(from: impl AsFd, name: &OsStr) -> io::Result<OwnedFd> {
 mod tests {
     use std::fs;
     use std::os::unix::fs::{chown, symlink};
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use rustix::fs::{RenameFlags, renameat_with};
 
     use super::*;
     use crate::own_directory::Own;
@@ -229,5 +232,44 @@ mod tests {
             assert!(matches!(&found, Err(WayError::Link { owner: OTHER, .. })), "{found:?}");
         }
         assert!(find(&own.join("theirs")).is_ok(), "the caller opens no link");
+    }
+
+    /// A thread exchanges a directory and another user's link to a different directory.
+    #[test]
+    fn a_link_that_is_swapped_in_is_never_followed() {
+        const OTHER: u32 = 61_000;
+        let Own(own) = &Own::new("trusted-race");
+        for (directory, text) in [("target", "secret"), ("way", "harmless")] {
+            fs::create_dir(own.join(directory)).unwrap();
+            fs::write(own.join(directory).join("file"), text).unwrap();
+        }
+        symlink("target", own.join("link")).unwrap();
+        if std::os::unix::fs::lchown(own.join("link"), Some(OTHER), None).is_err() {
+            println!(
+                "SKIP a_link_that_is_swapped_in_is_never_followed: only root gives files to others; run as root"
+            );
+            return;
+        }
+        let (way, is_over) = (own.join("way"), AtomicBool::new(false));
+        let mut counts = [0; 2];
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    renameat_with(CWD, &way, CWD, own.join("link"), RenameFlags::EXCHANGE).unwrap();
+                }
+            });
+            for _ in 0..5_000 {
+                match find(&way.join("file")) {
+                    Ok(place) => {
+                        assert_eq!(contents(&place).unwrap(), "harmless");
+                        counts[0] += 1;
+                    }
+                    Err(WayError::Link { owner: OTHER, .. }) => counts[1] += 1,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        assert!(counts.iter().all(|count| *count > 0), "nothing was swapped: {counts:?}");
     }
 }

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use towpath_protocol::peer::{OVERFLOW_UID, every_user_has_a_number};
 
 /// The permission bits by which users other than the owner write.
-const OTHERS_WRITE: u32 = 0o022;
+pub(crate) const OTHERS_WRITE: u32 = 0o022;
 
 /// Returns the reason not to trust a file that decides on rights, with the remedy. `None` if only root, this process's
 /// user and the user that called sudo can change the file.

@@ -8,7 +8,9 @@
 //! | `doorbell` | the doorbell's locks and socket options, in a session and at its end |
 //! | `waiters` | hundreds of thousands of wait-queue entries on a shared descriptor |
 //! | `control` | descriptors that close slowly, unread reports, malformed messages, all sessions taken |
-//! | `apertures` | memory of apertures whose pages are freed again and again |
+//! | `apertures` | all memories for apertures taken, very many tripwires, all connections with other hosts taken |
+//! | `locks` | record locks on the state page |
+//! | `removed` | memory of apertures whose pages are freed again and again |
 //! | `memory` | sealing of a file that is being written, large memories, page reclaim |
 //! | `shared` | freeing of a file that another user has mapped and that is being written |
 //!
@@ -19,9 +21,11 @@
 mod apertures;
 mod control;
 mod doorbell;
+mod locks;
 mod memory;
 pub mod neighbour;
 mod partner;
+mod removed;
 mod session;
 mod shared;
 mod sys;
@@ -90,12 +94,17 @@ impl Attack {
     /// its own.
     pub const POLLERS_ALONE: Attack = Attack::alone("waiters-poll-alone", waiters::polls_alone);
 
+    /// No attack on the server: the program locks a file of its own and closes copies of it, as `record-locks` makes the
+    /// server close copies of a locked file.
+    pub const LOCKS_ALONE: Attack = Attack::alone("record-locks-alone", locks::alone);
+
     /// The programs that do not touch the server. The benchmark compares each attack with one of
     /// them.
-    pub const BASELINES: [Attack; 3] = [Attack::BUSY, Attack::WAITERS_ALONE, Attack::POLLERS_ALONE];
+    pub const BASELINES: [Attack; 4] =
+        [Attack::BUSY, Attack::WAITERS_ALONE, Attack::POLLERS_ALONE, Attack::LOCKS_ALONE];
 
     /// All attacks.
-    pub const ALL: [Attack; 30] = [
+    pub const ALL: [Attack; 34] = [
         attack("doorbell-splice", doorbell::splice),
         attack("doorbell-read", doorbell::read).with_fuse(),
         attack("doorbell-end-splice", doorbell::end_spliced),
@@ -120,12 +129,16 @@ impl Attack {
         attack("page-out", memory::page_out),
         attack("page-collapse", memory::collapse),
         attack("page-collapse-wide", memory::collapse_wide),
-        attack("page-remove", apertures::remove),
+        attack("page-remove", removed::remove),
         attack("answers", control::unread_answers),
         attack("report-tail", control::report_tail),
         attack("shared-importer", shared::importer).with_fuse(),
         attack("shared-owner", shared::owner).with_fuse(),
         attack("shared-readable", shared::owner_of_readable).with_fuse(),
+        attack("record-locks", locks::record_locks).beside(&Attack::LOCKS_ALONE),
+        attack("memories", apertures::memories),
+        attack("tripwires", apertures::tripwires),
+        attack("asked", apertures::asked),
     ];
 
     /// Returns the attack of a name.

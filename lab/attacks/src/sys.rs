@@ -32,6 +32,25 @@ pub(crate) fn input_ended() -> bool {
     !matches!(poll(&mut heard, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
 }
 
+/// Locks a byte of a file for reading, for the time that the file is open. Returns `false` if the kernel refuses.
+pub(crate) fn lock_byte(file: BorrowedFd<'_>, byte: u64) -> bool {
+    let lock = libc::flock {
+        l_type: libc::F_RDLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: byte as libc::off_t,
+        l_len: 1,
+        l_pid: 0,
+    };
+    // SAFETY: the kernel reads a live value.
+    0 == unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) }
+}
+
+/// Returns the path of an open file, as `/proc` shows it.
+pub(crate) fn path_of(file: BorrowedFd<'_>) -> String {
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    path.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
 /// Makes reads of a descriptor block.
 pub(crate) fn make_blocking(descriptor: BorrowedFd<'_>) {
     let _ = rustix::io::ioctl_fionbio(descriptor, false);

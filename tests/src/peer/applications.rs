@@ -1,12 +1,15 @@
 //! Well-behaved applications: they exchange frames and check every byte.
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session};
+use towpath_client::{
+    Endpoint, Meta, OobAddress, OobKind, Options, PeerState, Rule, SendError, Session, Sharing,
+};
 use towpath_tests::{PATIENCE, frames};
 
 use crate::inputs::{Input, Inputs};
+use crate::server::far_socket;
 
 /// Frames of a batch: fewer than the queues hold, so that no loss is allowed.
 const BATCH: u64 = 16;
@@ -153,4 +156,45 @@ pub(crate) fn sleeper(socket: &Path) {
     println!("asleep");
     let woken = session.wait(None);
     println!("woken: {woken:?}");
+}
+
+/// Creates a memory for apertures. Prints `created`, or the refusal, and keeps the memory until its input ends.
+pub(crate) fn memory(socket: &Path) {
+    let options = Options { oob_slots: 16, apertures: 1, ..Options::default() };
+    let mut session = Session::attach(socket, &options).expect("attaches");
+    match session.create_memory(4096, Sharing::MapRead) {
+        Ok(_) => println!("created"),
+        Err(error) => println!("{error}"),
+    }
+    let _ = std::io::stdin().lines().count();
+}
+
+/// Connects a session with one of the other host. Prints `Connected`, or the state in which the request ends.
+pub(crate) fn connection(socket: &Path) {
+    let options = Options { oob_slots: 16, ..Options::default() };
+    let rule = Rule::new().tcp(0).out_of_band();
+    let attach = |path: &Path| {
+        let mut session = Session::attach(path, &options).expect("attaches");
+        let endpoint = session.open(&rule).expect("opens");
+        let ip = session.info().ipv4.expect("an address").0.into();
+        let address = OobAddress { ip, protocol: 6, port: endpoint.port() };
+        (session, endpoint, address)
+    };
+    let (mut near, from, _) = attach(socket);
+    let (mut far, listener, address) = attach(&far_socket(socket));
+    near.request_connection(from, address, b"").expect("asks");
+    near.flush_now().expect("asks");
+    let until = Instant::now() + PATIENCE;
+    while near.peer_state(from) == PeerState::Requested && Instant::now() < until {
+        let asked = far.receive_oob(listener).expect("lives");
+        if let Some(asked) = asked.filter(|one| one.kind() == OobKind::Request) {
+            let accepting = far.open(&rule).expect("opens");
+            far.accept_connection(accepting, asked.from(), b"").expect("accepts");
+            far.flush_now().expect("accepts");
+        }
+        near.wait(Some(Duration::from_millis(1))).expect("lives");
+        let _ = near.ready_oob().expect("lives");
+    }
+    println!("{:?}", near.peer_state(from));
+    let _ = std::io::stdin().lines().count();
 }

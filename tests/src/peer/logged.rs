@@ -1,7 +1,7 @@
-//! The log of a server: this counts its lines, keeps the last ones and writes none.
+//! The log of a server: this counts its lines, keeps the warnings and the last lines, and writes none.
 
 use std::collections::VecDeque;
-use std::fmt::{Debug, Write};
+use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,26 +9,17 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// The lines that are kept.
-const KEPT: usize = 200;
+/// The most warnings that are kept.
+const MOST_WARNINGS: usize = 10_000;
+/// The last lines that are kept.
+const LAST: usize = 200;
 
-/// The log lines of this process that are shown by default.
+/// Counts the log lines of this process that are shown by default.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Logged(Arc<Lines>);
-
-#[derive(Debug, Default)]
-struct Lines {
-    count: AtomicU64,
-    last: Mutex<VecDeque<String>>,
-}
-
-/// The fields of a line.
-struct Text(String);
-
-impl Visit for Text {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        let _ = write!(self.0, "{}={value:?} ", field.name());
-    }
+pub(crate) struct Logged {
+    lines: Arc<AtomicU64>,
+    warnings: Arc<Mutex<Vec<String>>>,
+    last: Arc<Mutex<VecDeque<String>>>,
 }
 
 impl Logged {
@@ -41,13 +32,23 @@ impl Logged {
 
     /// Returns the number of lines so far.
     pub(crate) fn lines(&self) -> u64 {
-        self.0.count.load(Ordering::Relaxed)
+        self.lines.load(Ordering::Relaxed)
     }
 
     /// Returns the last line that has a text.
     pub(crate) fn last_with(&self, text: &str) -> Option<String> {
-        let last = self.0.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         last.iter().rev().find(|line| line.contains(text)).cloned()
+    }
+
+    /// Returns the warnings so far that name a user, but for those of how many of the user's lines were left out.
+    pub(crate) fn warnings_of(&self, uid: u64) -> Vec<String> {
+        let warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        let (field, words) = (format!(" uid={uid} "), format!(" user {uid} "));
+        let names = |one: &&String| {
+            (one.contains(&field) || one.contains(&words)) && !one.contains("were left out")
+        };
+        warnings.iter().filter(names).cloned().collect()
     }
 }
 
@@ -65,17 +66,35 @@ impl Subscriber for Logged {
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        self.0.count.fetch_add(1, Ordering::Relaxed);
-        let mut text = Text(String::new());
-        event.record(&mut text);
-        let mut last = self.0.last.lock().unwrap_or_else(PoisonError::into_inner);
-        last.push_back(text.0);
-        if last.len() > KEPT {
+        self.lines.fetch_add(1, Ordering::Relaxed);
+        let mut line = Line(String::from(" "));
+        event.record(&mut line);
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        last.push_back(line.0.clone());
+        if last.len() > LAST {
             last.pop_front();
+        }
+        drop(last);
+        if *event.metadata().level() > Level::WARN {
+            return;
+        }
+        let mut warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        if warnings.len() < MOST_WARNINGS {
+            warnings.push(line.0);
         }
     }
 
     fn enter(&self, _: &Id) {}
 
     fn exit(&self, _: &Id) {}
+}
+
+/// A line of the log: ` NAME=VALUE ` for each field.
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        use std::fmt::Write;
+        let _ = write!(self.0, "{field}={value:?} ");
+    }
 }

@@ -44,6 +44,8 @@ fn main() {
             random_writer::run(Path::new(socket), number(seed), number(rounds));
         }
         ["confined", socket, server] => confined::run(Path::new(socket), number(server) as i32),
+        ["connection", socket] => applications::connection(Path::new(socket)),
+        ["memory", socket] => applications::memory(Path::new(socket)),
         ["state-page", socket] => state_page::run(Path::new(socket)),
         ["step", socket, step] => steps::run(Path::new(socket), number(step)),
         ["attack", name, socket, seconds, ref options @ ..] => {

@@ -452,6 +452,15 @@ fn parts_in_the_network(session: &Session) -> Vec<(&'static str, Vec<u8>, &'stat
         *frame.last_mut().unwrap() ^= 1;
         frame
     };
+    let behind_options = |mut frame: Vec<u8>| {
+        // Hop-by-hop options, of 8 bytes, take the place of the next header behind IPv6's 40 bytes.
+        let next = std::mem::replace(&mut frame[20], 0);
+        frame[19] += 8;
+        frame.splice(54..54, [next, 0, 1, 4, 0, 0, 0, 0]);
+        frame
+    };
+    let to_group = |frame: Vec<u8>| [&[1, 0, 0x5e, 0, 0, 2][..], &frame[6..]].concat();
+    let hsrp = Flow { destination: IpAddr::from([224, 0, 0, 2]), ..v4 }.ports(1985, 1985);
     let (rule, mac) = ("tx_dropped_outside_rule", "tx_dropped_source_mac");
     let bridges = Flow { destination_mac: [1, 0x80, 0xc2, 0, 0, 0], ..v4 };
     vec![
@@ -463,6 +472,16 @@ fn parts_in_the_network(session: &Session) -> Vec<(&'static str, Vec<u8>, &'stat
         ("a redirect", icmpv6(137), rule),
         ("VRRP", v4.ip(112, &[0x21; 20]), rule),
         ("VRRP over IPv6", v6.ip(112, &[0x31; 20]), rule),
+        ("a router advertisement behind options", behind_options(icmpv6(134)), rule),
+        ("OSPF", v4.ip(89, &[2; 24]), rule),
+        ("PIM over IPv6", v6.ip(103, &[0x20; 20]), rule),
+        ("HSRP", to_group(hsrp.udp(&[0; 20])), rule),
+        ("PTP over UDP", v4.ports(319, 319).udp(&[0; 44]), rule),
+        ("PTP", v4.ethernet(0x88f7, &[0; 46]), rule),
+        ("an offer of PPPoE", v4.ethernet(0x8863, &[0x11, 7, 0, 0, 0, 0]), rule),
+        ("EAPOL", v4.ethernet(0x888e, &[2, 1, 0, 0]), rule),
+        ("a frame of LLDP", v4.ethernet(0x88cc, &[0; 46]), rule),
+        ("IPv4 within IPv4", v4.ip(4, &[0x45; 40]), rule),
         ("a PAUSE frame", v4.ethernet(0x8808, &[0; 46]), rule),
         ("a frame for bridges", bridges.ethernet(0x88b5, &[0; 46]), rule),
         ("a neighbour solicitation with another's address", anothers(135, 1), mac),
@@ -482,7 +501,10 @@ fn only_administrators_play_a_part_in_the_network() {
     for (mut session, may) in [(ordinary, false), (administrator, true)] {
         let endpoint = session.open(&Rule::new().any_vlan()).unwrap();
         let mut expected = BTreeMap::new();
-        for (what, frame, counter) in parts_in_the_network(&session) {
+        let parts = parts_in_the_network(&session);
+        let count = parts.len() as u64;
+        let reached = server.device_counter("tx_packets");
+        for (what, frame, counter) in parts {
             let counter = if may { "tx_packets" } else { counter };
             *expected.entry(counter).or_insert(0) += 1;
             session.send_bytes(endpoint, &frame).unwrap();
@@ -495,7 +517,17 @@ fn only_administrators_play_a_part_in_the_network() {
         let counters: BTreeMap<_, _> = session.counters(endpoint).into_iter().collect();
         let all = counters.iter().filter(|(name, _)| name.starts_with("tx_dropped"));
         let refused: u64 = all.map(|(_, count)| count).sum();
-        assert_eq!((refused, counters["tx_packets"]), if may { (0, 12) } else { (12, 0) });
+        let sent = if may { count } else { 0 };
+        assert_eq!((refused, counters["tx_packets"]), (count - sent, sent));
+        assert_eq!(server.device_counter("tx_packets") - reached, sent, "at the network");
+        // What an ordinary station sends passes.
+        let flow = Flow { source_mac: session.info().mac, ..Flow::v4() };
+        let flow = Flow { source: session.info().ipv4.unwrap().0.into(), ..flow };
+        session.send_bytes(endpoint, &flow.udp(b"ordinary")).unwrap();
+        session.flush().unwrap();
+        eventually("an ordinary packet", || {
+            server.device_counter("tx_packets") - reached == sent + 1
+        });
     }
     server.stop();
 }

@@ -2,6 +2,7 @@
 //! have while they are open.
 
 use towpath_protocol::message::{self, Message, Open, Refusal};
+use towpath_protocol::oob::OobAddress;
 use towpath_protocol::settings::{Scope, Setting};
 
 use crate::connection::{Opened, Progress, Refused, oob_addresses};
@@ -17,6 +18,7 @@ use crate::filters;
 use crate::host::port_protocol;
 use crate::open::read_open;
 use crate::policy::{PortRange, Terms};
+use crate::ports_in_use::{Ports, free_ports};
 use crate::rights::Rights;
 
 impl Control {
@@ -123,7 +125,9 @@ impl Control {
             oob: opened.oob.clone().into(),
             reachable: opened.reachable.clone().into(),
         };
-        self.oob_addresses.extend(&opened.oob);
+        for address in &opened.oob {
+            self.oob_ports.add(OobAddress { port: 0, ..*address }, address.port);
+        }
         let (listening, group) = (opened.listening, opened.group);
         let mut commands = vec![Command::AddEndpoint {
             session,
@@ -137,6 +141,9 @@ impl Control {
         connection.endpoints[number as usize] = Some(opened);
         if let Some(rule) = rule {
             self.rules.insert(rule, session);
+            if let Some(port) = rule.port {
+                self.rule_ports.add(Rule { port: None, ..rule }, port);
+            }
             self.rule_sets.add(&rule);
         }
         let last = commands.pop();
@@ -179,7 +186,9 @@ impl Control {
                         leave the address out of the rule";
             return Err((Refusal::Permission, text.to_owned()));
         }
-        match addresses.iter().find(|address| self.oob_addresses.contains(address)) {
+        match addresses.iter().find(|address| {
+            self.oob_ports.contains(&OobAddress { port: 0, ..**address }, address.port)
+        }) {
             Some(address) => {
                 let text = format!(
                     "open: another endpoint takes out-of-band messages at {address}; close it, or \
@@ -209,9 +218,12 @@ impl Control {
         } else if opened.rule.port == Some(0) && port_protocol(&opened.rule).is_some() {
             let addresses = connection.lease.filter(|_| opened.out_of_band);
             let addresses = addresses.map(|lease| lease.addresses());
-            let port = free_port(&opened.rule, &terms, |rule| {
-                let mut oob = addresses.iter().flat_map(|session| oob_addresses(rule, session));
-                self.rules.contains_key(rule) || oob.any(|one| self.oob_addresses.contains(&one))
+            let oob = addresses.iter().flat_map(|session| oob_addresses(&opened.rule, session));
+            let by_rule = self.rule_ports.of(&Rule { port: None, ..opened.rule });
+            let by_oob = oob.filter_map(|address| self.oob_ports.of(&address));
+            let used: Vec<&Ports> = by_rule.into_iter().chain(by_oob).collect();
+            let port = free_port(&opened.rule, &terms, |word| {
+                used.iter().fold(0, |bits, ports| bits | ports.word(word))
             });
             let text = || "open: every port that your user may use is in use; close one".to_owned();
             opened.rule.port = Some(port.ok_or_else(|| (Refusal::Limit, text()))?);
@@ -257,10 +269,13 @@ impl Control {
         self.release(&filters::of_endpoint(opened));
         if opened.has_rule() {
             self.rules.remove(&opened.rule);
+            if let Some(port) = opened.rule.port {
+                self.rule_ports.remove(&Rule { port: None, ..opened.rule }, port);
+            }
             self.rule_sets.remove(&opened.rule);
         }
         for address in &opened.oob {
-            self.oob_addresses.remove(address);
+            self.oob_ports.remove(&OobAddress { port: 0, ..*address }, address.port);
         }
     }
 }
@@ -280,11 +295,11 @@ fn settings_of(
 }
 
 /// Returns a port for a rule without one: of those that the terms name, or else of the dynamic
-/// ports (RFC 6335, 6).
-fn free_port(rule: &Rule, terms: &Terms, is_taken: impl Fn(&Rule) -> bool) -> Option<u16> {
+/// ports (RFC 6335, 6). `used`: the bits of 64 ports, as of [`Ports::word`].
+fn free_port(rule: &Rule, terms: &Terms, used: impl Fn(u16) -> u64) -> Option<u16> {
     let dynamic = PortRange { protocol: rule.protocol?, first: 49_152, last: u16::MAX };
     let ranges = terms.ports.as_deref().unwrap_or(std::slice::from_ref(&dynamic));
     let theirs = ranges.iter().filter(|range| range.protocol == dynamic.protocol);
-    let mut ports = theirs.flat_map(|range| range.first.max(1)..=range.last);
-    ports.find(|port| !is_taken(&Rule { port: Some(*port), ..*rule }))
+    let mut free = theirs.flat_map(|range| free_ports(range.first.max(1)..=range.last, &used));
+    free.next()
 }

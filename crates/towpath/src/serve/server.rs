@@ -239,12 +239,19 @@ fn take_standard_input() -> std::io::Result<OwnedFd> {
     Ok(connection)
 }
 
-/// Returns the file of the last policy: an earlier server's, or a new one in the store.
+/// Returns the file of the last policy: an earlier server's, or a new one in the store. A new one replaces a file without
+/// the seals.
 fn keep_policy(earlier: Option<OwnedFd>, store: &mut KeeperStore) -> std::io::Result<LastPolicy> {
-    if let Some(file) = earlier {
-        return Ok(LastPolicy::of_earlier(file));
-    }
+    let text = match earlier.map(LastPolicy::of_earlier) {
+        Some(Ok(policy)) => return Ok(policy),
+        Some(Err(text)) => text,
+        None => None,
+    };
     let policy = LastPolicy::new()?;
+    if let Some(text) = text {
+        policy.set(&text);
+    }
+    drop(store.remove(LAST_POLICY));
     store.put(LAST_POLICY, policy.as_fd())?;
     Ok(policy)
 }
@@ -261,14 +268,15 @@ fn configure(
         config.check().map_err(|error| explain(&error, settings))?;
         Ok((config, text.unwrap_or_default()))
     };
-    match (settings.policy_text().and_then(with), last.text()) {
-        (Err(failure), Some(text)) => {
-            let configured = with(Some(text))?;
-            warn!("{}; the policy of the earlier server stays in force", failure.text());
-            Ok(configured)
-        }
-        (read, _) => read,
-    }
+    let failure = match settings.policy_text().and_then(with) {
+        Ok(configured) => return Ok(configured),
+        Err(failure) => failure,
+    };
+    // Only now: this process still has the rights of a start, and an earlier server has written the text.
+    let Some(text) = last.text() else { return Err(failure) };
+    let configured = with(Some(text))?;
+    warn!("{}; the policy of the earlier server stays in force", failure.text());
+    Ok(configured)
 }
 
 /// Reads the policy file again. With an error in it, the old policy stays in force.

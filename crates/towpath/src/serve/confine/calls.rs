@@ -141,11 +141,9 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_capget,
     libc::SYS_capset,
     libc::SYS_prctl,
-    libc::SYS_prlimit64,
     libc::SYS_getrusage,
     libc::SYS_sched_yield,
     libc::SYS_sched_getaffinity,
-    libc::SYS_sched_setaffinity,
     libc::SYS_getcpu,
     libc::SYS_uname,
     libc::SYS_sysinfo,
@@ -206,6 +204,10 @@ const NAMESPACES: libc::c_int = libc::CLONE_NEWNS
 
 /// Requests of `ioctl` that insert input into the terminal at which the server was started.
 const TERMINAL_INPUT: [libc::c_ulong; 2] = [libc::TIOCSTI, libc::TIOCLINUX];
+
+/// Calls with a process or thread as the first argument, which may be only 0: the caller. The kernel would otherwise
+/// let a process set the limits and processors of every process of its user, the keeper among them.
+const ON_ITSELF: [libc::c_long; 2] = [libc::SYS_prlimit64, libc::SYS_sched_setaffinity];
 
 /// Calls of a keeper, and of a server that starts, with any arguments.
 const STARTING: &[libc::c_long] = &[
@@ -296,6 +298,9 @@ fn program(process: Process, refused: SeccompAction) -> Result<BpfProgram, secco
     let not = |request: libc::c_ulong| argument(1, SeccompCmpOp::Ne, request);
     let no_input = TERMINAL_INPUT.into_iter().map(not).collect::<Result<_, _>>()?;
     rules.insert(libc::SYS_ioctl, vec![SeccompRule::new(no_input)?]);
+    for call in ON_ITSELF {
+        rules.insert(call, vec![SeccompRule::new(vec![argument(0, SeccompCmpOp::Eq, 0)?])?]);
+    }
     let architecture = std::env::consts::ARCH.try_into()?;
     let filter = SeccompFilter::new(rules, refused, SeccompAction::Allow, architecture)?;
     Ok(filter.try_into()?)
@@ -332,6 +337,12 @@ mod tests {
             refused(libc::syscall(libc::SYS_io_uring_setup, 1, 0));
             refused(libc::syscall(libc::SYS_personality, 0));
             refused(libc::syscall(libc::SYS_ioctl, 0, libc::TIOCSTI, 0));
+            // Another process of the same user has other limits and processors only by its own call.
+            for process in [libc::getpid(), libc::getppid()] {
+                let nofile = libc::RLIMIT_NOFILE;
+                refused(libc::syscall(libc::SYS_prlimit64, process, nofile, 0, 0));
+                refused(libc::syscall(libc::SYS_sched_setaffinity, process, 0, 0));
+            }
             for namespace in [libc::CLONE_NEWUSER, libc::CLONE_NEWNET, libc::CLONE_NEWNS] {
                 let flags = namespace | libc::SIGCHLD;
                 refused(libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0));
@@ -349,6 +360,10 @@ mod tests {
     fn make_allowed_calls() {
         std::os::unix::net::UnixDatagram::unbound().unwrap();
         towpath_netlink::Netlink::open().unwrap().links().unwrap();
+        let limits = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, limits).unwrap();
+        let processors = rustix::thread::sched_getaffinity(None).unwrap();
+        rustix::thread::sched_setaffinity(None, &processors).unwrap();
         std::fs::read("/proc/self/status").unwrap();
         std::thread::spawn(|| ()).join().unwrap();
     }
