@@ -218,9 +218,14 @@ impl Connection {
                 if let Served::Refused(_) = served {
                     self.ended = Some(Ended::Refused);
                 }
-                Answered { later: served == Served::Later, ..Answered::default() }
+                return served != Served::Later;
             }
         };
+        self.conclude(answered, now)
+    }
+
+    /// Acts on an answer of the peer. Returns `false` if the host has yet to copy for it.
+    fn conclude(&mut self, answered: Answered, now: u64) -> bool {
         if answered.lost {
             self.rate.lost(self.requester.round_trip(), now);
         }

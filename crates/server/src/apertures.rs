@@ -14,6 +14,7 @@
 //! | [`tables`] | the files of memories, and what a session maps |
 //! | [`left`] | what an earlier server left |
 //! | [`memories`] | the requests for memories |
+//! | [`copy_areas`] | the copy areas of workers |
 //! | [`reach`] | how the engine reaches a memory: by a mapping, or by a worker |
 //! | [`exports`], [`imports`] | the requests for apertures |
 //! | [`tripwires`], [`importers`] | the requests for tripwires; who imported each |
@@ -22,6 +23,7 @@
 //! | [`disposals`], [`wipes`] | the memories that two users could write to, until workers of neither user have freed them |
 //! | [`sessions`], [`restore`] | the beginning and end of a session; its restoration |
 
+pub(crate) mod copy_areas;
 pub(crate) mod disposals;
 mod exports;
 pub(crate) mod importers;
@@ -30,7 +32,7 @@ pub(crate) mod left;
 mod lookup;
 mod memories;
 pub(crate) mod objects;
-pub(crate) mod reach;
+mod reach;
 mod requests;
 mod restore;
 mod sessions;

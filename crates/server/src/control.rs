@@ -26,9 +26,9 @@ use tracing::{error, info, warn};
 
 use crate::account::Party;
 use crate::addresses::Pool;
+use crate::apertures::copy_areas::CopyAreas;
 use crate::apertures::disposals::Disposals;
 use crate::apertures::importers::TripwireImporters;
-use crate::apertures::reach::CopyAreas;
 use crate::apertures::tables::{ExportedAperture, MEMORIES, Released};
 use crate::config::PolicyError;
 use crate::connections::Connections;

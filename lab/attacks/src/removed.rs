@@ -84,7 +84,7 @@ impl Sides {
 }
 
 /// Frees the pages of a memory again and again, which it maps tens of thousands of times, while requests make the
-/// server copy there. The kernel walks all mappings for each freed range, and whoever touches the range waits.
+/// server copy there. The kernel walks all mappings for each freed range, and a thread that touches the range waits.
 pub(crate) fn remove(field: &Field) -> io::Result<Deeds> {
     let mut sides = Sides::connect(field)?;
     let before = shared_ranges()?;

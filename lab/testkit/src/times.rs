@@ -50,10 +50,7 @@ impl ProcessTimes {
     /// When there is no such process, or `/proc` is not mounted.
     pub fn of(pid: u32) -> io::Result<ProcessTimes> {
         let mut threads = Vec::new();
-        for entry in fs::read_dir(format!("/proc/{pid}/task"))?.take(MAX_THREADS) {
-            let Some(tid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else {
-                continue;
-            };
+        for tid in thread_numbers(pid)? {
             match ThreadTimes::of(pid, tid) {
                 Ok(times) => threads.push(times),
                 // It ended meanwhile: no such file, or no such process.
@@ -103,6 +100,28 @@ impl ThreadTimes {
             involuntary_switches: number("nonvoluntary_ctxt_switches:")?,
         })
     }
+}
+
+/// Lists the threads of a process. If a thread ends while the kernel lists them, the list may lack others, so the
+/// function lists them until two lists are equal.
+fn thread_numbers(pid: u32) -> io::Result<Vec<u32>> {
+    const TRIES: usize = 100;
+    let list = || -> io::Result<Vec<u32>> {
+        let mut numbers = Vec::new();
+        for entry in fs::read_dir(format!("/proc/{pid}/task"))?.take(MAX_THREADS) {
+            numbers.extend(entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()));
+        }
+        Ok(numbers)
+    };
+    let mut last = list()?;
+    for _ in 0..TRIES {
+        let next = list()?;
+        if next == last {
+            break;
+        }
+        last = next;
+    }
+    Ok(last)
 }
 
 /// The processes that take part in an experiment, and the kernel's threads that process packets for

@@ -1,13 +1,13 @@
 //! Trust: hostile applications as processes of their own, beside a neighbour whose every byte is
 //! checked, on a server whose every descriptor is counted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::Path;
 
 use towpath_client::{AttachError, OpenError, Options, Refusal, Rule, Session, Setting};
 use towpath_packet::build::{Flow, Tcp};
-use towpath_testkit::{Unavailable, User, Users, skip};
+use towpath_testkit::{Census, Unavailable, User, Users, skip};
 use towpath_tests::eventually;
 use towpath_tests::process::{Process, Program};
 use towpath_tests::random::seed;
@@ -125,6 +125,43 @@ fn each_user_has_a_state_page() {
     for mut peer in [first, second, third] {
         assert!(peer.leave().success());
     }
+    server.stop();
+}
+
+/// The page on trust names each kind of object that a server with applications of two users has, and what bounds the
+/// operations on it.
+#[test]
+fn each_object_of_a_server_is_in_the_table() {
+    let Some(users) = two_users("each_object_of_a_server_is_in_the_table") else { return };
+    let [one, other] = users.applications;
+    let option = format!("users={},{}", one.uid, other.uid);
+    let server = Served::start_as(&PEER, &[&option], Some(users.server));
+    let mut peers: Vec<Process> = Vec::new();
+    for user in [one, other] {
+        for (role, said) in [("memory", "created"), ("pair", "running")] {
+            let mut arguments = vec![role, server.path()];
+            arguments.extend((role == "pair").then_some("1"));
+            let mut peer = PEER.start_as(&arguments, |command| user.confine(command));
+            peer.expect(said);
+            peers.push(peer);
+        }
+    }
+    let census = Census::of(server.pid()).unwrap();
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", server.pid())).unwrap();
+    let mapped = maps.lines().filter_map(|line| line.split_once("/memfd:")?.1.split(' ').next());
+    let files = census.memory_files.keys().map(String::as_str).chain(mapped);
+    let mut found: BTreeSet<&str> =
+        files.chain(census.descriptors.keys().map(String::as_str)).collect();
+    // The log, and the programs and libraries.
+    found.retain(|name| !["/dev/null", "file", "memfd"].contains(name));
+    let page = include_str!("../../../docs/trust.md");
+    let table = page.split_once("### Shared objects").unwrap().1.split("\n## ").next().unwrap();
+    let named: BTreeSet<&str> =
+        table.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
+    let missing: Vec<_> = found.difference(&named).collect();
+    assert!(missing.is_empty(), "not in the table of docs/trust.md: {missing:?}; it has {named:?}");
+    assert!(found.contains("towpath-copies") && found.contains("towpath-memory"), "{found:?}");
+    drop(peers);
     server.stop();
 }
 

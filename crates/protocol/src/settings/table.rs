@@ -317,11 +317,11 @@ impl Setting {
                 scope: Scope::Device,
                 kind: Kind::Word(&["auto", "worker"]),
                 default: 0,
-                help: "which process notifies applications; worker: always the worker of the \
-                       application's user; auto: the engine notifies administrators' \
-                       applications, and those of a granted user who is alone (no other user \
-                       has sessions, and no other granted user has had any); otherwise the \
-                       worker",
+                help: "which process notifies applications, and copies from and to memories for \
+                       apertures; worker: always the worker of the application's user; auto: \
+                       the engine does both for administrators' applications, and for those of \
+                       a granted user who is alone (no other user has sessions, and no other \
+                       granted user has had any); otherwise the worker",
             },
         ),
         (

@@ -1,99 +1,25 @@
 //! How the engine reaches the memories of sessions: by a mapping, or by the worker of the memory's user
 //! ([`crate::copying`]).
 
-use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use towpath_memory::SharedFile;
 use towpath_protocol::settings::Setting;
 
+use super::copy_areas::area_name;
 use super::objects::{Entry, What};
 use super::tables::ApertureTables;
 use crate::account::Account;
 use crate::control::Control;
-use crate::copying::{CopyArea, is_released};
+use crate::copying::CopyArea;
 use crate::engine::apertures::commands::ApertureCommand;
 use crate::engine::apertures::memory::{EngineMemory, WorkerMemory};
 use crate::engines::Reply;
 use crate::worker::link::Packet;
 use crate::worker::wire::command;
 use crate::worker::workers::Owner;
-
-/// The beginning of the names of copy areas in the store.
-pub(crate) const COPIES: &str = "copies-";
-
-/// Returns the name of the copy area of an account's worker in the store.
-fn area_name(account: Account) -> String {
-    let Account { uid, .. } = account;
-    if account.is_limited {
-        format!("{COPIES}{uid}")
-    } else {
-        format!("{COPIES}administrator-{uid}")
-    }
-}
-
-/// The time from one look at the workers of an earlier server to the next one.
-const EARLIER_PAUSE: Duration = Duration::from_millis(10);
-
-/// The copy areas of the workers.
-#[derive(Debug, Default)]
-pub(crate) struct CopyAreas {
-    /// With the number of memories that the worker maps.
-    by_worker: HashMap<u64, (Arc<CopyArea>, usize)>,
-    /// Those of an earlier server, by their names, until its workers have gone. A late copy of such a worker would overwrite
-    /// what the application has written since. So new copies wait.
-    pub(crate) earlier: HashMap<String, OwnedFd>,
-    waiting: Vec<(OwnedFd, Arc<CopyArea>)>,
-    looks_at: Option<Instant>,
-}
-
-impl CopyAreas {
-    /// Returns the time until the next look at the workers of an earlier server.
-    pub(crate) fn next_deadline(&self) -> Option<Duration> {
-        self.looks_at.map(|at| at.saturating_duration_since(Instant::now()))
-    }
-
-    /// Records that a worker has ended or hangs.
-    pub(crate) fn lose(&mut self, worker: u64) {
-        if let Some((area, _)) = self.by_worker.remove(&worker) {
-            area.lose();
-        }
-    }
-
-    /// Lets the copies begin for which no worker of an earlier server remains.
-    pub(crate) fn look_again(&mut self) {
-        if self.looks_at.is_none_or(|at| Instant::now() < at) {
-            return;
-        }
-        self.waiting.retain(|(earlier, area)| {
-            let waits = !is_released(earlier);
-            area.set_waits(waits);
-            waits
-        });
-        self.looks_at = (!self.waiting.is_empty()).then(|| Instant::now() + EARLIER_PAUSE);
-    }
-
-    /// Counts a memory that a worker no longer maps. Returns `true` if it was the last one, whose area is of no use now.
-    fn remove_memory(&mut self, worker: u64) -> bool {
-        let Some((_, memories)) = self.by_worker.get_mut(&worker) else { return false };
-        *memories -= 1;
-        *memories == 0 && self.by_worker.remove(&worker).is_some()
-    }
-
-    /// Makes the copies of an area wait for the earlier worker of the account.
-    fn wait_for_earlier(&mut self, name: &str, area: &Arc<CopyArea>) {
-        let Some(earlier) = self.earlier.remove(name).filter(|earlier| !is_released(earlier))
-        else {
-            return;
-        };
-        area.set_waits(true);
-        self.waiting.push((earlier, area.clone()));
-        self.looks_at.get_or_insert(Instant::now() + EARLIER_PAUSE);
-    }
-}
 
 impl Control {
     /// Returns how the engine reaches a new memory, and maps it if the engine does.

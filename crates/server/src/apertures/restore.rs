@@ -21,6 +21,8 @@ use crate::engines::Reply;
 impl Control {
     /// Enters the apertures that a resumed session exports. The engine checks that they are valid.
     pub(crate) fn restore_exports(&mut self, token: u64) {
+        // This also decides whether the engine maps the memories.
+        self.decide_who_notifies(token);
         let Some(connection) = self.connections.get(token) else { return };
         let Some(apertures) = &connection.apertures else { return };
         let session = apertures.objects.session;

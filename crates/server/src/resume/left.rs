@@ -9,8 +9,8 @@ use tracing::warn;
 
 use super::record::{Record, Recorded};
 use super::settings::SETTINGS;
+use crate::apertures::copy_areas::COPIES;
 use crate::apertures::left::LeftApertures;
-use crate::apertures::reach::COPIES;
 use crate::apertures::tables::{LeftMemory, RELEASED};
 use crate::config::StartError;
 use crate::keeper::OWN;

@@ -209,7 +209,6 @@ impl Control {
         let parts = mapped.sessions.into_iter().map(Box::new).map(Command::AddSession).collect();
         self.parts.engines.command_each(parts, Reply::Nothing);
         self.restore_endpoints(token, &recorded, ports);
-        self.decide_who_notifies(token);
         self.restore_exports(token);
         self.unclaimed.push_back((Instant::now() + self.parts.claim_timeout, token));
         Ok(true)
