@@ -93,7 +93,7 @@ impl Control {
             Ok(memory) => {
                 let mapped = match &memory {
                     EngineMemory::Mapped(memory) => Some(memory.mapping().clone()),
-                    EngineMemory::ByWorker(_) => None,
+                    EngineMemory::ByWorker(_) | EngineMemory::Refused(_) => None,
                 };
                 if let Ok(apertures) = self.apertures(token, "create memory") {
                     apertures.creating = Some(Creating { memory: Some(memory), ..creating });

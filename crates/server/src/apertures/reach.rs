@@ -41,12 +41,17 @@ impl Control {
             memory.mapping().keep_from_children()?;
             return Ok(EngineMemory::Mapped(memory));
         }
+        if entry.writer().is_some() {
+            // The worker of one user would wait for what the other user does.
+            return Ok(EngineMemory::Refused(file.len()));
+        }
         let theirs = file.as_fd().try_clone_to_owned()?;
         let area = self.copy_area(worker, account)?;
         let (id, len) = (entry.offset, file.len());
         let map = Packet::new(command::MAP_MEMORY, 0, id).with(vec![theirs]);
         self.workers.tell(worker, Owner::of(account), map);
-        Ok(EngineMemory::ByWorker(WorkerMemory { id, len, area }))
+        let worker = (worker, account);
+        Ok(EngineMemory::ByWorker(WorkerMemory { id, len, area, worker }))
     }
 
     /// Returns how the engine reaches a memory of an earlier server.
@@ -94,9 +99,10 @@ impl Control {
         Ok(area)
     }
 
-    /// Has the worker unmap a memory that the engine has removed, or the closing thread.
-    pub(super) fn unmap(&mut self, memory: EngineMemory, (worker, account): (u64, Account)) {
+    /// Has the worker unmap a memory that the engine does not use any more, or the closing thread.
+    pub(super) fn unmap(&mut self, memory: EngineMemory) {
         if let EngineMemory::ByWorker(memory) = &memory {
+            let (worker, account) = memory.worker;
             let unmap = Packet::new(command::UNMAP_MEMORY, 0, memory.id);
             self.workers.tell(worker, Owner::of(account), unmap);
             if self.copy_areas.remove_memory(worker) {
@@ -123,43 +129,35 @@ impl Control {
         }
     }
 
-    /// Has a worker reach a memory if the engine maps it and must not map it any more.
+    /// Has the engine reach a memory in another way, if it must not reach it any more as it does.
     pub(super) fn stop_mapping_memory(&mut self, token: u64, number: u32) {
         let Some(connection) = self.connections.get(token) else { return };
         let is_trusted = connection.trusted;
         let Some(apertures) = connection.apertures.as_deref() else { return };
-        let copy = copy_of(apertures, number).filter(|_| is_mapped(apertures, number));
-        let Some((entry, file)) = copy else { return };
-        if self.maps(is_trusted, &entry) {
+        let Some((entry, file)) = copy_of(apertures, number) else { return };
+        let is_allowed = match apertures.files.get(&number).and_then(|file| file.memory.as_ref()) {
+            None | Some(EngineMemory::Refused(_)) => true,
+            Some(EngineMemory::ByWorker(_)) => entry.writer().is_none(),
+            Some(EngineMemory::Mapped(_)) => self.maps(is_trusted, &entry),
+        };
+        if is_allowed {
             return;
         }
         let session = apertures.objects.session;
-        let reached = file.and_then(|file| self.reach(token, &entry, &file));
-        let memory = match reached {
+        let memory = match file.and_then(|file| self.reach(token, &entry, &file)) {
             Ok(memory) => memory,
             Err(error) => {
-                tracing::warn!(session, "a memory's requests fail from now on: {error}");
-                return self.lose_memory(token, number);
+                tracing::warn!(session, "requests to a memory fail from now on: {error}");
+                EngineMemory::Refused(entry.len as usize)
             }
         };
         self.set_memory(token, number, memory);
     }
 
-    /// Makes all requests to a memory fail: no worker can reach it.
-    fn lose_memory(&mut self, token: u64, number: u32) {
-        let Some(apertures) = self.connections.get(token).and_then(|one| one.apertures.as_deref())
-        else {
-            return;
-        };
-        let session = apertures.objects.session;
-        let remove = ApertureCommand::RemoveMemory { session, number };
-        self.command_first_lane(remove, Reply::Nothing);
-    }
-
+    /// Sets how the engine reaches a memory. The engine hands back how it did.
     fn set_memory(&mut self, token: u64, number: u32, memory: EngineMemory) {
-        let Some(apertures) =
-            self.connections.get_mut(token).and_then(|one| one.apertures.as_deref_mut())
-        else {
+        let connection = self.connections.get_mut(token);
+        let Some(apertures) = connection.and_then(|one| one.apertures.as_deref_mut()) else {
             return;
         };
         let session = apertures.objects.session;
@@ -177,10 +175,4 @@ fn copy_of(apertures: &ApertureTables, number: u32) -> Option<(Entry, io::Result
     let entry = apertures.objects.get(What::Memory, number)?;
     let file = apertures.files.get(&number)?;
     Some((entry, file.file.as_fd().try_clone_to_owned().and_then(SharedFile::adopt)))
-}
-
-/// Returns `true` if the engine maps a memory.
-fn is_mapped(apertures: &ApertureTables, number: u32) -> bool {
-    let file = apertures.files.get(&number);
-    file.is_some_and(|file| matches!(file.memory, Some(EngineMemory::Mapped(_))))
 }

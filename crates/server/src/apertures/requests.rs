@@ -28,7 +28,7 @@ impl Control {
             ApertureReport::Imported { session, number, entered } => {
                 self.aperture_imported(session, number, entered);
             }
-            ApertureReport::Unused(memory) => self.workers.drop_later(memory),
+            ApertureReport::Unused(memory) => self.unmap(memory),
         }
     }
 

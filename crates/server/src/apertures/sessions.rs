@@ -142,7 +142,7 @@ impl Control {
         (worker, account): (u64, Account),
     ) {
         if let Some(reached) = reached {
-            self.unmap(reached, (worker, account));
+            self.unmap(reached);
         }
         self.memories.give_back(account);
         let writer = entry.writer().map(|uid| self.account_of(uid));

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use towpath_memory::CommonMemory;
 
+use crate::account::Account;
 use crate::clock::clock_ns;
 use crate::copying::{COPY_BYTES, CopyArea, Direction, Ticket};
 
@@ -25,6 +26,8 @@ pub enum EngineMemory {
     Mapped(CommonMemory),
     /// The worker of the memory's user maps it.
     ByWorker(WorkerMemory),
+    /// Two users can take its pages away: requests to this memory are refused. With its length.
+    Refused(usize),
 }
 
 /// A memory that only the worker of its user maps.
@@ -33,6 +36,8 @@ pub struct WorkerMemory {
     pub(crate) id: u64,
     pub(crate) len: usize,
     pub(crate) area: Arc<CopyArea>,
+    /// The worker's number, and the account of the memory's owner.
+    pub(crate) worker: (u64, Account),
 }
 
 impl EngineMemory {
@@ -41,6 +46,7 @@ impl EngineMemory {
         match self {
             EngineMemory::Mapped(memory) => memory.len(),
             EngineMemory::ByWorker(memory) => memory.len,
+            EngineMemory::Refused(len) => *len,
         }
     }
 
@@ -63,6 +69,8 @@ pub(crate) enum Copied {
     No,
     /// The worker has taken too long.
     TooLate,
+    /// Requests may not reach the memory.
+    Refused,
 }
 
 impl Copied {
@@ -97,11 +105,15 @@ impl UnderWay {
 #[derive(Debug, Default)]
 pub(crate) struct Copying {
     under_way: Option<Box<UnderWay>>,
+    /// Since when the copy waits for a slot, in nanoseconds.
+    waits_since: Option<u64>,
+    /// The same before this turn of the caller.
+    waited_since: Option<u64>,
 }
 
 fn id(memory: &EngineMemory) -> u64 {
     match memory {
-        EngineMemory::Mapped(_) => 0,
+        EngineMemory::Mapped(_) | EngineMemory::Refused(_) => 0,
         EngineMemory::ByWorker(memory) => memory.id,
     }
 }
@@ -111,6 +123,7 @@ impl Copying {
     pub(crate) fn read(&mut self, (memory, offset): Place<'_>, to: &mut [u8]) -> Copied {
         let memory = match memory {
             EngineMemory::Mapped(memory) => return Copied::from_bool(memory.read(offset, to)),
+            EngineMemory::Refused(_) => return Copied::Refused,
             EngineMemory::ByWorker(memory) => memory,
         };
         let what = What { from: (memory.id, offset), to: (0, 0), len: to.len() };
@@ -127,6 +140,7 @@ impl Copying {
     pub(crate) fn write(&mut self, (memory, offset): Place<'_>, from: &[u8]) -> Copied {
         let memory = match memory {
             EngineMemory::Mapped(memory) => return Copied::from_bool(memory.write(offset, from)),
+            EngineMemory::Refused(_) => return Copied::Refused,
             EngineMemory::ByWorker(memory) => memory,
         };
         let what = What { from: (0, 0), to: (memory.id, offset), len: from.len() };
@@ -139,6 +153,9 @@ impl Copying {
     pub(crate) fn transfer(&mut self, to: Place<'_>, from: Place<'_>, len: usize) -> Copied {
         let what = What { from: (id(from.0), from.1), to: (id(to.0), to.1), len };
         match (to, from) {
+            ((EngineMemory::Refused(_), _), _) | (_, (EngineMemory::Refused(_), _)) => {
+                Copied::Refused
+            }
             ((EngineMemory::Mapped(to), at), (EngineMemory::Mapped(from), start)) => {
                 Copied::from_bool(to.copy_from(at, from, start, len))
             }
@@ -212,7 +229,12 @@ impl Copying {
         if !is_inside || what.len > COPY_BYTES || memory.area.is_lost() {
             return Err(Copied::No);
         }
-        let Some(ticket) = memory.area.claim() else { return Err(Copied::Later) };
+        let Some(ticket) = memory.area.claim() else {
+            let since = self.waits_since.or(self.waited_since).unwrap_or_else(clock_ns);
+            self.waits_since = Some(since);
+            return Err(Copied::Later);
+        };
+        (self.waits_since, self.waited_since) = (None, None);
         let (bytes, place) = ticket.bytes();
         if !fill(bytes, place) {
             return Err(Copied::No);
@@ -229,15 +251,22 @@ impl Copying {
         self.under_way.as_deref().is_none_or(ends)
     }
 
-    /// Returns `true` if a copy was asked for whose outcome no call has taken.
+    /// Returns `true` if a copy waits for a slot, or was asked for and no call has taken its outcome.
     pub(crate) fn is_under_way(&self) -> bool {
-        self.under_way.is_some()
+        self.under_way.is_some() || self.waits_since.is_some()
     }
 
     /// Returns the name of a copy that is made and whose outcome no call has taken.
-    pub(crate) fn made(&self) -> Option<u64> {
+    fn made(&self) -> Option<u64> {
         let one = self.under_way.as_deref().filter(|one| one.ticket.outcome().is_some());
         one.map(|one| one.since)
+    }
+
+    /// Begins a turn of the caller, which asks again for a slot if it still needs one. Returns what [`Copying::made`]
+    /// does.
+    pub(crate) fn begin_turn(&mut self) -> Option<u64> {
+        self.waited_since = self.waits_since.take();
+        self.made()
     }
 
     /// Forgets a copy by the name that [`Copying::made`] returned: no call wants its outcome.
@@ -249,7 +278,8 @@ impl Copying {
 
     /// Returns the time of the next look for the worker's answer, in nanoseconds.
     pub(crate) fn next_look(&self, now: u64) -> u64 {
-        let taken = self.under_way.as_ref().map_or(0, |one| now.saturating_sub(one.since));
+        let since = self.under_way.as_ref().map(|one| one.since).or(self.waits_since);
+        let taken = since.map_or(0, |since| now.saturating_sub(since));
         now + taken.clamp(LEAST_PAUSE_NS, MOST_PAUSE_NS)
     }
 }

@@ -186,6 +186,7 @@ fn move_piece(
         Copied::Later => Ok(Piece::Waits),
         Copied::No => Err(RequestFault::Range),
         Copied::TooLate => Err(RequestFault::NotReady),
+        Copied::Refused => Err(RequestFault::Rights),
     }
 }
 

@@ -9,6 +9,7 @@ use towpath_protocol::requests::{LocalRange, Request, RequestFault, RequestKind}
 use super::commands::{ApertureCommand, ApertureReport, Exporting};
 use super::memory::{EngineMemory, WorkerMemory};
 use super::requests::{Outcome, Requesting, TRANSFER_BYTES, carry_out};
+use crate::account::Account;
 use crate::copying::{CopyArea, Direction, SLOTS};
 use crate::engine::oob::Sender;
 use crate::engine::oob::connection::EndpointName;
@@ -220,7 +221,9 @@ impl TestWorker {
         let mut copies = Copies::with_room(2);
         copies.set_area(Some(&area_file));
         copies.add(id, &file.as_fd().try_clone_to_owned().unwrap());
-        let by_worker = WorkerMemory { id, len: BYTES, area: area.clone() };
+        let account = Account { uid: session, group: None, is_limited: true };
+        let worker = (0, account);
+        let by_worker = WorkerMemory { id, len: BYTES, area: area.clone(), worker };
         let memory = EngineMemory::ByWorker(by_worker);
         let change = ApertureCommand::ChangeMemory { session, number: 0, memory };
         let before = execute(world, change);
@@ -348,6 +351,22 @@ fn slots_are_given_back() {
     let mut workers = [Some(worker), None];
     assert!(request_by_workers(&mut world, 1, &write(1, 8), &mut workers) > 0);
     assert_eq!(fault(&world), None);
+}
+
+/// Requests from and to a memory that two users could take away.
+#[test]
+fn requests_to_a_memory_of_two_writers_are_refused() {
+    for session in [1, 2] {
+        let (mut world, _) = world();
+        assert!(export(&mut world, KEY, 0, None));
+        let memory = EngineMemory::Refused(BYTES);
+        assert!(
+            execute(&mut world, ApertureCommand::ChangeMemory { session, number: 0, memory })
+                .is_some()
+        );
+        assert_eq!(request(&mut world, 1, &write(1, 8)), Outcome::Ended);
+        assert_eq!(fault(&world), Some(RequestFault::Rights));
+    }
 }
 
 /// A range outside of the memory is refused by the worker, too.

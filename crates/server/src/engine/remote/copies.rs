@@ -111,15 +111,17 @@ impl RemoteCopies {
         if start == from.len() { Ok(()) } else { Err(NotCopied::Refused) }
     }
 
-    /// Returns the copies that are made, for [`RemoteCopies::forget`].
-    pub(super) fn made(&self) -> [Option<u64>; 2] {
-        [self.received.made(), self.sent.made()]
+    /// Begins a turn of the connection. Returns the copies that are made, for [`RemoteCopies::end_turn`].
+    pub(super) fn begin_turn(&mut self) -> [Option<u64>; 2] {
+        [self.received.begin_turn(), self.sent.begin_turn()]
     }
 
-    /// Forgets copies that were made before the connection's turn, and whose outcomes the turn has not taken.
-    pub(super) fn forget(&mut self, [received, sent]: [Option<u64>; 2]) {
+    /// Ends a turn. Forgets copies that were made before it, and whose outcomes it has not taken. Decides when to look
+    /// for the workers' answers.
+    pub(super) fn end_turn(&mut self, [received, sent]: [Option<u64>; 2], now: u64) {
         self.received.forget(received);
         self.sent.forget(sent);
+        self.set_next_look(now);
     }
 
     /// Returns `true` if a packet or a copy waits for a worker.
@@ -140,6 +142,6 @@ pub(super) fn checked(copied: Copied) -> Result<(), NotCopied> {
     match copied {
         Copied::Yes => Ok(()),
         Copied::Later => Err(NotCopied::Later),
-        Copied::No | Copied::TooLate => Err(NotCopied::Refused),
+        Copied::No | Copied::TooLate | Copied::Refused => Err(NotCopied::Refused),
     }
 }

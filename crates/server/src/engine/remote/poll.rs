@@ -248,7 +248,7 @@ fn serve(
         setup::reject_taken(qpn, &one, reason::TIMEOUT, &[], parts);
         return Ok(turn);
     }
-    let made = one.copies.made();
+    let made = one.copies.begin_turn();
     one.handle_waiting(qpn, parts);
     turn.more = one.wire.is_some();
     let sent_again =
@@ -270,8 +270,7 @@ fn serve(
         turn.bytes += len;
     }
     turn.again = sent_again(&one) - before;
-    one.copies.forget(made);
-    one.copies.set_next_look(now);
+    one.copies.end_turn(made, now);
     if let Some(ended) = one.has_ended() {
         end_by(qpn, one, ended, parts);
         turn.more = false;
