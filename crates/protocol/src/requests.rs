@@ -83,11 +83,12 @@ pub enum RequestFault {
     Key = 2,
     /// The range is not in the aperture.
     Range = 3,
-    /// The aperture's rights do not include the access.
+    /// The aperture's rights do not include the access, or applications of two users could write to the memory.
     Rights = 4,
     /// A local range is not in a memory of the requesting session.
     Local = 5,
-    /// The queue at the other end had no room for the value or message for a second.
+    /// The queue at the other end had no room for the value or message for a second, or the server's worker did not copy
+    /// for 10 seconds.
     NotReady = 6,
     /// An earlier request of the connection failed.
     Flushed = 7,
@@ -120,14 +121,16 @@ impl std::fmt::Display for RequestFault {
                 "the range is not inside of the aperture; ask the owner for its length, and connect again"
             }
             RequestFault::Rights => {
-                "the aperture is not exported for this access; connect again, and ask for another key"
+                "the aperture is not exported for this access, or a memory is mapped for writing by another user; connect again, and \
+                 ask for another key, or create another memory"
             }
             RequestFault::Local => {
                 "a local range is not in a memory of this session; use one that was not released, and \
                  connect again"
             }
             RequestFault::NotReady => {
-                "the peer took nothing from its queue for a second; connect again"
+                "the peer took nothing from its queue for a second, or the server did not copy within 10 seconds; connect \
+                 again"
             }
             RequestFault::Peer => {
                 "the peer's host refused the request: its key, its range or the access; connect again, and \
