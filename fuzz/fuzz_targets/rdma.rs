@@ -1,9 +1,9 @@
-//! Connections of RoCEv2 against a hostile peer: never a panic, no access beyond a request's range, each request of this
-//! side completes once and in its order, and each frame that is sent can be read.
+//! Connections of RoCEv2 against a hostile peer: never a panic, no access beyond a request's range, each request of
+//! this side completes once and in its order, and each frame that is sent can be read.
 //!
-//! The input is a conversation of steps of three bytes: the kind, and two more. The packet of a peer follows its step, from
-//! the base transport header on and without the invariant CRC, which this program computes. Flags set the packet's number
-//! and its memory, because a random number is that of the next packet once in 2^24 times.
+//! The input is a conversation of steps of three bytes: the kind, and two more. The packet of a peer follows its step,
+//! from the base transport header on and without the invariant CRC, which this program computes. Flags set the packet's
+//! number and its memory, because a random number is that of the next packet once in 2^24 times.
 #![no_main]
 
 use std::collections::VecDeque;

@@ -4,8 +4,8 @@
 //! Server, attacker and neighbour are three users where this program may become them, and one user
 //! otherwise. Each attack has its own server and neighbour; windows without and with the attack
 //! alternate. The experiment first measures four programs that do not touch the server: one only
-//! computes, two build wait queues on sockets of their own, and one locks a file of its own. These baselines show the kernel's
-//! part of a neighbour's loss.
+//! computes, two build wait queues on sockets of their own, and one locks a file of its own. These baselines show the
+//! kernel's part of a neighbour's loss.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,8 +24,8 @@ use crate::process::Serving;
 use crate::report::{Outcome, Row};
 use crate::statistics::Summary;
 
-/// The limit of the attacked 99.9th percentile, as a multiple of the undisturbed one, and of the 99th, as a multiple of the
-/// baseline's.
+/// The limit of the attacked 99.9th percentile, as a multiple of the undisturbed one, and of the 99th, as a multiple of
+/// the baseline's.
 const AT_MOST: f64 = 2.0;
 /// The longest duration of an attack.
 const LONGEST: Duration = Duration::from_secs(30);
@@ -131,8 +131,8 @@ fn add_rows(outcome: &mut Outcome, attack: Attack, pairs: &Pairs) {
     }
 }
 
-/// Returns the end of the confidence interval of an attack's 99th percentile, to that of its baseline. `None` without the
-/// baseline's row.
+/// Returns the end of the confidence interval of an attack's 99th percentile, to that of its baseline. `None` without
+/// the baseline's row.
 fn beside_baseline(
     outcome: &Outcome,
     (name, baseline, what): (&str, &str, &str),

@@ -205,8 +205,8 @@ impl Served {
         processes.filter_map(worker).collect()
     }
 
-    /// Returns the numbers of its own threads and of its workers that are in an uninterruptible sleep, each time that this
-    /// looks, for 0.2 s.
+    /// Returns the numbers of its own threads and of its workers that are in an uninterruptible sleep, each time that
+    /// this looks, for 0.2 s.
     ///
     /// # Panics
     /// When the server is gone.

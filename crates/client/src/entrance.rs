@@ -43,8 +43,8 @@ pub fn administration_socket(path: &Path) -> Option<PathBuf> {
     (is_for_user && fits && is_its()).then_some(admin)
 }
 
-/// Returns `true` if the error of a connection to an administration socket says that this process has to use the
-/// applications' socket: there is no socket for administrators, not for this user, or of a server that is gone.
+/// Returns `true` if this process has to use the applications' socket after this error of the administration socket.
+/// The administration socket does not exist, refuses this user, or is that of a server that has ended.
 pub(crate) fn is_for_applications(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     matches!(errno, Some(Errno::NOENT | Errno::ACCESS | Errno::CONNREFUSED))

@@ -260,7 +260,8 @@ pub enum Device {
     TxGroup,
     /// Received packets of connections with other hosts (RoCEv2).
     RdmaRxPackets,
-    /// Sent packets of connections with other hosts, those sent again included, but not the messages that make and end connections.
+    /// Sent packets of connections with other hosts, those sent again included, but not the messages that make and end
+    /// connections.
     RdmaTxPackets,
     /// Of `rdma_tx_packets`, those sent again, since the other host had not acknowledged them.
     RdmaRetransmitted,

@@ -87,8 +87,8 @@ pub enum RequestFault {
     Rights = 4,
     /// A local range is not in a memory of the requesting session.
     Local = 5,
-    /// The queue at the other end had no room for the value or message for a second, or the server's worker did not copy
-    /// for 10 seconds.
+    /// The queue at the other end had no room for the value or message for a second, or the server's worker did not
+    /// copy for 10 seconds.
     NotReady = 6,
     /// An earlier request of the connection failed.
     Flushed = 7,

@@ -88,7 +88,7 @@ pub struct Refused;
 /// Why bytes are not copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotCopied {
-    /// There is no right to it, any more, or the memory is gone.
+    /// The peer has no right to the range any more, or the memory is gone.
     Refused,
     /// The copy is under way. The connection makes the same call again, and changes nothing before.
     Later,

@@ -167,7 +167,7 @@ pub enum StartError {
     },
     /// The administration socket has the path of the applications' socket.
     #[error(
-        "{0}: one path for the socket and for the administration socket; choose another one for the latter"
+        "{0}: one path for the socket and for the administration socket; choose another path for the administration socket"
     )]
     OneSocket(PathBuf),
     /// The subnet leaves no addresses.

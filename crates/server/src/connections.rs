@@ -224,9 +224,10 @@ impl Connections {
         self.users.get(&Party::User(uid)).is_some_and(|held| held.sessions > 0)
     }
 
-    /// Returns the account of a user who has a connection.
-    pub(crate) fn account_of(&self, uid: u32) -> Option<Account> {
-        self.all.values().map(|one| one.account).find(|account| account.uid == uid)
+    /// Returns the account of a user that has a connection by a grant.
+    pub(crate) fn granted_account_of(&self, uid: u32) -> Option<Account> {
+        let mut accounts = self.all.values().map(|one| one.account);
+        accounts.find(|account| account.uid == uid && account.is_limited)
     }
 
     /// Returns `true` if sessions of more than one user exist.

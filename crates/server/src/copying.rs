@@ -3,8 +3,8 @@
 //! A process that maps a file writable can free its pages again and again (`MADV_REMOVE`), and can have tens of
 //! thousands of mappings of it, which the kernel walks each time. A thread that touches such a page waits for that. So
 //! neither the engine nor the control thread maps such memory. The worker of the memory's user maps it, and copies
-//! between it and a [`CopyArea`], a file that only the server and this worker have. So an application makes only its
-//! own user's worker wait.
+//! between the memory and a [`CopyArea`], a file that only the server, its keeper and this worker have. So an
+//! application makes only its own user's worker wait.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -105,12 +105,21 @@ impl CopyArea {
         if self.waits.load(Ordering::Relaxed) {
             return None;
         }
+        let slot = self.free_slot()?;
+        self.is_claimed[slot].store(true, Ordering::Relaxed);
+        Some(Ticket { area: self.clone(), slot })
+    }
+
+    /// Returns `true` if a copy may begin now.
+    pub(crate) fn has_free_slot(&self) -> bool {
+        !self.waits.load(Ordering::Relaxed) && self.free_slot().is_some()
+    }
+
+    fn free_slot(&self) -> Option<usize> {
         let is_free = |slot: &usize| {
             !self.is_claimed[*slot].load(Ordering::Relaxed) && self.outcome(*slot).is_some()
         };
-        let slot = (0..SLOTS).find(is_free)?;
-        self.is_claimed[slot].store(true, Ordering::Relaxed);
-        Some(Ticket { area: self.clone(), slot })
+        (0..SLOTS).find(is_free)
     }
 
     /// Returns the outcome of a slot's last question; `None` before its answer.
@@ -122,7 +131,7 @@ impl CopyArea {
 /// Returns `true` if no process of an earlier server maps its copy area any more, and so none copies. From then on no
 /// process can map the file for writing.
 pub(crate) fn is_released(area: &OwnedFd) -> bool {
-    fcntl_add_seals(area.as_fd(), SealFlags::WRITE) != Err(Errno::BUSY)
+    fcntl_add_seals(area.as_fd(), SealFlags::WRITE).is_ok()
 }
 
 /// A slot of a copy area. Its drop gives the slot back, once the worker has answered.

@@ -49,8 +49,8 @@ impl FreedLeases {
         self.all.is_empty()
     }
 
-    /// Adds the lease of an account by its MAC address. Returns the lease that gives way, if the engines have no room for
-    /// both.
+    /// Adds the lease of an account by its MAC address. Returns the lease that gives way, if the engines have no room
+    /// for both.
     pub(crate) fn push(&mut self, mac: [u8; 6], account: Account) -> Option<Freed> {
         self.all.push_back(Freed { mac, account, until: Instant::now() + ANSWERED });
         if self.all.len() <= MOST_FREED {

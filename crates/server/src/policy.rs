@@ -244,7 +244,7 @@ impl Policy {
             }
             let text = format!(
                 "this socket gives user {} only what the policy grants, and that is nothing; connect over \
-                 SOCKET.admin as an administrator, or grant something to user {} (allow-user, policy)",
+                 SOCKET.admin, or the path of --admin-socket, or grant something to user {} (allow-user, policy)",
                 peer.uid, peer.uid
             );
             return Err((Refusal::Permission, text));

@@ -1,5 +1,5 @@
-//! The ports in use, in words of 64 ports. A search for a free port takes a step for each word, and not for each port: the
-//! control thread makes the search for an application that may hold tens of thousands of ports.
+//! The ports in use, in words of 64 ports. A search for a free port takes a step for each word, and not for each port:
+//! the control thread makes the search for an application that may hold tens of thousands of ports.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;

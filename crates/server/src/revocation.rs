@@ -129,7 +129,8 @@ fn allow_lease(terms: &Terms, lease: &Lease) -> bool {
         && lease.ipv6.is_none_or(|(ip, _)| terms.allow_address(ip.into()))
 }
 
-/// Returns `true` if the terms allow an endpoint as it is. An endpoint keeps the rights to send that it was opened with.
+/// Returns `true` if the terms allow an endpoint as it is. An endpoint keeps the rights to send that it was opened
+/// with.
 fn allow_endpoint(connection: &Connection, opened: &Opened) -> bool {
     let terms = &connection.terms;
     if opened.out_of_band && terms.out_of_band == Reach::None {

@@ -2,8 +2,8 @@
 //!
 //! The engine checks its own copy of the headers, and sends that copy. By default, an endpoint
 //! sends only from the addresses given to its session and within its flow rule. It sends only the
-//! packets of ordinary stations, unless its session's grant names other parts in the network (`roles.rs`). A field omitted
-//! from a rule widens reception; an omitted source address means the session's own.
+//! packets of ordinary stations, unless its session's grant names other parts in the network (`roles.rs`). A field
+//! omitted from a rule widens reception; an omitted source address means the session's own.
 
 mod refused;
 mod roles;

@@ -1,7 +1,7 @@
 //! How many of a limited thing each user, the users of each group, and all users together may have at a time.
 //!
-//! A thing that the server has few of has one [`Shares`]. It counts all parties of an account, so that no limit can
-//! leave out the groups: a member of a group may have many user numbers (`subuid(5)`), and gains nothing by them.
+//! Each limited resource has one [`Shares`], which counts all parties of an account. So no limit leaves out the groups.
+//! A member of a group may have many user numbers (`subuid(5)`), and gains nothing by them.
 
 use std::collections::HashMap;
 use std::fmt;

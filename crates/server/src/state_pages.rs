@@ -51,8 +51,8 @@ impl Control {
         Ok(())
     }
 
-    /// Takes over the pages of an earlier server, before its sessions. Returns the users whose page is not usable: their
-    /// sessions cannot be resumed, because the applications would never learn that an engine sleeps.
+    /// Takes over the pages of an earlier server, before its sessions. Returns the users whose page is not usable:
+    /// their sessions cannot be resumed, because the applications would never learn that an engine sleeps.
     pub(crate) fn restore_user_pages(&mut self, left: BTreeMap<u32, OwnedFd>) -> BTreeSet<u32> {
         let bytes = self.parts.engines.lanes() * STATE_WORDS * 8;
         let mut lost = BTreeSet::new();

@@ -27,7 +27,7 @@ A policy file grants rights to users and groups; what no grant names is denied:
   devices = [\"eth0\"]                      # all devices by default
   addresses = [\"192.0.2.70-192.0.2.79\"]   # all that the device has by default
   ports = [\"tcp:80\", \"udp:5000-5999\"]     # all by default; of the host's addresses, from 1024 on
-  ethertypes = [\"ipv4\", \"arp\", 0x88b5]    # all by default
+  ethertypes = [\"ipv4\", \"arp\", 0x88b5]    # to receive, all by default; to send, see roles
   roles = [\"router\"]                      # parts in the network that it may play; none by default
   capture = false                         # a copy of every packet
   promiscuous = false                     # every packet, and any MAC address

@@ -232,8 +232,8 @@ mod tests {
         }
     }
 
-    /// Opens a path again and again while a thread changes what has the name. Returns how often `open_where` opened a file
-    /// and how often it refused one.
+    /// Opens a path again and again while a thread changes what has the name. Returns how often `open_where` opened a
+    /// file and how often it refused one.
     fn race(path: &Path, protected: bool, swap: impl Fn() + Send + Sync) -> (u32, u32) {
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {

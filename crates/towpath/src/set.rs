@@ -12,8 +12,8 @@ use crate::find::{self, Target};
 
 /// Text after the help.
 pub(crate) const EXAMPLES: &str = "\
-Only root and the server's user may change settings. The server changes them one by one, in the
-given order. After the first change that the server refuses, the command ends. towpath ls shows the
+Only root and the server's user may change settings, over SOCKET.admin. The server changes them one
+by one, in the given order. After the first change that the server refuses, the command ends. towpath ls shows the
 numbers of sessions and endpoints; towpath ls --json shows the values in effect.
 
 Examples:

@@ -24,7 +24,7 @@ const MOST_LINKS: usize = 40;
 /// The reason for which the way to a file is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WayError {
-    #[error("{} is a symbolic link of user {owner}, who can lead it anywhere; name the target itself", .link.display())]
+    #[error("{} is a symbolic link of user {owner}, which that user can change; name the target itself", .link.display())]
     Link { link: PathBuf, owner: u32 },
     #[error("{} is a link of /proc, which leads to more than a path; name the target itself", .0.display())]
     Proc(PathBuf),

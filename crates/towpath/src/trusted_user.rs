@@ -26,8 +26,8 @@ pub(crate) fn distrust_reason(about: &std::fs::Metadata, directory: impl AsFd) -
 }
 
 /// Returns `true` if the command follows the links and settings of a user in a directory: of root, of this process's
-/// user and of the user that called sudo. In a user namespace, also of users outside of it, in a directory where no other
-/// user writes: the maker of the namespace decides which directories are there.
+/// user and of the user that called sudo. In a user namespace, also of users outside of it, in a directory where no
+/// other user writes: the maker of the namespace decides which directories are there.
 pub(crate) fn decides(user: u32, directory: impl AsFd) -> io::Result<bool> {
     if user == 0 || is_trusted(user) {
         return Ok(true);

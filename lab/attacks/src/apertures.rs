@@ -1,5 +1,5 @@
-//! Memories for apertures, and tripwires on them: the server has few of the first, and looks the second up for the other
-//! side of each.
+//! Memories for apertures, and tripwires on them: the server has few of the first, and looks the second up for the
+//! other side of each.
 
 use std::io;
 use std::path::Path;
@@ -146,8 +146,8 @@ fn set_all(shared: &mut Shared, importer: &mut Session, aperture: &Aperture, mos
     (0..most).take_while(|place| one(*place).is_some()).count() as u64
 }
 
-/// Keeps two sessions with very many tripwires and imports of them, and attaches and detaches two more with a few, again and
-/// again.
+/// Keeps two sessions with very many tripwires and imports of them, and attaches and detaches two more with a few,
+/// again and again.
 pub(crate) fn tripwires(field: &Field) -> io::Result<Deeds> {
     let wanted = field.size_or(TRIPWIRES);
     let (mut shared, mut importer, aperture) = share(field, wanted)?;

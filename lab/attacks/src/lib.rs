@@ -15,8 +15,8 @@
 //! | `shared` | freeing of a file that another user has mapped and that is being written |
 //!
 //! `withheld` is a page that never arrives, from a FUSE file system of the attacker's own;
-//! `session` is what an attacker does with a session; `partner` is the honest application that shares memory; `sys` holds
-//! the system calls.
+//! `session` is what an attacker does with a session; `partner` is the honest application that shares memory; `sys`
+//! holds the system calls.
 
 mod apertures;
 mod control;
@@ -94,8 +94,8 @@ impl Attack {
     /// its own.
     pub const POLLERS_ALONE: Attack = Attack::alone("waiters-poll-alone", waiters::polls_alone);
 
-    /// No attack on the server: the program locks a file of its own and closes copies of it, as `record-locks` makes the
-    /// server close copies of a locked file.
+    /// No attack on the server: the program locks a file of its own and closes copies of it, as `record-locks` makes
+    /// the server close copies of a locked file.
     pub const LOCKS_ALONE: Attack = Attack::alone("record-locks-alone", locks::alone);
 
     /// The programs that do not touch the server. The benchmark compares each attack with one of

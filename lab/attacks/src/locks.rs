@@ -14,8 +14,8 @@ const LOCKS: u64 = 30_000;
 /// The beginning of the names of memory files with the engines' sleep flags, in `/proc/self/fd`.
 const STATE_PAGE: &str = "/memfd:towpath-state";
 
-/// Locks single bytes for reading, none next to another, until the kernel refuses. The locks last as long as the file is
-/// open. The kernel finds the place of a lock before all others at once.
+/// Locks single bytes for reading, none next to another, until the kernel refuses. The locks last as long as the file
+/// is open. The kernel finds the place of a lock before all others at once.
 fn lock_bytes(file: &impl AsFd, wanted: u64) -> u64 {
     (0..wanted).rev().take_while(|byte| sys::lock_byte(file.as_fd(), byte * 2)).count() as u64
 }

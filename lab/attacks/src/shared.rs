@@ -1,5 +1,5 @@
-//! Attacks through memory that two users can write to: a write from a page that never arrives holds the lock of the file,
-//! which the server needs to free the file's pages.
+//! Attacks through memory that two users can write to: a write from a page that never arrives holds the lock of the
+//! file, which the server needs to free the file's pages.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -58,8 +58,8 @@ impl Sharer {
         self.sequence
     }
 
-    /// Shares a memory with the partner. Returns the attacker's descriptor; `None` if the server refuses because it cannot
-    /// free earlier memories.
+    /// Shares a memory with the partner. Returns the attacker's descriptor; `None` if the server refuses because it
+    /// cannot free earlier memories.
     fn share(&mut self, role: Role) -> io::Result<Option<OwnedFd>> {
         match role {
             Role::Owner => self.export(Sharing::MapWrite, Access::ReadWrite),

@@ -160,7 +160,7 @@ pub(crate) fn sleeper(socket: &Path) {
 
 /// Creates a memory for apertures. Prints `created`, or the refusal, and keeps the memory until its input ends.
 pub(crate) fn memory(socket: &Path) {
-    let options = Options { oob_slots: 16, apertures: 1, ..Options::default() };
+    let options = Options { oob_slots: 16, apertures: 1, tripwires: 8, ..Options::default() };
     let mut session = Session::attach(socket, &options).expect("attaches");
     match session.create_memory(4096, Sharing::MapRead) {
         Ok(_) => println!("created"),

@@ -54,8 +54,8 @@ impl Store for Counted {
 
 /// Serves a loopback device whose far end echoes everything (`far=echo`) or takes nothing
 /// (`far=none`), or a TAP (`tap=NAME`). Prints `ready`. Then it answers `stored` with the number of
-/// descriptors in its store, `logged` with the number of its log lines so far, `logged TEXT` with the last line that has
-/// the text or an empty one, `warned UID` with the warnings that name a user, and `stop` with `stopped`.
+/// descriptors in its store, `logged` with the number of its log lines so far, `logged TEXT` with the last line that
+/// has the text or an empty one, `warned UID` with the warnings that name a user, and `stop` with `stopped`.
 /// `out_of_band=all` is for the grants before it.
 pub(crate) fn run(socket: &Path, options: &[&str]) {
     let logged = Logged::start();

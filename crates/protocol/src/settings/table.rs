@@ -282,8 +282,8 @@ impl Setting {
                 kind: Kind::Number { least: 0, most: 60_000, unit: "ms" },
                 default: 5000,
                 help: "a device has stalled if it completes none of its packets in flight for this \
-                       time; lazy and timestamp may take twice as long to notice, eager and timestamp count \
-                       from the last packet that it took, too; 0: off",
+                       time; lazy and timestamp may take twice as long to notice; eager and timestamp also \
+                       count from the last packet that the device took; 0: off",
             },
         ),
         (
@@ -320,8 +320,8 @@ impl Setting {
                 help: "which process notifies applications, and copies from and to memories for \
                        apertures; worker: always the worker of the application's user; auto: \
                        the engine does both for administrators' applications, and for those of \
-                       a granted user who is alone (no other user has sessions, and no other \
-                       granted user has had any); otherwise the worker",
+                       a granted user while no other user has sessions and no other granted \
+                       user has had any; otherwise the worker",
             },
         ),
         (

@@ -29,9 +29,9 @@ const EARLIER_PAUSE: Duration = Duration::from_millis(10);
 pub(crate) struct CopyAreas {
     /// With the number of memories that the worker maps.
     pub(super) by_worker: HashMap<u64, (Arc<CopyArea>, usize)>,
-    /// Those of an earlier server, by their names, until its workers have gone. A late copy of such a worker would overwrite
-    /// what the application has written since. So new copies wait.
-    pub(crate) earlier: HashMap<String, OwnedFd>,
+    /// The areas of an earlier server, by their names, until its workers have gone. A late copy of such a worker would
+    /// overwrite bytes that the application has written since. So new copies wait.
+    pub(crate) earlier: HashMap<String, Vec<OwnedFd>>,
     waiting: Vec<(OwnedFd, Arc<CopyArea>)>,
     looks_at: Option<Instant>,
 }
@@ -54,15 +54,14 @@ impl CopyAreas {
         if self.looks_at.is_none_or(|at| Instant::now() < at) {
             return;
         }
-        self.waiting.retain(|(earlier, area)| {
-            let waits = !is_released(earlier);
-            area.set_waits(waits);
-            waits
-        });
+        self.waiting.iter().for_each(|(_, area)| area.set_waits(false));
+        self.waiting.retain(|(earlier, _)| !is_released(earlier));
+        self.waiting.iter().for_each(|(_, area)| area.set_waits(true));
         self.looks_at = (!self.waiting.is_empty()).then(|| Instant::now() + EARLIER_PAUSE);
     }
 
-    /// Counts a memory that a worker no longer maps. Returns `true` if it was the last one, whose area is of no use now.
+    /// Counts a memory that a worker no longer maps. Returns `true` if it was the last one, whose area is of no use
+    /// now.
     pub(super) fn remove_memory(&mut self, worker: u64) -> bool {
         let Some((_, memories)) = self.by_worker.get_mut(&worker) else { return false };
         *memories -= 1;
@@ -71,12 +70,16 @@ impl CopyAreas {
 
     /// Makes the copies of an area wait for the earlier worker of the account.
     pub(super) fn wait_for_earlier(&mut self, name: &str, area: &Arc<CopyArea>) {
-        let Some(earlier) = self.earlier.remove(name).filter(|earlier| !is_released(earlier))
-        else {
-            return;
-        };
-        area.set_waits(true);
-        self.waiting.push((earlier, area.clone()));
-        self.looks_at.get_or_insert(Instant::now() + EARLIER_PAUSE);
+        let earlier = self.earlier.remove(name).unwrap_or_default();
+        for earlier in earlier.into_iter().filter(|earlier| !is_released(earlier)) {
+            area.set_waits(true);
+            self.waiting.push((earlier, area.clone()));
+            self.looks_at.get_or_insert(Instant::now() + EARLIER_PAUSE);
+        }
+    }
+
+    /// Returns `true` if a worker of an earlier server may still copy for an account.
+    pub(super) fn has_earlier(&self, name: &str) -> bool {
+        self.earlier.get(name).is_some_and(|all| all.iter().any(|area| !is_released(area)))
     }
 }

@@ -1,7 +1,7 @@
 //! The memories that two users' applications could write to, and that workers of neither user free.
 //!
-//! A process with a descriptor to write by can hold the kernel's lock of the file for as long as it likes: it writes from
-//! a page that never arrives. A worker that frees the file's pages then hangs. The server cannot tell which of the two
+//! A process that can write to the file can hold the kernel's lock of the file without limit: it writes from a page
+//! that never arrives. A worker that frees the file's pages then hangs. The server cannot tell which of the two
 //! users has caused that. So each such memory gets a worker that serves no session ([`Owner::Pair`]), and a hang counts
 //! against both users. Until the worker is done, the memory stays charged to both, half to each.
 //!
@@ -14,7 +14,7 @@ use super::tables::Released;
 use crate::account::{Account, Pair};
 use crate::shares::{ShareLimits, Shares};
 
-/// Hung workers of two users. With more, the two get no further memory that both can write to.
+/// The most hung workers of two users. With this number, the two get no further memory that both can write to.
 pub(crate) const MOST_HUNG: usize = 4;
 /// The workers of all pairs together, hung or not. Each counts for both of its users.
 const PLACES: ShareLimits = ShareLimits::of(128, 16);

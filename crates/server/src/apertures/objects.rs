@@ -39,8 +39,8 @@ pub(crate) struct Entry {
     /// The number of the memory of an exported aperture or a tripwire; of the imported aperture
     /// that an imported tripwire is in.
     pub(crate) memory: u32,
-    /// The endpoint of an aperture. Of a memory, one more than the number of another user whose session got a descriptor
-    /// to write by; 0 for none.
+    /// The endpoint of an aperture. Of a memory, one more than the number of another user whose session got a
+    /// descriptor to write by; 0 for none.
     pub(crate) endpoint: u32,
     /// The access of an aperture or a tripwire; the sharing of a memory. 0 for an aperture of which
     /// the engine has said that it is not valid.

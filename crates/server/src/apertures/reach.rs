@@ -36,7 +36,9 @@ impl Control {
             return Err(io::ErrorKind::NotFound.into());
         };
         let (worker, account) = (connection.worker, connection.account);
-        if self.maps(connection.trusted, entry) {
+        // A late copy of an earlier server's worker is to come before this server's.
+        let may_map = !self.copy_areas.has_earlier(&area_name(account));
+        if may_map && self.maps(connection.is_administrators(), entry) {
             let memory = file.map_common(true)?;
             memory.mapping().keep_from_children()?;
             return Ok(EngineMemory::Mapped(memory));
@@ -46,9 +48,9 @@ impl Control {
             return Ok(EngineMemory::Refused(file.len()));
         }
         let theirs = file.as_fd().try_clone_to_owned()?;
-        let area = self.copy_area(worker, account)?;
+        let area = self.copy_area(token, (worker, account))?;
         let (id, len) = (entry.offset, file.len());
-        let map = Packet::new(command::MAP_MEMORY, 0, id).with(vec![theirs]);
+        let map = Packet::new(command::MAP_MEMORY, token, id).with(vec![theirs]);
         self.workers.tell(worker, Owner::of(account), map);
         let worker = (worker, account);
         Ok(EngineMemory::ByWorker(WorkerMemory { id, len, area, worker }))
@@ -62,7 +64,9 @@ impl Control {
         let apertures = self.connections.get(token).and_then(|one| one.apertures.as_deref());
         let of_number = apertures.and_then(|apertures| copy_of(apertures, number));
         let (entry, file) = of_number.ok_or(io::ErrorKind::NotFound)?;
-        let memory = self.reach(token, &entry, &file?)?;
+        let file = file?;
+        let memory = self.reach(token, &entry, &file)?;
+        self.workers.drop_later(file);
         let connection = self.connections.get_mut(token);
         let files = connection.and_then(|one| Some(&mut one.apertures.as_deref_mut()?.files));
         if let Some(file) = files.and_then(|files| files.get_mut(&number)) {
@@ -71,7 +75,7 @@ impl Control {
         Ok(memory)
     }
 
-    /// Returns `true` if the engine maps a memory. `is_trusted`: its owner's user is.
+    /// Returns `true` if the engine may map a memory. `is_trusted`: the memory's owner is an administrator.
     fn maps(&self, is_trusted: bool, entry: &Entry) -> bool {
         if self.parts.settings.is_on(Setting::Notify) {
             return false;
@@ -80,7 +84,11 @@ impl Control {
     }
 
     /// Returns the copy area of a worker, for one memory more. Creates it for the first one.
-    fn copy_area(&mut self, worker: u64, account: Account) -> io::Result<Arc<CopyArea>> {
+    fn copy_area(
+        &mut self,
+        token: u64,
+        (worker, account): (u64, Account),
+    ) -> io::Result<Arc<CopyArea>> {
         if let Some((area, memories)) = self.copy_areas.by_worker.get_mut(&worker) {
             *memories += 1;
             return Ok(area.clone());
@@ -89,10 +97,12 @@ impl Control {
         let (area, file) = CopyArea::create(notified)?;
         let area = Arc::new(area);
         let name = area_name(account);
-        // Only this server, its predecessor and their workers have the file.
-        drop(self.parts.store.remove(&name));
+        // The store goes on to have the areas whose workers may still copy, for the next server.
+        if !self.copy_areas.has_earlier(&name) {
+            drop(self.parts.store.remove(&name));
+        }
         self.parts.store.put(&name, file.as_fd())?;
-        let set = Packet::new(command::SET_COPY_AREA, 0, 0).with(vec![file]);
+        let set = Packet::new(command::SET_COPY_AREA, token, 0).with(vec![file]);
         self.workers.tell(worker, Owner::of(account), set);
         self.copy_areas.wait_for_earlier(&name, &area);
         self.copy_areas.by_worker.insert(worker, (area.clone(), 1));
@@ -132,9 +142,9 @@ impl Control {
     /// Has the engine reach a memory in another way, if it must not reach it any more as it does.
     pub(super) fn stop_mapping_memory(&mut self, token: u64, number: u32) {
         let Some(connection) = self.connections.get(token) else { return };
-        let is_trusted = connection.trusted;
+        let is_trusted = connection.is_administrators();
         let Some(apertures) = connection.apertures.as_deref() else { return };
-        let Some((entry, file)) = copy_of(apertures, number) else { return };
+        let Some(entry) = apertures.objects.get(What::Memory, number) else { return };
         let is_allowed = match apertures.files.get(&number).and_then(|file| file.memory.as_ref()) {
             None | Some(EngineMemory::Refused(_)) => true,
             Some(EngineMemory::ByWorker(_)) => entry.writer().is_none(),
@@ -144,7 +154,13 @@ impl Control {
             return;
         }
         let session = apertures.objects.session;
-        let memory = match file.and_then(|file| self.reach(token, &entry, &file)) {
+        let Some((_, file)) = copy_of(apertures, number) else { return };
+        let reached = file.and_then(|file| {
+            let memory = self.reach(token, &entry, &file);
+            self.workers.drop_later(file);
+            memory
+        });
+        let memory = match reached {
             Ok(memory) => memory,
             Err(error) => {
                 tracing::warn!(session, "requests to a memory fail from now on: {error}");

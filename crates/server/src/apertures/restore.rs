@@ -67,8 +67,8 @@ impl Control {
     }
 
     /// Sorts the memories that an earlier server left of a session. Those that the session does not
-    /// have any more leave the store, and an importer may still map them. `of`: the session's user and its shape, if its
-    /// record can be read. Returns the descriptors of no more use.
+    /// have any more leave the store, and an importer may still map them. `of`: the session's user and its shape, if
+    /// its record can be read. Returns the descriptors of no more use.
     pub(crate) fn sort_memories(
         &mut self,
         session: u32,

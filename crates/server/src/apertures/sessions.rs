@@ -132,8 +132,8 @@ impl Control {
     /// Disposes of a memory whose owner has released it, or has ended. As long as an importer maps
     /// it, the server keeps a descriptor, so that it can free the memory afterwards. It then counts as the importer's.
     ///
-    /// A process that can write to the file can prolong a wipe for ever: it holds the inode's lock while it writes from
-    /// a page that never arrives. So no worker of a user who cannot write to the file wipes it.
+    /// A process that can write to the file can prolong a wipe without limit: it holds the inode's lock while it writes
+    /// from a page that never arrives. So the worker of a user that cannot write to the file never wipes this file.
     pub(super) fn dispose_of_memory(
         &mut self,
         session: u32,

@@ -14,16 +14,17 @@ use crate::control::Control;
 use crate::worker::workers::Owner;
 
 impl Control {
-    /// Returns the account of a user: that of one of the user's connections, if there is one.
+    /// Returns an account for a user number: that of one of the user's connections by a grant, if there is one. A memory
+    /// of which only the number is known never counts as an administrator's, whose worker it could make hang.
     pub(super) fn account_of(&self, uid: u32) -> Account {
-        let is_limited = uid != 0 && uid != self.own_uid;
-        self.connections.account_of(uid).unwrap_or(Account { uid, group: None, is_limited })
+        let granted = Account { uid, group: None, is_limited: true };
+        self.connections.granted_account_of(uid).unwrap_or(granted)
     }
 
     /// Frees a memory that no importer maps any more, by what the server knows, and that no session has.
     ///
-    /// If a second user could write to the file, no worker of a user frees the memory, because each of the two users could
-    /// make the worker hang.
+    /// If a second user could write to the file, no worker of a user frees the memory, because each of the two users
+    /// could make the worker hang.
     pub(super) fn wipe_released(&mut self, memory: Released) {
         if let Some(writer) = memory.writer {
             self.memories.add(memory.owner);

@@ -117,8 +117,8 @@ pub enum Command {
 }
 
 impl Command {
-    /// Returns the same command for another lane; `None` for a session and for a sleep flag, of which each lane gets its
-    /// own part, and for hardware queues, apertures and tripwires, which only the first lane has.
+    /// Returns the same command for another lane; `None` for a session and for a sleep flag, of which each lane gets
+    /// its own part, and for hardware queues, apertures and tripwires, which only the first lane has.
     fn again(&self) -> Option<Command> {
         Some(match self {
             Command::AddSession(_)

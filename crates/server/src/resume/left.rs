@@ -69,7 +69,7 @@ pub(crate) struct Left {
     /// Memories that their owners have released, by their ids.
     pub(crate) released: HashMap<u64, LeftMemory>,
     /// The copy areas of workers, by their names.
-    pub(crate) copies: HashMap<String, OwnedFd>,
+    pub(crate) copies: HashMap<String, Vec<OwnedFd>>,
     /// Sockets that hold ports, by their names.
     pub(crate) ports: HashMap<String, OwnedFd>,
     /// Everything else, which this server does not use.
@@ -165,7 +165,10 @@ impl Left {
                 Ok((id, memory)) => self.released.insert(id, memory).map(LeftMemory::into_file),
                 Err(object) => Some(object),
             },
-            _ if name.starts_with(COPIES) => self.copies.insert(name.to_owned(), object),
+            _ if name.starts_with(COPIES) => {
+                self.copies.entry(name.to_owned()).or_default().push(object);
+                None
+            }
             _ if name.starts_with(PORT) => self.ports.insert(name.to_owned(), object),
             _ => Some(object),
         }

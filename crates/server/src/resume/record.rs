@@ -76,7 +76,7 @@ const CRASH_SECONDS: u64 = 600;
 pub(crate) const MOST_CRASHES: u64 = 2;
 
 /// Flags: the session shares the host's addresses; its application came by the applications' socket, or by the
-/// administration socket. A record of an earlier version's server has neither of the latter two.
+/// administration socket. A record of an earlier version's server has no flag of a socket.
 const SHARED: u64 = 1;
 const BY_APPLICATIONS: u64 = 2;
 const BY_ADMINISTRATORS: u64 = 4;

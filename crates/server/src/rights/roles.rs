@@ -1,9 +1,9 @@
-//! The packets that ordinary stations send. Each other packet plays a part in the network's operation, such as that of a
-//! router or of a switch, and needs a [`Role`]. Other stations believe such packets whatever address they come from.
+//! The packets that ordinary stations send. Each other packet plays a part in the network's operation, such as that of
+//! a router or of a switch, and needs a [`Role`]. Other stations believe such packets whatever address they come from.
 //!
-//! The list names what is allowed, so that a protocol that it does not know needs a role. The check refuses headers that
-//! it cannot see: no packet can hide in fragments or behind extension headers. The checked headers lie in a packet's
-//! first [`PREFIX_BYTES`]; a packet whose headers continue behind those is malformed.
+//! The list names what is allowed, so that a protocol that it does not know needs a role. The check refuses headers
+//! that it cannot see: no packet can hide in fragments or behind extension headers. The checked headers lie in a
+//! packet's first [`PREFIX_BYTES`]; a packet whose headers continue behind those is malformed.
 
 use towpath_packet::headers::{
     ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Fragment, Headers, Ip, Network, PREFIX_BYTES,
@@ -24,7 +24,8 @@ const RESERVED_MAC: [u8; 5] = [0x01, 0x80, 0xc2, 0, 0];
 /// Ethertypes for local experiments (IEEE 802, 9.2.3).
 const EXPERIMENTS: [u16; 2] = [0x88b5, 0x88b6];
 /// MAC control with PAUSE (IEEE 802.3, 31), link aggregation and the other slow protocols (IEEE 802.3, 57A), LLDP and
-/// EAPOL (IEEE 802.1AB, 802.1X), MVRP and MMRP (IEEE 802.1Q, table 10-2), and connectivity faults (IEEE 802.1Q, 21.4.6).
+/// EAPOL (IEEE 802.1AB, 802.1X), MVRP and MMRP (IEEE 802.1Q, table 10-2), and connectivity faults (IEEE 802.1Q,
+/// 21.4.6).
 const OF_SWITCHES: [u16; 7] = [0x8808, 0x8809, 0x88cc, 0x888e, 0x88f5, 0x88f6, 0x8902];
 /// PTP over Ethernet (IEEE 1588, annex E).
 const OF_CLOCKS: u16 = 0x88f7;

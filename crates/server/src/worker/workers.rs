@@ -184,14 +184,19 @@ impl Workers {
         self.push(id, packet);
     }
 
-    /// Has a worker close descriptors that applications of a user can reach.
+    /// Has a worker free the memory of files, and close them. Applications of a user can reach them.
     pub(crate) fn dispose(&mut self, owner: Owner, descriptors: Vec<OwnedFd>) {
+        self.close_by(owner, descriptors, command::WIPE);
+    }
+
+    /// Has a worker close descriptors. `flags`: those of [`command::DISPOSE`].
+    fn close_by(&mut self, owner: Owner, descriptors: Vec<OwnedFd>, flags: u64) {
         if descriptors.is_empty() {
             return;
         }
         // Without descriptors for a worker there is no other way than to close them here.
         let Ok(id) = self.of(owner) else { return };
-        self.wipe(id, descriptors);
+        self.push(id, Packet::new(command::DISPOSE, 0, flags).with(descriptors));
     }
 
     /// Has a worker free the memory of files, and close them. The worker has finished once it
@@ -230,7 +235,10 @@ impl Workers {
             // `apertures::disposals` still has the file, and tries again.
             return self.close(packet.descriptors);
         }
-        self.dispose(owner, packet.descriptors);
+        // Only what was to be freed is freed: the session may still have its memories.
+        let wipes = packet.head.kind == command::DISPOSE;
+        let flags = if wipes { packet.head.value & command::WIPE } else { 0 };
+        self.close_by(owner, packet.descriptors, flags);
     }
 
     /// Returns the connections whose packets the kernel refused or whose worker ended or hung before

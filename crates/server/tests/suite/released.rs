@@ -51,8 +51,8 @@ fn bytes(file: &SharedFile) -> i64 {
     rustix::fs::fstat(file.as_fd()).unwrap().st_blocks * 512
 }
 
-/// A process keeps each file open. The next server frees the pages where the name says which users could write, and closes
-/// its own descriptors of all of them.
+/// A process keeps each file open. The next server frees the pages where the name says which users could write, and
+/// closes its own descriptors of all of them.
 #[test]
 fn the_next_server_frees_released_memories() {
     let files = [memory(), memory(), memory()];

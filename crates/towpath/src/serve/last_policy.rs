@@ -18,8 +18,8 @@ const MOST_BYTES: u64 = 2 << 20;
 /// The bytes of a number in front of the text: its length and 1, or 0 if there is no policy.
 const LENGTH_BYTES: u64 = 8;
 
-/// The file. Its length is fixed, and no process can add a seal to it. So a process that a server left behind can neither
-/// make the file grow nor prevent that the next server writes it.
+/// The file. Its length is fixed, and no process can add a seal to it. So a process that a server left behind can
+/// neither make the file grow nor prevent that the next server writes it.
 #[derive(Debug)]
 pub(super) struct LastPolicy(File);
 

@@ -239,8 +239,8 @@ fn take_standard_input() -> std::io::Result<OwnedFd> {
     Ok(connection)
 }
 
-/// Returns the file of the last policy: an earlier server's, or a new one in the store. A new one replaces a file without
-/// the seals.
+/// Returns the file of the last policy: an earlier server's, or a new one in the store. A new one replaces a file
+/// without the seals.
 fn keep_policy(earlier: Option<OwnedFd>, store: &mut KeeperStore) -> std::io::Result<LastPolicy> {
     let text = match earlier.map(LastPolicy::of_earlier) {
         Some(Ok(policy)) => return Ok(policy),

@@ -53,9 +53,9 @@ pub(crate) struct Settings {
     /// mode=native, mode=generic, copy, zero-copy, tx-checksum, busy-poll, exclusive. packet: as
     /// xdp, by packet sockets; slower; Linux 6.6; for kernels without AF_XDP, or beside another XDP
     /// program. pci: a network card that the server drives itself, without an interface of the kernel; the
-    /// Intel 82574L, or a virtio card, given to this server by towpath device claim; options: rx-usecs=N, tx-usecs=N, interrupts=msi with
-    /// rx-usecs-max=N and tx-usecs-max=N, too. auto: tap for a TAP interface; for any other interface xdp, or packet if xdp is
-    /// impossible
+    /// Intel 82574L, or a virtio card, given to this server by towpath device claim; options: rx-usecs=N, tx-usecs=N,
+    /// interrupts=msi with rx-usecs-max=N and tx-usecs-max=N, too. auto: tap for a TAP interface; for any other
+    /// interface xdp, or packet if xdp is impossible
     #[arg(long, value_name = "DRIVER:INTERFACE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) device: Option<DeviceSpec>,
@@ -114,8 +114,9 @@ pub(crate) struct Settings {
     pub(crate) socket: Option<PathBuf>,
     /// Socket for administrators, root and the server's user, whose path ends in .admin; by default the path of the
     /// socket with .admin behind it. With this option, the keeper's socket, at which an administrator asks for an
-    /// upgrade, is in the same directory. Over the other socket, all users have only the rights that --allow-user,
-    /// --allow-group or --policy grant, root included: root of a container may have that socket
+    /// upgrade, is in the same directory. Over --socket, all users, root included, have only the rights that
+    /// --allow-user,
+    /// --allow-group or --policy grant, since root of a container may have --socket
     #[arg(long, value_name = "PATH")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) admin_socket: Option<PathBuf>,
@@ -195,7 +196,7 @@ pub(crate) struct Settings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) sessions_per_group: Option<Number<1, 65_536>>,
     /// Bytes of memory that all sessions of one user may have together, 65536 to 1099511627776;
-    /// 4294967296 by default. Root and the server's user have no such limit
+    /// 4294967296 by default. Root and the server's user have no such limit over --admin-socket
     #[arg(long, value_name = "BYTES", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes_per_user: Option<Number<65_536, 1_099_511_627_776>>,
@@ -205,8 +206,8 @@ pub(crate) struct Settings {
     pub(crate) session_bytes: Option<Number<65_536, 4_294_967_295>>,
     /// Bytes of memory that all sessions of all users may have together, 0 to 1099511627776; 0 by default: half
     /// of the memory of the machine, or of the server's control group (cgroup) if that is less. The server logs the
-    /// value, and towpath stat shows it. Root and the server's user may have all of it. Each other user and each group
-    /// has at most half of it, and all of these users together have at most seven eighths
+    /// value, and towpath stat shows it. Over --admin-socket, root and the server's user may have all of it. Each user
+    /// and each group over --socket has at most half of it, and all of these users together have at most seven eighths
     #[arg(long, value_name = "BYTES", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) total_bytes: Option<Number<0, 1_099_511_627_776>>,
@@ -215,7 +216,7 @@ pub(crate) struct Settings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) endpoints_per_session: Option<Number<1, 16_384>>,
     /// Ports of the host's own addresses that one user may have at a time, 1 to 65536; 4096 by
-    /// default. Root and the server's user have no such limit
+    /// default. Root and the server's user have no such limit over --admin-socket
     #[arg(long, value_name = "COUNT", help_heading = "Limits")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host_ports_per_user: Option<Number<1, 65_536>>,

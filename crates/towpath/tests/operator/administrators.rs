@@ -8,7 +8,7 @@ use std::path::Path;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::Signal;
 use rustix::thread::{CapabilitySet, CapabilitySets};
-use towpath_client::{AttachError, Lost, OpenError, Options, Rule, Session, Setting};
+use towpath_client::{AttachError, Lost, OpenError, Options, Rule, Session, Setting, Sharing};
 
 use crate::policies::as_user;
 use crate::running::*;
@@ -355,4 +355,36 @@ fn paths_of_sockets_that_no_program_could_use_are_refused() {
         let said = fails(&mut towpath(&all), 2);
         assert!(said.contains(part), "{arguments:?}: {said}");
     }
+}
+
+/// The server maps the memory of an administrator, and not that of root with a grant: a container's root could make the
+/// server wait for its pages.
+#[test]
+fn only_the_memory_of_administrators_is_mapped() {
+    towpath_testkit::isolated!(|| {
+        if !tun("administrators::only_the_memory_of_administrators_is_mapped") {
+            return;
+        }
+        let directory = Directory::new();
+        let policy = directory.text("policy.toml");
+        std::fs::write(&policy, POLICY).unwrap();
+        let arguments = [&TAP[..], &["--policy", &policy]].concat();
+        let mut server = serve(&directory, "s.sock", &arguments);
+        let container = mounted(&server, &directory);
+        let admin = format!("{}.admin", server.socket);
+        let options = Options { oob_slots: 8, apertures: 8, endpoints: 2, ..Options::default() };
+        let mapped = || {
+            let pid = server.server().unwrap().as_raw_nonzero();
+            let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+            maps.matches("memfd:towpath-memory").count()
+        };
+        let mut administrator = Session::attach(&admin, &options).unwrap();
+        let mut granted = without_capabilities(|| Session::attach(&container, &options).unwrap());
+        granted.create_memory(4096, Sharing::Requests).unwrap();
+        assert_eq!(mapped(), 0, "the memory of root with a grant");
+        administrator.create_memory(4096, Sharing::Requests).unwrap();
+        assert_eq!(mapped(), 1, "the memory of an administrator");
+        drop((administrator, granted));
+        assert!(server.stop(Signal::TERM).success());
+    });
 }

@@ -15,7 +15,7 @@ pub enum ApertureCommand {
     Import { key: u32, session: u32, number: u32 },
     /// Enters a memory of a session.
     AddMemory { session: u32, number: u32, memory: EngineMemory },
-    /// Has the engine reach a memory in another way. The engine hands the former way back.
+    /// Has the engine reach a memory in another way. The engine returns the way that it no longer uses.
     ChangeMemory { session: u32, number: u32, memory: EngineMemory },
     /// Removes a memory of a session.
     RemoveMemory { session: u32, number: u32 },

@@ -2,7 +2,7 @@
 //!
 //! The engine maps the memory of a user that cannot make it wait. It has the worker of any other user copy
 //! ([`crate::copying`]). A copy then takes several calls: the first one asks the worker, and the later ones see whether
-//! it has copied. Meanwhile the request, or the connection with another host, waits.
+//! the worker has copied. The request, or the connection with another host, waits until then.
 
 use std::sync::Arc;
 
@@ -53,6 +53,13 @@ impl EngineMemory {
     /// Returns `true` if a copy may take several calls.
     pub(crate) fn is_by_worker(&self) -> bool {
         matches!(self, EngineMemory::ByWorker(_))
+    }
+}
+
+impl WorkerMemory {
+    /// Returns the reason why the worker does not copy.
+    fn not_copied(&self) -> Copied {
+        if self.area.is_lost() { Copied::TooLate } else { Copied::No }
     }
 }
 
@@ -179,7 +186,8 @@ impl Copying {
         }
     }
 
-    /// Copies by two workers, the second one after the first one.
+    /// Copies by two workers, the second one after the first one. The second worker's slot comes first, so that the
+    /// first worker does not copy in vain.
     fn transfer_by_workers(
         &mut self,
         what: What,
@@ -192,6 +200,9 @@ impl Copying {
             .is_some_and(|one| one.what == what && one.direction == Direction::Write);
         let mut read = None;
         if !is_writing {
+            if self.under_way.is_none() && !to.area.has_free_slot() {
+                return self.wait_for_slot();
+            }
             match self.step(what, Direction::Read, from, start, |_, _| true) {
                 Ok(ticket) => read = Some(ticket),
                 Err(copied) => return copied,
@@ -203,6 +214,14 @@ impl Copying {
         };
         let step = self.step(what, Direction::Write, to, at, fill);
         step.map_or_else(|copied| copied, |_| Copied::Yes)
+    }
+
+    /// Records that the copy waits for a slot.
+    fn wait_for_slot(&mut self) -> Copied {
+        let since = self.waits_since.or(self.waited_since).unwrap_or_else(clock_ns);
+        self.waits_since = Some(since);
+        let is_late = clock_ns().saturating_sub(since) >= MOST_TIME_NS;
+        if is_late { Copied::TooLate } else { Copied::Later }
     }
 
     /// Asks a worker for a copy, after `fill` has put the bytes of a write into the slot, or sees whether it has made
@@ -222,17 +241,18 @@ impl Copying {
             let is_this = one.what == what && one.direction == direction;
             let one = self.under_way.take().map(|one| *one);
             if let Some(one) = one.filter(|_| is_this) {
-                return if is_copied { Ok(one.ticket) } else { Err(Copied::No) };
+                return if is_copied { Ok(one.ticket) } else { Err(memory.not_copied()) };
             }
         }
         let is_inside = offset <= memory.len && what.len <= memory.len - offset;
-        if !is_inside || what.len > COPY_BYTES || memory.area.is_lost() {
+        if !is_inside || what.len > COPY_BYTES {
             return Err(Copied::No);
         }
+        if memory.area.is_lost() {
+            return Err(memory.not_copied());
+        }
         let Some(ticket) = memory.area.claim() else {
-            let since = self.waits_since.or(self.waited_since).unwrap_or_else(clock_ns);
-            self.waits_since = Some(since);
-            return Err(Copied::Later);
+            return Err(self.wait_for_slot());
         };
         (self.waits_since, self.waited_since) = (None, None);
         let (bytes, place) = ticket.bytes();
@@ -256,22 +276,22 @@ impl Copying {
         self.under_way.is_some() || self.waits_since.is_some()
     }
 
-    /// Returns the name of a copy that is made and whose outcome no call has taken.
-    fn made(&self) -> Option<u64> {
+    /// Returns when a copy began that is finished and whose outcome no call has taken, in nanoseconds: its name.
+    fn finished(&self) -> Option<u64> {
         let one = self.under_way.as_deref().filter(|one| one.ticket.outcome().is_some());
         one.map(|one| one.since)
     }
 
-    /// Begins a turn of the caller, which asks again for a slot if it still needs one. Returns what [`Copying::made`]
-    /// does.
+    /// Begins a turn of the caller, which asks again for a slot if it still needs one. Returns what
+    /// [`Copying::finished`] does.
     pub(crate) fn begin_turn(&mut self) -> Option<u64> {
         self.waited_since = self.waits_since.take();
-        self.made()
+        self.finished()
     }
 
-    /// Forgets a copy by the name that [`Copying::made`] returned: no call wants its outcome.
-    pub(crate) fn forget(&mut self, made: Option<u64>) {
-        if made.is_some() && made == self.made() {
+    /// Forgets a copy by the name that [`Copying::begin_turn`] returned: no call wants its outcome.
+    pub(crate) fn forget(&mut self, finished: Option<u64>) {
+        if finished.is_some() && finished == self.finished() {
             self.under_way = None;
         }
     }

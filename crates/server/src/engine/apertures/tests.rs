@@ -327,7 +327,7 @@ fn a_lost_worker_fails_requests() {
         }
         worker.area.lose();
         assert_eq!(request(&mut world, 1, &write(1, 8)), Outcome::Ended);
-        assert_eq!(fault(&world), Some(RequestFault::Range));
+        assert_eq!(fault(&world), Some(RequestFault::NotReady));
     }
 }
 

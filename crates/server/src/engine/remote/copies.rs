@@ -11,7 +11,7 @@ use crate::engine::apertures::memory::{Copied, Copying, EngineMemory};
 use crate::engine::apertures::states::SessionApertures;
 
 /// The most packets of a connection that wait. The other host sends further ones again.
-pub(super) const MOST_WAITING: usize = 64;
+pub(super) const MOST_WAITING: usize = 16;
 
 /// The copies of a connection.
 #[derive(Debug, Default)]
@@ -25,6 +25,8 @@ pub(super) struct RemoteCopies {
     storing: Ranges,
     /// Packets that wait for the one before them.
     pub(super) waiting: VecDeque<Vec<u8>>,
+    /// `true` if the first of them was handled once: its congestion mark is known.
+    pub(super) is_first_tried: bool,
     /// When to look for the workers' answers, in nanoseconds.
     pub(super) looks_at: Option<u64>,
 }
@@ -40,7 +42,7 @@ struct Ranges {
 }
 
 impl Ranges {
-    /// Begins with another range, or goes on with the last one.
+    /// Begins another range, or continues the last range.
     fn begin(&mut self, of: (u64, u64, usize)) {
         if self.of != Some(of) {
             self.of = Some(of);
@@ -111,12 +113,12 @@ impl RemoteCopies {
         if start == from.len() { Ok(()) } else { Err(NotCopied::Refused) }
     }
 
-    /// Begins a turn of the connection. Returns the copies that are made, for [`RemoteCopies::end_turn`].
+    /// Begins a turn of the connection. Returns the copies that are finished, for [`RemoteCopies::end_turn`].
     pub(super) fn begin_turn(&mut self) -> [Option<u64>; 2] {
         [self.received.begin_turn(), self.sent.begin_turn()]
     }
 
-    /// Ends a turn. Forgets copies that were made before it, and whose outcomes it has not taken. Decides when to look
+    /// Ends a turn. Forgets copies that were finished before it, and whose outcomes it has not taken. Decides when to look
     /// for the workers' answers.
     pub(super) fn end_turn(&mut self, [received, sent]: [Option<u64>; 2], now: u64) {
         self.received.forget(received);

@@ -169,7 +169,9 @@ fn receive_packet(
         parts.remote.make_ready(qpn);
         return true;
     }
-    if !one.copies.waiting.is_empty() || !one.handle(qpn, received, parts) {
+    let waits = !one.copies.waiting.is_empty();
+    if waits || !one.handle(qpn, received, received.congestion, parts) {
+        one.copies.is_first_tried |= !waits;
         if one.copies.waiting.len() < MOST_WAITING {
             one.copies.waiting.push_back(frame.to_vec());
         } else {
@@ -189,21 +191,35 @@ fn receive_packet(
 
 impl Remote {
     /// Handles a packet. Returns `false` if a worker has yet to copy for it.
-    fn handle(&mut self, qpn: u32, received: &Received<'_>, parts: &mut Parts<'_>) -> bool {
+    /// `is_marked`: the network has marked it as congested, and that is not known yet.
+    fn handle(
+        &mut self,
+        qpn: u32,
+        received: &Received<'_>,
+        is_marked: bool,
+        parts: &mut Parts<'_>,
+    ) -> bool {
         let (now, mut is_handled) = (parts.remote.now, true);
         self.with_wire(qpn, parts, |wire, host| {
-            is_handled = wire.receive(&received.segment, received.congestion, host, now);
+            is_handled = wire.receive(&received.segment, is_marked, host, now);
         });
         is_handled
     }
 
     /// Handles the packets that waited for workers, as far as these have copied.
     fn handle_waiting(&mut self, qpn: u32, parts: &mut Parts<'_>) {
-        while let Some(frame) = self.copies.waiting.pop_front() {
-            let is_handled =
-                read_frame(&frame).map_or(true, |received| self.handle(qpn, &received, parts));
-            if !is_handled {
+        while parts.remote.touched < MOST_TOUCHED
+            && let Some(frame) = self.copies.waiting.pop_front()
+        {
+            let was_tried = std::mem::take(&mut self.copies.is_first_tried);
+            // The connection has read the frame before.
+            let Ok(received) = read_frame(&frame) else { continue };
+            if self.leaves_at.is_some() && !is_answer(received.segment.bth.opcode) {
+                continue;
+            }
+            if !self.handle(qpn, &received, received.congestion && !was_tried, parts) {
                 self.copies.waiting.push_front(frame);
+                self.copies.is_first_tried = true;
                 return;
             }
         }
@@ -248,7 +264,7 @@ fn serve(
         setup::reject_taken(qpn, &one, reason::TIMEOUT, &[], parts);
         return Ok(turn);
     }
-    let made = one.copies.begin_turn();
+    let finished = one.copies.begin_turn();
     one.handle_waiting(qpn, parts);
     turn.more = one.wire.is_some();
     let sent_again =
@@ -270,7 +286,7 @@ fn serve(
         turn.bytes += len;
     }
     turn.again = sent_again(&one) - before;
-    one.copies.end_turn(made, now);
+    one.copies.end_turn(finished, now);
     if let Some(ended) = one.has_ended() {
         end_by(qpn, one, ended, parts);
         turn.more = false;
