@@ -12,7 +12,7 @@ use towpath_device::tap::{Options, TapDevice};
 use towpath_device::{Device, loopback};
 use towpath_protocol::store::{MemoryStore, Store};
 use towpath_server::{
-    Config, Grant, Policy, Reach, Server, Subnet, Subnets, Terms, WaitStrategy as EngineStrategy,
+    Config, Grant, Policy, Reach, Server, Subnet, Subnets, WaitStrategy as EngineStrategy,
 };
 use towpath_tests::far::Echo;
 
@@ -100,7 +100,7 @@ pub(crate) fn run(socket: &Path, options: &[&str]) {
         }
     }
     for grant in &mut policy.grants {
-        grant.terms = Arc::new(Terms { rdma: hosts, ..Terms::default() });
+        Arc::make_mut(&mut grant.terms).rdma = hosts;
     }
     let (device, far): (Box<dyn Device>, _) = match tap {
         Some(name) => {
