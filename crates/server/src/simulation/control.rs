@@ -20,6 +20,7 @@ use towpath_queue::OwnWords;
 use super::messages::{address, port, second_port};
 use super::transfers::{INBOX_BYTES, MEMORY_BYTES, Means, key, means};
 use crate::engine::apertures::commands::{ApertureCommand, Exporting};
+use crate::engine::apertures::memory::EngineMemory;
 use crate::engine::commands::{Claim, Command, EngineReport};
 use crate::engine::oob::connection::EndpointName;
 use crate::engine::session::Doorbell;
@@ -241,6 +242,7 @@ impl Keeper {
     /// does.
     fn restore_memory(&self, number: u32, server: &mut Server) {
         let memory = self.memories[number as usize - 1].map_common(true).unwrap();
+        let memory = EngineMemory::Mapped(memory);
         let add = ApertureCommand::AddMemory { session: number, number: 0, memory };
         let range = (0, INBOX_BYTES as u64);
         let access = Some(Access::Write);
