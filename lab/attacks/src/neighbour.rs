@@ -1,6 +1,6 @@
 //! The neighbour of an attacker. It makes round trips between two sessions of its own through the
 //! server, and attaches and detaches a third repeatedly. It reports the time of each. A further session of it shares
-//! memory with any program that asks ([`partner`]).
+//! memory with any program that asks (module `partner`).
 //!
 //! An operation in progress when a window ends counts with its time so far, and again in the next
 //! window: a server that hangs shows as long times, not as missing ones.
