@@ -14,7 +14,7 @@ use towpath_packet::roce::{Path, Received, UDP_PORT, read_frame, seal};
 use towpath_rdma::requester::{Work, WorkKind};
 use towpath_rdma::responder::{MOST_MESSAGE_BYTES, Progress};
 use towpath_rdma::{
-    Access, Connection, Delivery, Host, NotReady, PROBE, Psn, Range, Refused, Timing,
+    Access, Connection, Delivery, Host, NotCopied, NotReady, PROBE, Psn, Range, Refused, Timing,
 };
 
 const KEY: u32 = 7;
@@ -67,18 +67,18 @@ impl Host for Application {
         Ok(())
     }
 
-    fn place(&mut self, range: Range, bytes: &[u8]) -> Result<(), Refused> {
+    fn place(&mut self, range: Range, bytes: &[u8]) -> Result<(), NotCopied> {
         assert_eq!(range.len, bytes.len() as u64);
         let Range { key, address, len } = self.writing;
         let is_within = range.address >= address && range.address + range.len <= address + len;
         assert!(range.key == key && is_within, "{range:?} is not in {:?}", self.writing);
-        self.is_allowed(range)
+        Ok(self.is_allowed(range)?)
     }
 
-    fn fetch(&mut self, range: Range, to: &mut [u8]) -> Result<(), Refused> {
+    fn fetch(&mut self, range: Range, to: &mut [u8]) -> Result<(), NotCopied> {
         assert_eq!(range.len, to.len() as u64);
         to.fill(0x5a);
-        self.is_allowed(range)
+        Ok(self.is_allowed(range)?)
     }
 
     fn deliver(&mut self, psn: Psn, message: Delivery<'_>) -> Result<(), NotReady> {
@@ -91,15 +91,15 @@ impl Host for Application {
         Ok(())
     }
 
-    fn load(&mut self, id: u64, offset: u64, to: &mut [u8]) -> bool {
+    fn load(&mut self, id: u64, offset: u64, to: &mut [u8]) -> Result<(), NotCopied> {
         self.check_work(id, offset, to.len());
         to.fill(0xa5);
-        true
+        Ok(())
     }
 
-    fn store(&mut self, id: u64, offset: u64, bytes: &[u8]) -> bool {
+    fn store(&mut self, id: u64, offset: u64, bytes: &[u8]) -> Result<(), NotCopied> {
         self.check_work(id, offset, bytes.len());
-        !self.revoked
+        if self.revoked { Err(NotCopied::Refused) } else { Ok(()) }
     }
 
     fn complete(&mut self, id: u64, _: Psn) {
@@ -181,7 +181,8 @@ impl Conversation {
         let frame = frame_of(&packet);
         if let Ok(Received { segment, congestion, .. }) = read_frame(&frame) {
             let (connection, application) = (&mut self.connection, &mut self.application);
-            connection.receive(&segment, congestion, application, self.now);
+            // No copy of this application takes several calls.
+            assert!(connection.receive(&segment, congestion, application, self.now));
         }
     }
 

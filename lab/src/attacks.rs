@@ -33,7 +33,7 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// ms.
 const RECOVERY: &str = "until 20 3 15000";
 /// Attacks that `--quick` leaves out: they take seconds to begin, or their server to recover.
-const SLOW: [&str; 12] = [
+const SLOW: [&str; 13] = [
     "waiters-poll",
     "reports",
     "reports-large",
