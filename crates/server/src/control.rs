@@ -335,7 +335,7 @@ impl Control {
             self.end_failed_connections();
             self.leave_for_added_queues();
             self.listen_again();
-            self.copy_areas.look_again();
+            self.look_at_earlier_workers();
         }
     }
 
@@ -477,7 +477,7 @@ impl Control {
                 }
                 // Only this lane's engine knows of the claim: announcements arrive on one lane.
                 EngineReport::FreedClaimed { mac } => self.stop_answering_for(mac),
-                EngineReport::Aperture(report) => self.aperture_report(report),
+                EngineReport::Aperture(report) => self.aperture_report(&report),
                 EngineReport::Ceded { hardware, queue } => self.ceded(hardware, queue),
                 EngineReport::OwnQueueBroke { session } => self.own_queue_broke(session),
                 EngineReport::Ended(outcome) => {
@@ -506,6 +506,7 @@ impl Control {
                 (token, Message::Opened(message::Opened { endpoint, port }))
             }
             Reply::MemoryCreated(token, number) => return self.answer_memory(token, number),
+            Reply::MemoryUnused(memory) => return self.unmap(memory),
             Reply::MemoryRemoved(token, number) => {
                 self.release_memory(token, number);
                 (token, Message::Done)

@@ -13,6 +13,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use towpath_device::DeviceError;
 use towpath_protocol::message::Created;
 
+use crate::engine::apertures::memory::EngineMemory;
 use crate::engine::commands::{Command, EngineReport};
 use crate::engine::demux::Rule;
 use crate::user_page::UserPage;
@@ -30,6 +31,8 @@ pub(crate) enum Reply {
     MemoryCreated(u64, u32),
     /// The engine has removed a memory, which a connection released.
     MemoryRemoved(u64, u32),
+    /// The engine reaches a memory in another way now, and no longer in this one.
+    MemoryUnused(EngineMemory),
     /// The engine has entered an aperture, or reported why not.
     Exported(u64, u32),
     Imported(u64, u32),

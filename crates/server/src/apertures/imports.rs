@@ -167,9 +167,10 @@ impl Control {
     /// Records that an importer's user can write to the file of a memory, if the memory is another user's.
     fn note_writer(&mut self, token: u64, key: &ExportedAperture, memory: u32) {
         let writer = self.connections.get(token).map(|one| one.account);
-        let owner = self.connections.token_of(key.owner);
-        let owner = owner.and_then(|token| self.connections.get_mut(token));
-        let (Some(writer), Some(owner)) = (writer, owner) else { return };
+        let Some(owners) = self.connections.token_of(key.owner) else { return };
+        let (Some(writer), Some(owner)) = (writer, self.connections.get_mut(owners)) else {
+            return;
+        };
         if owner.account.user() == writer.user() {
             return;
         }
@@ -178,9 +179,7 @@ impl Control {
             entry.endpoint = writer.uid.saturating_add(1);
         }
         apertures.objects.record_word(What::Memory, memory, EntryWord::Endpoint);
-        if let Some(token) = self.connections.token_of(key.owner) {
-            self.stop_mapping_memory(token, memory);
-        }
+        self.stop_mapping_memory(owners, memory);
     }
 
     /// Forgets an aperture that a session imported. Takes the memory's bytes off the session's if

@@ -95,7 +95,7 @@ impl Control {
                     EngineMemory::Mapped(memory) => Some(memory.mapping().clone()),
                     EngineMemory::ByWorker(_) | EngineMemory::Refused(_) => None,
                 };
-                // Also if the session has ended meanwhile: its end disposes of what is being created.
+                // If the session has ended since, its end disposes of the memory that is being created.
                 let connection = self.connections.get_mut(token);
                 if let Some(apertures) = connection.and_then(|one| one.apertures.as_mut()) {
                     apertures.creating = Some(Creating { memory: Some(memory), ..creating });

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use towpath_memory::SharedFile;
 use towpath_protocol::settings::Setting;
+use tracing::warn;
 
 use super::copy_areas::area_name;
 use super::objects::{Entry, What};
-use super::tables::ApertureTables;
 use crate::account::Account;
 use crate::control::Control;
 use crate::copying::CopyArea;
@@ -56,23 +56,31 @@ impl Control {
         Ok(EngineMemory::ByWorker(WorkerMemory { id, len, area, worker }))
     }
 
-    /// Returns how the engine reaches a memory of an earlier server.
-    ///
-    /// # Errors
-    /// Fails as [`Control::reach`] does.
-    pub(super) fn reach_restored(&mut self, token: u64, number: u32) -> io::Result<EngineMemory> {
-        let apertures = self.connections.get(token).and_then(|one| one.apertures.as_deref());
-        let of_number = apertures.and_then(|apertures| copy_of(apertures, number));
-        let (entry, file) = of_number.ok_or(io::ErrorKind::NotFound)?;
-        let file = file?;
-        let memory = self.reach(token, &entry, &file)?;
-        self.workers.drop_later(file);
-        let connection = self.connections.get_mut(token);
-        let files = connection.and_then(|one| Some(&mut one.apertures.as_deref_mut()?.files));
-        if let Some(file) = files.and_then(|files| files.get_mut(&number)) {
-            file.memory = Some(memory.clone());
-        }
-        Ok(memory)
+    /// Returns how the engine reaches a memory of a session. If it cannot, requests to the memory are refused, and the
+    /// server logs why.
+    fn reach_or_refuse(&mut self, token: u64, number: u32) -> Option<EngineMemory> {
+        let apertures = self.connections.get(token)?.apertures.as_deref()?;
+        let (session, entry) =
+            (apertures.objects.session, apertures.objects.get(What::Memory, number)?);
+        let file = apertures.files.get(&number)?.file.as_fd().try_clone_to_owned();
+        let reached = file.and_then(SharedFile::adopt).and_then(|file| {
+            let memory = self.reach(token, &entry, &file);
+            // An application can prolong the close.
+            self.workers.drop_later(file);
+            memory
+        });
+        Some(reached.unwrap_or_else(|error| {
+            warn!(session, memory = number, "requests to a memory fail from now on: {error}");
+            EngineMemory::Refused(entry.len as usize)
+        }))
+    }
+
+    /// Decides how the engine reaches a memory of an earlier server; `None` if the session has no such memory.
+    pub(super) fn reach_restored(&mut self, token: u64, number: u32) -> Option<EngineMemory> {
+        let memory = self.reach_or_refuse(token, number)?;
+        let apertures = self.connections.get_mut(token)?.apertures.as_deref_mut()?;
+        apertures.files.get_mut(&number)?.memory = Some(memory.clone());
+        Some(memory)
     }
 
     /// Returns `true` if the engine may map a memory. `is_trusted`: the memory's owner is an administrator.
@@ -89,34 +97,44 @@ impl Control {
         token: u64,
         (worker, account): (u64, Account),
     ) -> io::Result<Arc<CopyArea>> {
-        if let Some((area, memories)) = self.copy_areas.by_worker.get_mut(&worker) {
-            *memories += 1;
-            return Ok(area.clone());
+        if let Some(area) = self.copy_areas.add_memory(worker) {
+            return Ok(area);
         }
         let notified = self.workers.notified(worker).ok_or(io::ErrorKind::NotFound)?;
         let (area, file) = CopyArea::create(notified)?;
-        let area = Arc::new(area);
-        let name = area_name(account);
-        // The store goes on to have the areas whose workers may still copy, for the next server.
-        if !self.copy_areas.has_earlier(&name) {
-            drop(self.parts.store.remove(&name));
-        }
+        let (area, name) = (Arc::new(area), area_name(account));
+        self.forget_area(&name);
         self.parts.store.put(&name, file.as_fd())?;
         let set = Packet::new(command::SET_COPY_AREA, token, 0).with(vec![file]);
         self.workers.tell(worker, Owner::of(account), set);
-        self.copy_areas.wait_for_earlier(&name, &area);
-        self.copy_areas.by_worker.insert(worker, (area.clone(), 1));
+        self.copy_areas.insert(worker, area.clone(), name);
         Ok(area)
     }
 
+    /// Removes the copy areas of a name from the store. It keeps those whose earlier workers may still copy, for the
+    /// next server.
+    fn forget_area(&mut self, name: &str) {
+        if !self.copy_areas.has_earlier(name) {
+            // Only the server, its keeper and their workers have the file.
+            drop(self.parts.store.remove(name));
+        }
+    }
+
+    /// Looks whether workers of an earlier server still copy.
+    pub(crate) fn look_at_earlier_workers(&mut self) {
+        for name in self.copy_areas.look_again() {
+            self.forget_area(&name);
+        }
+    }
+
     /// Has the worker unmap a memory that the engine does not use any more, or the closing thread.
-    pub(super) fn unmap(&mut self, memory: EngineMemory) {
+    pub(crate) fn unmap(&mut self, memory: EngineMemory) {
         if let EngineMemory::ByWorker(memory) = &memory {
             let (worker, account) = memory.worker;
             let unmap = Packet::new(command::UNMAP_MEMORY, 0, memory.id);
             self.workers.tell(worker, Owner::of(account), unmap);
-            if self.copy_areas.remove_memory(worker) {
-                drop(self.parts.store.remove(&area_name(account)));
+            if let Some(name) = self.copy_areas.remove_memory(worker) {
+                self.forget_area(&name);
                 let forget = Packet::new(command::SET_COPY_AREA, 0, 0);
                 self.workers.tell(worker, Owner::of(account), forget);
             }
@@ -153,42 +171,22 @@ impl Control {
         if is_allowed {
             return;
         }
-        let session = apertures.objects.session;
-        let Some((_, file)) = copy_of(apertures, number) else { return };
-        let reached = file.and_then(|file| {
-            let memory = self.reach(token, &entry, &file);
-            self.workers.drop_later(file);
-            memory
-        });
-        let memory = match reached {
-            Ok(memory) => memory,
-            Err(error) => {
-                tracing::warn!(session, "requests to a memory fail from now on: {error}");
-                EngineMemory::Refused(entry.len as usize)
-            }
-        };
-        self.set_memory(token, number, memory);
+        if let Some(memory) = self.reach_or_refuse(token, number) {
+            self.set_memory(token, number, memory);
+        }
     }
 
-    /// Sets how the engine reaches a memory. The engine hands back how it did.
+    /// Changes how the engine reaches a memory.
     fn set_memory(&mut self, token: u64, number: u32, memory: EngineMemory) {
         let connection = self.connections.get_mut(token);
         let Some(apertures) = connection.and_then(|one| one.apertures.as_deref_mut()) else {
             return;
         };
         let session = apertures.objects.session;
-        if let Some(file) = apertures.files.get_mut(&number) {
-            let before = file.memory.replace(memory.clone());
-            self.workers.drop_later(before);
-        }
+        let Some(file) = apertures.files.get_mut(&number) else { return };
+        // The engine uses the former mapping until it has executed the command.
+        let former = file.memory.replace(memory.clone());
         let change = ApertureCommand::ChangeMemory { session, number, memory };
-        self.command_first_lane(change, Reply::Nothing);
+        self.command_first_lane(change, former.map_or(Reply::Nothing, Reply::MemoryUnused));
     }
-}
-
-/// Returns the record and a duplicate of the file of a memory.
-fn copy_of(apertures: &ApertureTables, number: u32) -> Option<(Entry, io::Result<SharedFile>)> {
-    let entry = apertures.objects.get(What::Memory, number)?;
-    let file = apertures.files.get(&number)?;
-    Some((entry, file.file.as_fd().try_clone_to_owned().and_then(SharedFile::adopt)))
 }

@@ -20,15 +20,14 @@ impl Control {
     }
 
     /// Records what became of a command for an aperture.
-    pub(crate) fn aperture_report(&mut self, report: ApertureReport) {
-        match report {
+    pub(crate) fn aperture_report(&mut self, report: &ApertureReport) {
+        match *report {
             ApertureReport::Exported { session, number, peer } => {
                 self.aperture_entered(session, number, peer);
             }
             ApertureReport::Imported { session, number, entered } => {
                 self.aperture_imported(session, number, entered);
             }
-            ApertureReport::Unused(memory) => self.unmap(memory),
         }
     }
 

@@ -5,7 +5,6 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 
 use towpath_protocol::layout::SessionShape;
-use tracing::warn;
 
 use super::exports::exporting;
 use super::left::{LeftApertures, copies};
@@ -34,17 +33,7 @@ impl Control {
         self.connections.add_bytes(token, bytes as usize);
         for number in memories {
             self.memories.add(account);
-            let memory = match self.reach_restored(token, number) {
-                Ok(memory) => memory,
-                Err(error) => {
-                    warn!(
-                        session,
-                        memory = number,
-                        "requests to a memory fail from now on: {error}"
-                    );
-                    continue;
-                }
-            };
+            let Some(memory) = self.reach_restored(token, number) else { continue };
             self.lock_memory(&memory);
             self.command_first_lane(
                 ApertureCommand::AddMemory { session, number, memory },

@@ -76,7 +76,7 @@ impl Control {
     /// use.
     pub(crate) fn restore(&mut self, left: Left) {
         let Left { sessions, user_states, mut ports, rest, mut released, copies, .. } = left;
-        self.copy_areas.earlier = copies;
+        self.copy_areas.adopt(copies);
         let mut unused: Vec<OwnedFd> = Vec::new();
         for (name, object) in rest {
             unused.extend(self.parts.store.remove(&name));

@@ -15,7 +15,7 @@ pub enum ApertureCommand {
     Import { key: u32, session: u32, number: u32 },
     /// Enters a memory of a session.
     AddMemory { session: u32, number: u32, memory: EngineMemory },
-    /// Has the engine reach a memory in another way. The engine returns the way that it no longer uses.
+    /// Has the engine reach a memory in another way. The control thread keeps the former mapping until then.
     ChangeMemory { session: u32, number: u32, memory: EngineMemory },
     /// Removes a memory of a session.
     RemoveMemory { session: u32, number: u32 },
@@ -45,8 +45,6 @@ pub enum ApertureReport {
     Exported { session: u32, number: u32, peer: Option<EndpointName> },
     /// The engine let a session use an aperture, unless there is no such aperture any more.
     Imported { session: u32, number: u32, entered: bool },
-    /// The engine no longer uses this.
-    Unused(EngineMemory),
 }
 
 /// An aperture that a session exports.

@@ -125,6 +125,20 @@ fn id(memory: &EngineMemory) -> u64 {
     }
 }
 
+/// Returns what to tell the caller after a step. `take`: takes the bytes of a copy that is made.
+fn concluded(
+    step: Result<Ticket, Copied>,
+    take: impl FnOnce(&CommonMemory, usize) -> bool,
+) -> Copied {
+    step.map_or_else(
+        |copied| copied,
+        |ticket| {
+            let (bytes, at) = ticket.bytes();
+            Copied::from_bool(take(bytes, at))
+        },
+    )
+}
+
 impl Copying {
     /// Copies bytes out of a memory.
     pub(crate) fn read(&mut self, (memory, offset): Place<'_>, to: &mut [u8]) -> Copied {
@@ -134,13 +148,8 @@ impl Copying {
             EngineMemory::ByWorker(memory) => memory,
         };
         let what = What { from: (memory.id, offset), to: (0, 0), len: to.len() };
-        match self.step(what, Direction::Read, memory, offset, |_, _| true) {
-            Ok(ticket) => {
-                let (bytes, at) = ticket.bytes();
-                Copied::from_bool(bytes.read(at, to))
-            }
-            Err(copied) => copied,
-        }
+        let step = self.step(what, Direction::Read, memory, offset, |_, _| true);
+        concluded(step, |bytes, at| bytes.read(at, to))
     }
 
     /// Copies bytes into a memory, in ascending order.
@@ -152,8 +161,7 @@ impl Copying {
         };
         let what = What { from: (0, 0), to: (memory.id, offset), len: from.len() };
         let fill = |bytes: &CommonMemory, at| bytes.write_unordered(at, from);
-        self.step(what, Direction::Write, memory, offset, fill)
-            .map_or_else(|it| it, |_| Copied::Yes)
+        concluded(self.step(what, Direction::Write, memory, offset, fill), |_, _| true)
     }
 
     /// Copies from one memory to another one, in ascending order.
@@ -167,18 +175,12 @@ impl Copying {
                 Copied::from_bool(to.copy_from(at, from, start, len))
             }
             ((EngineMemory::Mapped(to), at), (EngineMemory::ByWorker(from), start)) => {
-                match self.step(what, Direction::Read, from, start, |_, _| true) {
-                    Ok(ticket) => {
-                        let (bytes, place) = ticket.bytes();
-                        Copied::from_bool(to.copy_from(at, bytes, place, len))
-                    }
-                    Err(copied) => copied,
-                }
+                let step = self.step(what, Direction::Read, from, start, |_, _| true);
+                concluded(step, |bytes, place| to.copy_from(at, bytes, place, len))
             }
             ((EngineMemory::ByWorker(to), at), (EngineMemory::Mapped(from), start)) => {
                 let fill = |bytes: &CommonMemory, place| bytes.copy_from(place, from, start, len);
-                let step = self.step(what, Direction::Write, to, at, fill);
-                step.map_or_else(|copied| copied, |_| Copied::Yes)
+                concluded(self.step(what, Direction::Write, to, at, fill), |_, _| true)
             }
             ((EngineMemory::ByWorker(to), at), (EngineMemory::ByWorker(from), start)) => {
                 self.transfer_by_workers(what, (to, at), (from, start))
@@ -186,8 +188,8 @@ impl Copying {
         }
     }
 
-    /// Copies by two workers, the second one after the first one. The second worker's slot comes first, so that the
-    /// first worker does not copy in vain.
+    /// Copies by two workers, the second one after the first one. The first one does not begin while the second one has
+    /// no free slot: it would copy in vain.
     fn transfer_by_workers(
         &mut self,
         what: What,
@@ -212,8 +214,7 @@ impl Copying {
             let source = read.as_ref().map(Ticket::bytes);
             source.is_some_and(|(from, start)| bytes.copy_from(place, from, start, what.len))
         };
-        let step = self.step(what, Direction::Write, to, at, fill);
-        step.map_or_else(|copied| copied, |_| Copied::Yes)
+        concluded(self.step(what, Direction::Write, to, at, fill), |_, _| true)
     }
 
     /// Records that the copy waits for a slot.
@@ -251,9 +252,7 @@ impl Copying {
         if memory.area.is_lost() {
             return Err(memory.not_copied());
         }
-        let Some(ticket) = memory.area.claim() else {
-            return Err(self.wait_for_slot());
-        };
+        let Some(ticket) = memory.area.claim() else { return Err(self.wait_for_slot()) };
         (self.waits_since, self.waited_since) = (None, None);
         let (bytes, place) = ticket.bytes();
         if !fill(bytes, place) {

@@ -95,11 +95,10 @@ impl SessionApertures {
         Some(&self.memories.get(number as usize)?.as_ref()?.memory)
     }
 
-    /// Has the engine reach a memory in another way. Returns the way that the engine no longer uses.
-    pub(super) fn change_memory(&mut self, number: u32, memory: EngineMemory) -> EngineMemory {
-        match self.memories.get_mut(number as usize).and_then(Option::as_mut) {
-            Some(one) => std::mem::replace(&mut one.memory, memory),
-            None => memory,
+    /// Has the engine reach a memory in another way.
+    pub(super) fn change_memory(&mut self, number: u32, memory: EngineMemory) {
+        if let Some(one) = self.memories.get_mut(number as usize).and_then(Option::as_mut) {
+            one.memory = memory;
         }
     }
 

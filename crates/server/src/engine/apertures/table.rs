@@ -69,10 +69,7 @@ impl ApertureTable {
                 of(sessions, owner)?.add_memory(number, memory);
             }
             Do::ChangeMemory { session: owner, number, memory } => {
-                let Some(apertures) = of(sessions, owner) else {
-                    return Some(ApertureReport::Unused(memory));
-                };
-                return Some(ApertureReport::Unused(apertures.change_memory(number, memory)));
+                of(sessions, owner)?.change_memory(number, memory);
             }
             Do::RemoveMemory { session: owner, number } => {
                 of(sessions, owner)?.remove_memory(number)
