@@ -1,7 +1,7 @@
 //! Whom the server charges for what applications have.
 
-/// The accounts that a connection counts against. A user admitted as a member of a group counts for
-/// that group, too. A member with many user numbers (`subuid(5)`) thereby gains nothing.
+/// The accounts that a connection counts against. A user admitted as a member of a group also counts for
+/// that group. A member with many user numbers (`subuid(5)`) thereby gains nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Account {
     pub(crate) uid: u32,
@@ -45,6 +45,11 @@ impl Party {
         let (Party::User(number) | Party::Administrator(number) | Party::Group(number)) = self;
         number
     }
+}
+
+/// Returns `true` if a user has all rights over the administration socket. `own`: the server's user.
+pub(crate) fn may_administer(uid: u32, own: u32) -> bool {
+    uid == 0 || uid == own
 }
 
 /// Two users, in either order.

@@ -13,7 +13,7 @@ use towpath_protocol::message::{ErrorBody, Message, Refusal};
 use towpath_protocol::peer::{Peer, is_same_process};
 use tracing::{info, warn};
 
-use crate::account::Party;
+use crate::account::{Party, may_administer};
 use crate::connection::{Connection, Progress, Refused};
 use crate::control::Control;
 use crate::policy::{Admission, Entrance};
@@ -119,7 +119,7 @@ impl Control {
         let process = peer.process.as_ref().and_then(|process| process.try_clone().ok());
         let descriptors = [Some(socket), process].into_iter().flatten().collect();
         let adopt = Packet::new(command::ADOPT, token, command::TIMED).with(descriptors);
-        let trusted = self.may_administer(peer.uid);
+        let trusted = may_administer(peer.uid, self.own_uid);
         let connection = Connection::new(worker, (peer, entrance), admission, trusted);
         self.connections.insert(token, connection);
         self.workers.count(worker, true);
@@ -156,13 +156,8 @@ impl Control {
         })
     }
 
-    /// Returns `true` if a user has all rights over the administration socket.
-    fn may_administer(&self, uid: u32) -> bool {
-        uid == 0 || uid == self.own_uid
-    }
-
     fn log_refusal(&mut self, peer: &Peer, entrance: Entrance, text: &str) {
-        if entrance == Entrance::Applications && self.may_administer(peer.uid) {
+        if entrance == Entrance::Applications && may_administer(peer.uid, self.own_uid) {
             self.warn_of_admin_socket(peer.uid, peer.pid, text);
         } else if self.log.allows(Party::User(peer.uid)) {
             info!(uid = peer.uid, pid = peer.pid, "refused: {text}");
@@ -173,7 +168,7 @@ impl Control {
     /// once a minute at most.
     pub(crate) fn warn_of_admin_socket(&mut self, uid: u32, pid: i32, text: &str) {
         let Some(listeners) = &self.parts.listeners else { return };
-        if self.may_administer(uid) && self.admin_warnings.allows(uid, Instant::now()) {
+        if may_administer(uid, self.own_uid) && self.admin_warnings.allows(uid, Instant::now()) {
             let admin = listeners.admin_path.display();
             warn!(
                 uid,

@@ -2,12 +2,12 @@
 
 use towpath_device::{Filter, FilterError, FlowRule, FlowVlan};
 
+use crate::account::Account;
 use crate::addresses::Lease;
 use crate::control::Control;
 use crate::engine::commands::Command;
 use crate::engine::freed::FreedLease;
 use crate::engines::Reply;
-use crate::policy::Account;
 
 /// Returns the filters of a freed lease: packets to its MAC address, and requests for its addresses.
 fn filters(mac: [u8; 6]) -> [Filter; 3] {

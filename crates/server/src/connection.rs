@@ -16,6 +16,7 @@ use towpath_protocol::oob::OobAddress;
 use towpath_protocol::peer::Peer;
 use towpath_protocol::settings::Values;
 
+use crate::account::Account;
 use crate::addresses::Lease;
 use crate::apertures::tables::ApertureTables;
 use crate::engine::commands::Listening;
@@ -23,7 +24,7 @@ use crate::engine::demux::{Rule, Vlan};
 use crate::engine::forbidden::Forbidden;
 use crate::engine::remote::own_address::OwnAddress;
 use crate::engine::session::{Mappings, Session};
-use crate::policy::{Account, Admission, Entrance, Roles, Standing, Terms};
+use crate::policy::{Admission, Entrance, Roles, Standing, Terms};
 use crate::prepare::Prepared;
 use crate::resume::record::Record;
 use crate::rights::Addresses;

@@ -5,8 +5,9 @@ mod memory;
 
 use std::collections::{BTreeMap, HashMap};
 
+use crate::account::{Account, Party};
 use crate::connection::{Connection, Progress};
-use crate::policy::{Account, Limits, Party, Policy};
+use crate::policy::{Limits, Policy};
 
 /// The resources that a user or a group uses.
 #[derive(Clone, Copy, Debug, Default)]

@@ -24,6 +24,7 @@ use towpath_protocol::settings::Values;
 use towpath_protocol::store::Store;
 use tracing::{error, info, warn};
 
+use crate::account::Account;
 use crate::account::Party;
 use crate::addresses::Pool;
 use crate::apertures::copy_areas::CopyAreas;
@@ -42,7 +43,7 @@ use crate::host::Host;
 use crate::listeners::{ADMIN_LISTENER, AdminWarnings, LISTENER, Listeners};
 use crate::log::LogLimit;
 use crate::own_queues::OwnQueues;
-use crate::policy::{Account, Entrance, Policy, PolicyChange};
+use crate::policy::{Entrance, Policy, PolicyChange};
 use crate::ports_in_use::PortsInUse;
 use crate::position::Position;
 use crate::queue_opener::QueueOpener;

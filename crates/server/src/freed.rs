@@ -8,8 +8,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use crate::account::{Account, Party};
 use crate::engine::freed::MOST_FREED;
-use crate::policy::{Account, Party};
 
 /// The time for which the engines answer for a freed lease. Linux gives a connection up after 924.6 s without an
 /// acknowledgement (`tcp_retries2`), so each peer that sends data gets a reset in this time.

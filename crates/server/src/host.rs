@@ -20,13 +20,14 @@ use towpath_device::Info;
 use towpath_netlink::{Address, HostWatch, Netlink};
 use towpath_protocol::message::Refusal;
 
+use crate::account::Account;
 use crate::account::Party;
 use crate::addresses::Lease;
 use crate::connection::Refused;
 use crate::engine::demux::Rule;
 use crate::keeper::{FollowedInterface, KeeperAccess, PortProtocol, port_name};
 use crate::log::LogLimit;
-use crate::policy::{Account, Policy, PortRange, Terms};
+use crate::policy::{Policy, PortRange, Terms};
 use crate::ports_in_use::{PortsInUse, free_ports};
 use crate::shares::{Exceeded, ShareLimits, Shares, Whose};
 use neighbours::Neighbours;
@@ -104,7 +105,7 @@ pub(crate) struct Host {
     interface_addresses: Vec<IpAddr>,
     ports: HashMap<(PortProtocol, SocketAddr), Held>,
     ports_in_use: PortsInUse<(PortProtocol, IpAddr)>,
-    /// Who has how many ports.
+    /// The number of ports of each user, and of the users that each group lets in.
     port_shares: Shares,
     /// Where the search for a free port of granted ranges begins.
     next_port: usize,

@@ -9,10 +9,9 @@ use std::sync::Arc;
 use towpath_protocol::message::Refusal;
 use towpath_protocol::peer::{OVERFLOW_UID, Peer};
 
+use crate::account::{Account, may_administer};
 pub use crate::roles::{Role, Roles};
 pub use terms::{AddressRange, PortRange, Terms};
-
-pub(crate) use crate::account::{Account, Party};
 
 /// Grants and limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -223,7 +222,7 @@ impl Policy {
                         namespace, and not as user 65534";
             return Err((Refusal::Permission, text.into()));
         }
-        let may_administer = peer.uid == 0 || peer.uid == own;
+        let may_administer = may_administer(peer.uid, own);
         if may_administer && entrance == Entrance::Administrators {
             let terms = Arc::new(Terms::administrator());
             return Ok(Admission { standing: Standing::Administrator, group: None, terms });
@@ -303,7 +302,7 @@ mod tests {
         let root = peer(0, 70, &[]);
         assert_eq!(at(Applications, &root), Ok((Standing::Granted, Some(70))), "as any member");
         for entrance in [Administrators, Earlier] {
-            // The file of the socket keeps other users out; a grant is a grant there, too.
+            // The file of the socket keeps other users out; a grant also holds there.
             assert_eq!(at(entrance, &peer(7, 1, &[])), Ok((Standing::Granted, None)));
             assert_eq!(at(entrance, &peer(8, 1, &[])), Err(Refusal::Permission));
         }

@@ -16,6 +16,7 @@ use towpath_memory::{FilePart, Mapping, PAGE_BYTES, SharedFile, own_words};
 use towpath_protocol::layout::{ALLOCATES_SINCE, CLOSED_WORD, SessionShape};
 use towpath_protocol::store::Store;
 
+use crate::account::Account;
 use crate::engine::apertures::states::APERTURE_BYTES;
 use crate::engine::oob::queue::oob_bytes;
 use crate::engine::own::{HeaderMemory, Offsets};
@@ -23,7 +24,6 @@ use crate::engine::relays::Relay;
 use crate::engine::session::{
     Doorbell, ENDPOINT_BYTES, Mappings, Memories, QUEUE_PAIR_BYTES, Session,
 };
-use crate::policy::Account;
 
 /// The memory files of a session. The last close of a file frees its memory, which takes time.
 #[derive(Debug)]

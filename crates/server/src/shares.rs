@@ -18,7 +18,7 @@ pub(crate) struct ShareLimits {
     /// Of all granted users. The rest is for administrators.
     pub(crate) granted: usize,
     pub(crate) all: usize,
-    /// `true` if the limit of one user binds administrators, too.
+    /// `true` if the limit of one user also binds administrators.
     pub(crate) binds_administrators: bool,
 }
 

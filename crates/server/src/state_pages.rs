@@ -81,7 +81,8 @@ impl Control {
         if let Some(page) = self.user_pages.remove(&uid) {
             // The user's next page has the same name.
             let kept = self.parts.store.remove(&state_name(uid));
-            self.workers.dispose(Owner::User(uid), kept);
+            // The engines still write the page.
+            self.workers.close_by(Owner::User(uid), kept, 0);
             let remove = Command::RemoveFlag { user: uid };
             self.parts.engines.command(remove, Reply::FlagRemoved(uid, Box::new(page)));
         }

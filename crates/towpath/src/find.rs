@@ -117,7 +117,7 @@ fn at_path(path: &Path) -> Result<PathBuf, Failure> {
              --socket takes the path of its socket"
             )))
         }
-        // The client finds the administration socket by the other one, where the keeper's status is, too.
+        // The client finds the administration socket by the other one, which also has the keeper's status beside it.
         _ => Ok(socket_of(path).unwrap_or(path).to_owned()),
     }
 }

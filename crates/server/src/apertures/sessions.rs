@@ -7,9 +7,9 @@ use towpath_protocol::layout::SessionShape;
 
 use super::objects::{Entry, Objects, What};
 use super::tables::{ApertureTables, Creating, MemoryFile, Released, memory_name};
+use crate::account::Account;
 use crate::control::Control;
 use crate::engine::apertures::memory::EngineMemory;
-use crate::policy::Account;
 use crate::prepare::{self, Prepared};
 use crate::worker::link::Packet;
 use crate::worker::wire::command;

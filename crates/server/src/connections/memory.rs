@@ -2,9 +2,10 @@
 
 use towpath_protocol::layout::ALLOCATES_SINCE;
 
+use crate::account::{Account, Party};
 use crate::connection::Connection;
 use crate::connections::{Connections, Preparation};
-use crate::policy::{Account, Limits, Party};
+use crate::policy::Limits;
 
 /// The share of all sessions' memory that is left to administrators: an eighth.
 const RESERVED_SHARE: usize = 8;

@@ -8,8 +8,8 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use crate::account::{Account, Party};
 use crate::engine::neighbours::NeighbourRequest;
-use crate::policy::{Account, Party};
 use crate::shares::{ShareLimits, Shares};
 
 /// The destinations of one endpoint that the table remembers. The session asks again for one that

@@ -11,6 +11,7 @@ use tracing::warn;
 
 use super::Host;
 use super::neighbours::{Asker, Delivery};
+use crate::account::Account;
 use crate::account::Party;
 use crate::addresses::Lease;
 use crate::connection::Progress;
@@ -18,7 +19,6 @@ use crate::control::Control;
 use crate::engine::commands::Command;
 use crate::engine::neighbours::NeighbourRequest;
 use crate::engines::Reply;
-use crate::policy::Account;
 
 /// Requests and earlier answers that the control thread looks at per wake-up. Each takes some
 /// system calls.

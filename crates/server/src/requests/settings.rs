@@ -24,7 +24,8 @@ impl Control {
             && matches!(connection.progress, Progress::Lives);
         if !(administrator || own && scope == Scope::OwnEndpoint) {
             let text = format!(
-                "set {name}: only root and the server's user may set it, over SOCKET.admin; run towpath set as one of them, with --socket and the path of --admin-socket if the server has one"
+                "set {name}: only root and the server's user may set it, over SOCKET.admin; run towpath set as one \
+                 of them, with --socket and the path of --admin-socket if the server has one"
             );
             return Err((Refusal::Permission, text));
         }

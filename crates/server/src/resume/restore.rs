@@ -16,6 +16,7 @@ use tracing::{debug, info, warn};
 
 use super::left::{Left, LeftSession};
 use super::record::{MOST_CRASHES, Record, Recorded, RecordedAddresses, RecordedEndpoint};
+use crate::account::may_administer;
 use crate::addresses::{Holder, Lease};
 use crate::apertures::left::LeftApertures;
 use crate::apertures::tables::ApertureTables;
@@ -241,7 +242,7 @@ impl Control {
             self.parts.pool.release(&lease, holder);
             return Err((0, "the server cannot start a worker for its user".to_owned()));
         };
-        let trusted = uid == self.own_uid || uid == 0;
+        let trusted = may_administer(uid, self.own_uid);
         let mut connection = Connection::new(worker, (peer, entrance), admission, trusted);
         connection.gone = true;
         connection.name.clone_from(&recorded.name);

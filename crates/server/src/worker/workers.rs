@@ -189,8 +189,8 @@ impl Workers {
         self.close_by(owner, descriptors, command::WIPE);
     }
 
-    /// Has a worker close descriptors. `flags`: those of [`command::DISPOSE`].
-    fn close_by(&mut self, owner: Owner, descriptors: Vec<OwnedFd>, flags: u64) {
+    /// Has a worker close descriptors that applications of a user can reach. `flags`: those of [`command::DISPOSE`].
+    pub(crate) fn close_by(&mut self, owner: Owner, descriptors: Vec<OwnedFd>, flags: u64) {
         if descriptors.is_empty() {
             return;
         }

@@ -54,7 +54,7 @@ pub(crate) struct Settings {
     /// xdp, by packet sockets; slower; Linux 6.6; for kernels without AF_XDP, or beside another XDP
     /// program. pci: a network card that the server drives itself, without an interface of the kernel; the
     /// Intel 82574L, or a virtio card, given to this server by towpath device claim; options: rx-usecs=N, tx-usecs=N,
-    /// interrupts=msi with rx-usecs-max=N and tx-usecs-max=N, too. auto: tap for a TAP interface; for any other
+    /// also interrupts=msi with rx-usecs-max=N and tx-usecs-max=N. auto: tap for a TAP interface; for any other
     /// interface xdp, or packet if xdp is impossible
     #[arg(long, value_name = "DRIVER:INTERFACE")]
     #[serde(skip_serializing_if = "Option::is_none")]

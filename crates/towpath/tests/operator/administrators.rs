@@ -245,7 +245,7 @@ fn the_servers_own_user_administers() {
             assert!(said.contains(&format!("user {uid}")), "{said}");
         });
         assert_eq!(warnings(&server), 1, "{}", server.log());
-        // Root of the host administers it, too.
+        // Root of the host also administers it.
         prints(&mut server.subcommand("set", &["wait=block"]));
         assert_eq!(std::fs::metadata(format!("{}.admin", server.socket)).unwrap().uid(), uid);
         assert!(server.stop(Signal::TERM).success());

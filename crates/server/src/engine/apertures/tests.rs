@@ -366,7 +366,7 @@ fn requests_to_a_memory_of_two_writers_are_refused() {
     }
 }
 
-/// A range outside of the memory is refused by the worker, too.
+/// The worker also refuses a range outside of the memory.
 #[test]
 fn workers_copy_inside_of_memories_only() {
     let (mut world, _) = world();

@@ -3,11 +3,12 @@
 //! other host learns of it once they are placed.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use towpath_protocol::requests::LocalRange;
 use towpath_rdma::{NotCopied, Refused};
 
-use crate::engine::apertures::memory::{Copied, Copying, EngineMemory};
+use crate::engine::apertures::memory::{Copied, Copying, EngineMemory, Place};
 use crate::engine::apertures::states::SessionApertures;
 
 /// The most packets of a connection that wait. The other host sends further ones again.
@@ -22,6 +23,8 @@ pub(super) struct RemoteCopies {
     pub(super) sent: Copying,
     /// How far the local ranges of a packet are read or written.
     loading: Ranges,
+    /// The bytes of the parts that are read.
+    loaded: Vec<u8>,
     storing: Ranges,
     /// Packets that wait for the one before them.
     pub(super) waiting: VecDeque<Vec<u8>>,
@@ -37,18 +40,39 @@ struct Ranges {
     /// The request's number, the offset there, and the length.
     of: Option<(u64, u64, usize)>,
     done: usize,
-    /// The bytes of the parts that are read.
-    bytes: Vec<u8>,
 }
 
 impl Ranges {
-    /// Begins another range, or continues the last range.
-    fn begin(&mut self, of: (u64, u64, usize)) {
-        if self.of != Some(of) {
-            self.of = Some(of);
-            self.done = 0;
-            self.bytes.clear();
+    /// Begins with another range, or goes on with the last one. Returns `true` if it begins.
+    fn begin(&mut self, of: (u64, u64, usize)) -> bool {
+        let is_new = self.of != Some(of);
+        if is_new {
+            *self = Ranges { of: Some(of), done: 0 };
         }
+        is_new
+    }
+
+    /// Copies the parts that are yet to be copied by `copy`, which gets the part's place and its range of the packet's
+    /// bytes.
+    fn go_on(
+        &mut self,
+        apertures: &SessionApertures,
+        parts: &[LocalRange],
+        mut copy: impl FnMut(Place<'_>, Range<usize>) -> Copied,
+    ) -> Result<(), NotCopied> {
+        let mut start = 0;
+        for part in parts {
+            let range = start..start + part.len as usize;
+            start = range.end;
+            if start <= self.done {
+                continue;
+            }
+            let memory = apertures.memory(part.memory).ok_or(Refused)?;
+            checked(copy((memory, part.offset as usize), range))?;
+            self.done = start;
+        }
+        let (_, _, len) = std::mem::take(self).of.unwrap_or_default();
+        if start == len { Ok(()) } else { Err(NotCopied::Refused) }
     }
 }
 
@@ -61,31 +85,23 @@ impl RemoteCopies {
         parts: &[LocalRange],
         to: &mut [u8],
     ) -> Result<(), NotCopied> {
-        let len = to.len();
-        self.loading.begin((id, offset, len));
-        let before = self.loading.done;
-        to[..before].copy_from_slice(&self.loading.bytes);
+        if self.loading.begin((id, offset, to.len())) {
+            self.loaded.clear();
+        }
+        to[..self.loaded.len()].copy_from_slice(&self.loaded);
         let by_worker = |part: &LocalRange| {
             apertures.memory(part.memory).is_some_and(EngineMemory::is_by_worker)
         };
         let takes_calls = parts.iter().any(by_worker);
-        let mut start = 0;
-        for part in parts {
-            let range = start..start + part.len as usize;
-            start = range.end;
-            if range.end <= self.loading.done {
-                continue;
+        let (sent, loaded) = (&mut self.sent, &mut self.loaded);
+        self.loading.go_on(apertures, parts, |place, range| {
+            let Some(bytes) = to.get_mut(range) else { return Copied::No };
+            let copied = sent.read(place, bytes);
+            if takes_calls && copied == Copied::Yes {
+                loaded.extend_from_slice(bytes);
             }
-            let memory = apertures.memory(part.memory).ok_or(Refused)?;
-            let bytes = to.get_mut(range).ok_or(Refused)?;
-            checked(self.sent.read((memory, part.offset as usize), bytes))?;
-            if takes_calls {
-                self.loading.bytes.extend_from_slice(bytes);
-                self.loading.done = start;
-            }
-        }
-        self.loading = Ranges::default();
-        if start == len { Ok(()) } else { Err(NotCopied::Refused) }
+            copied
+        })
     }
 
     /// Writes the parts of a range of a request, as [`RemoteCopies::load`] reads them.
@@ -97,20 +113,15 @@ impl RemoteCopies {
         from: &[u8],
     ) -> Result<(), NotCopied> {
         self.storing.begin((id, offset, from.len()));
-        let mut start = 0;
-        for part in parts {
-            let range = start..start + part.len as usize;
-            start = range.end;
-            if range.end <= self.storing.done {
-                continue;
-            }
-            let memory = apertures.memory(part.memory).ok_or(Refused)?;
-            let bytes = from.get(range).ok_or(Refused)?;
-            checked(self.received.write((memory, part.offset as usize), bytes))?;
-            self.storing.done = start;
-        }
-        self.storing = Ranges::default();
-        if start == from.len() { Ok(()) } else { Err(NotCopied::Refused) }
+        let received = &mut self.received;
+        self.storing.go_on(apertures, parts, |place, range| {
+            from.get(range).map_or(Copied::No, |bytes| received.write(place, bytes))
+        })
+    }
+
+    /// Returns `true` if a worker may still write bytes of a packet that has arrived.
+    pub(super) fn is_placing(&self) -> bool {
+        !self.received.is_idle()
     }
 
     /// Begins a turn of the connection. Returns the copies that are finished, for [`RemoteCopies::end_turn`].

@@ -83,7 +83,7 @@ impl Remote {
         let Some(until) = self.leaves_at else { return false };
         let is_sent = self.wire.as_ref().is_none_or(|wire| wire.requester().is_empty());
         match self.state {
-            State::Open => is_sent || now >= until,
+            State::Open => is_sent && !self.copies.is_placing() || now >= until,
             // The other host does not have the answer yet.
             State::Answered(_) => now >= until,
             _ => false,

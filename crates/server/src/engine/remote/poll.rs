@@ -228,7 +228,7 @@ impl Remote {
     /// Returns why the connection has ended, if it has, and no worker copies for it any more.
     fn has_ended(&self) -> Option<Ended> {
         let ended = self.wire.as_ref().and_then(|wire| wire.ended());
-        ended.filter(|_| self.copies.received.is_idle())
+        ended.filter(|_| !self.copies.is_placing())
     }
 }
 

@@ -544,10 +544,15 @@ fn rejected(path: &Path, reject: &cm::Reject, parts: &mut Parts<'_>) {
 
 /// Handles the end of a connection by the other host.
 fn disconnected(path: &Path, transaction: u64, request: &cm::Disconnect, parts: &mut Parts<'_>) {
+    let qpn = find(path, request.remote_id, request.local_id, parts);
+    let one = qpn.and_then(|qpn| parts.remote.connections.get(&qpn));
+    if one.is_some_and(|one| one.copies.is_placing()) {
+        // The application would take the end for the end of the copy. The other host sends its message again.
+        return;
+    }
     let answer = cm::Disconnected { local_id: request.remote_id, remote_id: request.local_id };
     let answer = Mad { transaction, message: CmMessage::Disconnected(answer) };
     parts.remote.send_mad(path, &answer);
-    let qpn = find(path, request.remote_id, request.local_id, parts);
     let Some(qpn) = qpn.filter(|number| *number == request.remote_qpn) else {
         return;
     };

@@ -1,7 +1,7 @@
 //! The files that a server reaches after its start, and those that the keeper reaches (landlock(7)).
 //!
 //! A server reads the directory of its policy, and those where the kernel and the C library's name services
-//! have files ([`READ`]). It writes in the directories of its sockets alone, and to `/dev/null`. It connects
+//! have files ([`READ`]). It writes only in the directories of its sockets and to `/dev/null`. It connects
 //! to and binds no TCP port, and signals no process outside.
 
 use std::path::{Path, PathBuf};
