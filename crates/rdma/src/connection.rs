@@ -155,6 +155,7 @@ impl Connection {
 
     /// Handles a packet of the peer, whose check value and partition key are right. `marked`: the network marked it as
     /// congested.
+    ///
     /// Returns `false` if the host has yet to copy: the caller handles the packet again later, before the packets
     /// behind it.
     #[must_use]
