@@ -51,7 +51,7 @@ simulation:
 	tests/simulate 20000
 
 loom:
-	CARGO_TARGET_DIR=target/loom RUSTFLAGS='--cfg loom' cargo test --release -p towpath-queue --lib
+	CARGO_TARGET_DIR=target/loom RUSTFLAGS='--cfg loom' cargo test --release -p towpath-queue -p towpath-net-models --lib
 
 asan:
 	tests/sanitize asan

@@ -2,10 +2,13 @@
 //! objects and limits that it shares with the server.
 //!
 //! Server, attacker and neighbour are three users where this program may become them, and one user
-//! otherwise. Each attack has its own server and neighbour; windows without and with the attack
-//! alternate. The experiment first measures four programs that do not touch the server: one only
-//! computes, two build wait queues on sockets of their own, and one locks a file of its own. These baselines show the
-//! kernel's part of a neighbour's loss.
+//! otherwise. Each attack has its own server and neighbour. Three windows alternate: one without the attack, one with
+//! the attack, and one with a baseline, which is a program that does not touch the server and loads the machine
+//! equally. One baseline computes: it has a thread for each thread of the attacker and of the server's workers, which is
+//! runnable for as much of the time, and sleeps as often, as that thread in the window before. Two build wait queues on sockets of their own, and one locks a file of its own.
+//! Baselines show the kernel's part of a neighbour's loss. The experiment measures them by themselves, too.
+
+mod load;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,14 +16,17 @@ use std::time::Duration;
 
 use anyhow::Context;
 use rustix::fs::{CWD, FileType, Mode, chmod, makedev, mknodat};
+use serde::{Deserialize, Serialize};
 use towpath_attacks::neighbour::{Neighbour, Seen, Times};
 use towpath_attacks::{Attack, Field, fuse_is_usable};
 use towpath_testkit::{Executable, User, Users};
 
 use crate::Settings;
-use crate::child::{Child, OwnSocket, ROLE_FLAG, Role, tell};
+use crate::attacks::load::Load;
+use crate::child::{Child, OwnSocket, Role, give, tell};
 use crate::interval::intervals;
-use crate::process::Serving;
+use crate::process::{Serve, Serving};
+use crate::programs::children;
 use crate::report::{Outcome, Row};
 use crate::statistics::Summary;
 
@@ -54,19 +60,27 @@ const FEW: &str = "size=20000";
 /// The times of one kind of operation, and one of their figures.
 type Kind = fn(&Seen) -> &Times;
 type Figure = fn(&Times) -> u64;
+/// One of the windows of a round.
+type State = fn(&Round) -> Option<&Seen>;
 
-/// Pairs of windows of one attack.
-type Pairs = Vec<[Seen; 2]>;
+/// The windows of one round.
+struct Round {
+    quiet: Seen,
+    attacked: Seen,
+    /// With the baseline; `None` for a baseline itself.
+    control: Option<Seen>,
+}
 
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let users = Users::find();
-    let window = Duration::from_millis(if settings.quick { 60 } else { 400 });
+    let window = Duration::from_millis(if settings.quick { 60 } else { 1000 });
     let mut outcome = Outcome {
         how: format!(
             "server, attacker and neighbour: processes of {}; the engine sleeps when it is idle; \
              the neighbour makes round trips between two sessions and attaches a third, asleep while \
-             it waits; nothing is pinned; windows of {} ms without and with the attack in turn; an \
-             operation under way at a window's end counts with its time so far",
+             it waits; nothing is pinned; windows of {} ms without the attack, with it, and with a program \
+             that loads the machine equally without touching the server; an operation under way at a window's \
+             end counts with its time so far",
             if users.distinct { "three users" } else { "one user" },
             window.as_millis()
         ),
@@ -80,50 +94,50 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         if attack.needs_fuse && !fuse_is_usable(&site.node) {
             continue;
         }
-        let pairs = site.pairs(attack, settings, window).context(attack.name)?;
-        add_rows(&mut outcome, attack, &pairs);
+        let rounds = site.rounds(attack, settings, window).context(attack.name)?;
+        add_rows(&mut outcome, attack, &rounds);
     }
     Ok(outcome)
 }
 
-/// Adds a row for the ratio of the 99.9th percentiles, and context rows for the rest.
-fn add_rows(outcome: &mut Outcome, attack: Attack, pairs: &Pairs) {
+/// Adds a row for the ratio of the 99.9th percentiles to those without the attack, a row for the 99th percentiles
+/// beside the baseline, and context rows for the rest.
+fn add_rows(outcome: &mut Outcome, attack: Attack, rounds: &[Round]) {
     let name = attack.name;
     let kinds: [(&str, Kind); 2] =
         [("round trip", |seen| &seen.trips), ("attach", |seen| &seen.attaches)];
     for (what, times) in kinds {
-        let ratio = |[quiet, attacked]: &[Seen; 2]| {
-            times(attacked).p999 as f64 / times(quiet).p999.max(1) as f64
+        let ratio = |round: &Round| {
+            times(&round.attacked).p999 as f64 / times(&round.quiet).p999.max(1) as f64
         };
-        let ratios: Vec<f64> = pairs.iter().map(ratio).collect();
+        let ratios: Vec<f64> = rounds.iter().map(ratio).collect();
         let row = format!("{name}: {what} p99.9, attacked to undisturbed");
         let row = Row::new(&row, &[], "ratio", &ratios);
-        let baseline = attack.baseline;
-        if let Some(baseline) = baseline
-            && let Some(compared) =
-                outcome.context.iter().find(|row| row.name == p999(baseline, what))
-        {
-            let ratio =
-                |[_, attacked]: &[Seen; 2]| times(attacked).p999 as f64 / 1e3 / compared.value;
-            let ratios: Vec<f64> = pairs.iter().map(ratio).collect();
-            let row = format!("{name}: {what} p99.9, attacked to {baseline}");
-            outcome.context.push(Row::new(&row, &[], "ratio", &ratios));
+        match attack.baseline {
+            Some(baseline) => {
+                outcome.rows.push(beside_baseline((name, baseline, what), rounds, times));
+                outcome.rows.push(row.at_most(AT_MOST));
+            }
+            // A baseline is no attack, so its rows have no limit.
+            None => outcome.rows.push(row),
         }
-        if let Some(baseline) = baseline {
-            outcome.rows.extend(beside_baseline(outcome, (name, baseline, what), pairs, times));
-        }
-        // A baseline is no attack, so its rows have no limit.
-        outcome.rows.push(if baseline.is_some() { row.at_most(AT_MOST) } else { row });
         let figures: [(&str, Figure); 4] = [
             ("p50", |times| times.p50),
             ("p99", |times| times.p99),
             ("p99.9", |times| times.p999),
             ("worst", |times| times.worst),
         ];
-        for (figure, of) in figures {
-            for (place, state) in ["undisturbed", "attacked"].into_iter().enumerate() {
-                let values: Vec<f64> =
-                    pairs.iter().map(|pair| of(times(&pair[place])) as f64 / 1e3).collect();
+        let states: [(&str, State); 3] = [
+            ("undisturbed", |round| Some(&round.quiet)),
+            ("attacked", |round| Some(&round.attacked)),
+            ("baseline", |round| round.control.as_ref()),
+        ];
+        for ((figure, of), (state, seen)) in
+            figures.into_iter().flat_map(|figure| states.map(|state| (figure, state)))
+        {
+            let all = rounds.iter().filter_map(seen);
+            let values: Vec<f64> = all.map(|seen| of(times(seen)) as f64 / 1e3).collect();
+            if !values.is_empty() {
                 let row = format!("{name}: {what} {figure}, {state}");
                 outcome.context.push(Row::new(&row, &[], "us", &values));
             }
@@ -131,37 +145,32 @@ fn add_rows(outcome: &mut Outcome, attack: Attack, pairs: &Pairs) {
     }
 }
 
-/// Returns the end of the confidence interval of an attack's 99th percentile, to that of its baseline. `None` without
-/// the baseline's row.
+/// Returns the ratio of an attack's 99th percentile to that of its baseline in the same round: the median, and the
+/// upper end of its confidence interval as the row's value.
 fn beside_baseline(
-    outcome: &Outcome,
     (name, baseline, what): (&str, &str, &str),
-    pairs: &Pairs,
+    rounds: &[Round],
     times: Kind,
-) -> Option<Row> {
-    let found = format!("{baseline}: {what} p99, attacked");
-    let compared = outcome.context.iter().find(|row| row.name == found)?.value;
-    let ratios: Vec<f64> =
-        pairs.iter().map(|[_, attacked]| times(attacked).p99 as f64 / 1e3 / compared).collect();
+) -> Row {
+    let ratio = |round: &Round| {
+        let control = round.control.as_ref()?;
+        Some(times(&round.attacked).p99 as f64 / times(control).p99.max(1) as f64)
+    };
+    let ratios: Vec<f64> = rounds.iter().filter_map(ratio).collect();
     let median = |places: &[usize]| {
         let drawn: Vec<f64> = places.iter().map(|place| ratios[*place]).collect();
         [Summary::of(&drawn).median]
     };
     let [interval] = intervals(ratios.len(), 1, median);
     let row = format!("{name}: {what} p99, attacked to {baseline}, upper end of the interval");
-    Some(Row::new(&row, &[], "ratio", &[interval.high]).at_most(AT_MOST))
-}
-
-/// Returns the name of a baseline's row. The row exists, because the experiment measures baselines
-/// first.
-fn p999(baseline: &str, what: &str) -> String {
-    format!("{baseline}: {what} p99.9, attacked")
+    let row = Row::new(&row, &[], "ratio", &[interval.high]).at_most(AT_MOST);
+    Row { spread: [interval.low, interval.high], samples: ratios.len(), ..row }
 }
 
 /// A server and a neighbour. Rust drops the fields in this order.
 struct Site {
     neighbour: std::cell::RefCell<Child>,
-    _server: Child,
+    server: Child,
     socket: OwnSocket,
     node: PathBuf,
     attacker: User,
@@ -176,50 +185,97 @@ impl Site {
         }
         let socket = OwnSocket::new()?;
         let serving = Serving { users: granted, ..Serving::memory(1500) };
-        let server = start_as(&Role::Serve { serving, socket: socket.path() }, users.server)?;
-        let neighbour = start_as(&Role::Neighbour { socket: socket.path() }, neighbour)?;
+        let server = start_as(&Serve { serving, socket: socket.path() }, users.server)?;
+        let neighbour = start_as(&NeighbourProcess { socket: socket.path() }, neighbour)?;
         let node = fuse_node(&socket.path(), users);
         let neighbour = std::cell::RefCell::new(neighbour);
-        Ok(Site { neighbour, _server: server, socket, node, attacker })
+        Ok(Site { neighbour, server, socket, node, attacker })
     }
 
-    fn pairs(&self, attack: Attack, settings: Settings, window: Duration) -> anyhow::Result<Pairs> {
+    fn rounds(
+        &self,
+        attack: Attack,
+        settings: Settings,
+        window: Duration,
+    ) -> anyhow::Result<Vec<Round>> {
         let order = format!("window {}", window.as_millis());
-        let attacked = || -> anyhow::Result<Seen> {
-            let attacker = self.attacker(attack, settings)?;
-            let seen = self.ask(&order);
-            drop(attacker);
-            self.ask(RECOVERY)?;
-            seen
-        };
         self.ask(&order)?;
-        let mut pairs = Pairs::new();
-        for pair in 0..settings.pairs() {
-            pairs.push(if pair % 2 == 0 {
-                let quiet = self.ask(&order)?;
-                [quiet, attacked()?]
+        let mut rounds = Vec::new();
+        for round in 0..if settings.quick { 3 } else { settings.pairs() } {
+            let undisturbed = || self.loaded(&order, None);
+            let attacked = || self.under(attack, &[], settings, &order);
+            let ((quiet, usual), (attacked, load)) = if round % 2 == 0 {
+                (undisturbed()?, attacked()?)
             } else {
                 let attacked = attacked()?;
-                [self.ask(&order)?, attacked]
-            });
+                (undisturbed()?, attacked)
+            };
+            let control = match attack.baseline.and_then(Attack::from_name) {
+                Some(baseline) if baseline.name == Attack::BUSY.name => {
+                    let threads = load.beyond(&usual, window);
+                    let threads: Vec<String> = threads.iter().map(ToString::to_string).collect();
+                    let threads = format!("threads={}", threads.join(","));
+                    Some(self.under(baseline, &[threads], settings, &order)?.0)
+                }
+                Some(baseline) => Some(self.under(baseline, &[], settings, &order)?.0),
+                None => None,
+            };
+            rounds.push(Round { quiet, attacked, control });
         }
-        Ok(pairs)
+        Ok(rounds)
     }
 
-    fn attacker(&self, attack: Attack, settings: Settings) -> anyhow::Result<Child> {
-        let mut options = vec![format!("fuse={}", self.node.display())];
+    /// Measures a window under a program, and waits until the neighbour has recovered.
+    fn under(
+        &self,
+        attack: Attack,
+        options: &[String],
+        settings: Settings,
+        order: &str,
+    ) -> anyhow::Result<(Seen, Load)> {
+        let attacker = self.attacker(attack, options, settings)?;
+        let seen = self.loaded(order, Some(attacker.pid()));
+        drop(attacker);
+        self.ask(RECOVERY)?;
+        seen
+    }
+
+    /// Measures a window. Returns also how the server's workers, and an attacker, used the processors.
+    fn loaded(&self, order: &str, attacker: Option<u32>) -> anyhow::Result<(Seen, Load)> {
+        let so_far = || {
+            let attackers = attacker.into_iter().chain(attacker.into_iter().flat_map(descendants));
+            Load::of(descendants(self.server.pid()).into_iter().chain(attackers))
+        };
+        let before = so_far();
+        let seen = self.ask(order)?;
+        Ok((seen, so_far().since(&before)))
+    }
+
+    fn attacker(
+        &self,
+        attack: Attack,
+        options: &[String],
+        settings: Settings,
+    ) -> anyhow::Result<Child> {
+        let mut options = options.to_vec();
+        options.push(format!("fuse={}", self.node.display()));
         if settings.quick && attack.name.starts_with("waiters") {
             options.push(FEW.into());
         }
         let (name, socket) = (attack.name.to_owned(), self.socket.path());
-        start_as(&Role::Attack { name, socket, options }, self.attacker)
+        start_as(&AttackerProcess { name, socket, options }, self.attacker)
     }
 
     fn ask(&self, order: &str) -> anyhow::Result<Seen> {
         let mut neighbour = self.neighbour.borrow_mut();
         neighbour.say(order)?;
-        Seen::read(&neighbour.hear()?).context("an invalid answer of the neighbour")
+        Seen::read(&neighbour.read_line()?).context("an invalid answer of the neighbour")
     }
+}
+
+/// Returns the living descendants of a process.
+fn descendants(pid: u32) -> Vec<u32> {
+    children(pid).into_iter().flat_map(|pid| [vec![pid], descendants(pid)].concat()).collect()
 }
 
 /// Makes a node of the FUSE device that the attacker may open, as most distributions have it. The
@@ -234,17 +290,36 @@ fn fuse_node(socket: &Path, users: Users) -> PathBuf {
 }
 
 /// Starts a process of this program as a user.
-pub(crate) fn start_as(role: &Role, user: User) -> anyhow::Result<Child> {
+pub(crate) fn start_as<R: Role>(role: &R, user: User) -> anyhow::Result<Child> {
     let program = Executable::current()?;
     let mut command = program.command();
-    command.arg(ROLE_FLAG).arg(serde_json::to_string(role)?);
+    give(role, &mut command)?;
     user.confine(&mut command);
     Child::start_command(command)
 }
 
+/// Attacks a server, and reports when the attack has begun.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct AttackerProcess {
+    /// The attack's name.
+    pub(crate) name: String,
+    /// The server's socket.
+    pub(crate) socket: PathBuf,
+    /// The attack's options.
+    pub(crate) options: Vec<String>,
+}
+
+impl Role for AttackerProcess {
+    const NAME: &'static str = "Attack";
+
+    fn act(self) -> anyhow::Result<()> {
+        attack(&self.name, &self.socket, &self.options)
+    }
+}
+
 /// Runs the attacker's process: reports when the attack has begun, ends it when its input ends, and
 /// reports its deeds.
-pub(crate) fn attack(name: &str, socket: &Path, options: &[String]) -> anyhow::Result<()> {
+fn attack(name: &str, socket: &Path, options: &[String]) -> anyhow::Result<()> {
     let attack = Attack::from_name(name).context("no such attack")?;
     let options: Vec<&str> = options.iter().map(String::as_str).collect();
     let field = Field::new(socket, LONGEST).options(&options).map_err(anyhow::Error::msg)?;
@@ -254,8 +329,23 @@ pub(crate) fn attack(name: &str, socket: &Path, options: &[String]) -> anyhow::R
     Ok(())
 }
 
+/// Measures round trips and attachments in the windows that its parent asks for.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct NeighbourProcess {
+    /// The server's socket.
+    pub(crate) socket: PathBuf,
+}
+
+impl Role for NeighbourProcess {
+    const NAME: &'static str = "Neighbour";
+
+    fn act(self) -> anyhow::Result<()> {
+        neighbour(&self.socket)
+    }
+}
+
 /// Runs the neighbour's process: measures on each command until its input ends.
-pub(crate) fn neighbour(socket: &Path) -> anyhow::Result<()> {
+fn neighbour(socket: &Path) -> anyhow::Result<()> {
     let neighbour = Neighbour::start(socket, false).map_err(|error| anyhow::anyhow!("{error}"))?;
     tell("ready")?;
     for line in std::io::stdin().lines() {

@@ -6,7 +6,7 @@
 //! process of its own.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
@@ -66,8 +66,29 @@ fn attach(mode: Mode) -> anyhow::Result<XdpDevice> {
     Ok(XdpDevice::open(&options)?)
 }
 
+/// Serves the shared interface.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SharedServer {
+    /// The socket's path.
+    pub(crate) socket: PathBuf,
+    /// How the kernel runs the filter.
+    pub(crate) mode: Mode,
+}
+
+impl Role for SharedServer {
+    const NAME: &'static str = "SharedServer";
+
+    fn directory(&self) -> Option<&Path> {
+        self.socket.parent()
+    }
+
+    fn act(self) -> anyhow::Result<()> {
+        serve(self.socket, self.mode)
+    }
+}
+
 /// Runs the server's process, until its parent is gone.
-pub(crate) fn serve(socket: PathBuf, mode: Mode) -> anyhow::Result<()> {
+fn serve(socket: PathBuf, mode: Mode) -> anyhow::Result<()> {
     let device = attach(mode)?;
     let subnet = Subnet { gateway: None, leases: Some(LEASES), ..Subnet::new(NEAR, BITS) };
     let config = Config {
@@ -127,7 +148,7 @@ fn one_mode(
     let filter = Pairs::measure(settings.pairs(), with_filter, kernel_receives)?;
 
     let socket = OwnSocket::new()?;
-    let _server = Child::start(&Role::XdpServer { socket: socket.path(), mode })?;
+    let _server = Child::start(&SharedServer { socket: socket.path(), mode })?;
     let network = Network::attach(socket.path())?;
     let ours = network.addresses().into_iter().find(IpAddr::is_ipv4);
     let ours = ours.context("the application got no IPv4 address")?;

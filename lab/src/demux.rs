@@ -6,19 +6,18 @@
 //! processor time, not wall-clock time, as other processes may use the machine.
 
 mod classes;
+mod lookups;
 
 use std::hint::black_box;
-use std::time::Duration;
 
 use anyhow::ensure;
+use towpath_engine::demux::{Destination, FlowCache, FlowCounts, FlowTable};
+use towpath_engine::solo::{Solo, Traffic, without_and_with_captures};
 use towpath_packet::build::Flow;
 use towpath_packet::headers::Headers;
 use towpath_packet::plain::{self, Plain};
-use towpath_server::internals::{
-    Destination, FlowCounts, FlowTable, LookupDirection, REST, Rule, Solo, Traffic, Vlan, WINDOW,
-    without_and_with_captures,
-};
-use towpath_server::{FlowCache, Values};
+use towpath_packet::{FlowRule, FlowVlan};
+use towpath_server::Values;
 use towpath_testkit::{pin, this_thread_cpu_time};
 
 use crate::Settings;
@@ -26,15 +25,12 @@ use crate::figure::{Axis, Figure, Series};
 use crate::machine::two_cores;
 use crate::report::{Outcome, Row};
 use crate::statistics::{Pairs, Summary, ratios};
+use lookups::{AT_LEAST_INTERLEAVED, CHUNK, FLOWS, MAC, in_turn};
 
-/// Flows, each with its own endpoint.
-const FLOWS: u16 = 64;
 /// Rules of other MAC addresses in the same table.
 const OTHERS: u16 = 1000;
 /// Lengths of trains. With 1, flows are interleaved: no two successive packets are of one flow.
 const TRAINS: [usize; 5] = [1, 2, 4, 16, 64];
-/// The lowest speed of the automatic cache where it cannot gain: its samples cost time.
-const AT_LEAST_INTERLEAVED: f64 = 0.97;
 /// The lowest gain in long trains, with one table to search,
 const AT_LEAST_IN_TRAINS: f64 = 1.2;
 /// and with several.
@@ -46,8 +42,6 @@ const AT_LEAST_BESIDE_OTHERS: f64 = 0.5;
 const AT_LEAST_WITHOUT_CAPTURES: f64 = 1.0;
 /// except on the path to the device, where it first tries the fast path for plain packets in vain.
 const AT_LEAST_WITHOUT_CAPTURES_TO_DEVICE: f64 = 0.93;
-
-const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let cores = two_cores()?;
@@ -152,69 +146,21 @@ fn case(
     Ok(all.map(|values| Summary::of(&values).median))
 }
 
-/// The settings, in the order of the report.
-const CACHES: [FlowCache; 3] = [FlowCache::Auto, FlowCache::Off, FlowCache::On];
-/// Lookups with one setting before the next. The automatic cache samples as large a part of them as
-/// in a long run.
-const CHUNK: usize = 4 * (WINDOW + REST) as usize;
-
-struct InTurn {
-    /// Nanoseconds per lookup with each setting.
-    ns: [f64; 3],
-    /// The counts of the automatic cache.
-    auto: FlowCounts,
-}
-
-/// Looks up in one table, with each setting in turn. So the table's addresses and other load affect
-/// all settings alike.
-fn in_turn(
-    table: &mut FlowTable,
-    packets: &[(Plain, u32)],
-    lookups: usize,
-) -> anyhow::Result<InTurn> {
-    let rounds = lookups.div_ceil(CHUNK);
-    let mut times = [Duration::ZERO; 3];
-    let mut auto = FlowCounts::default();
-    for round in 0..rounds {
-        for place in 0..CACHES.len() {
-            let place = if round % 2 == 0 { place } else { CACHES.len() - 1 - place };
-            table.set_cache(CACHES[place]);
-            let before = table.counts(LookupDirection::Received);
-            times[place] += run(table, packets, CHUNK)?;
-            if CACHES[place] == FlowCache::Auto {
-                auto = auto + since(table.counts(LookupDirection::Received), before);
-            }
-        }
-    }
-    let ns = times.map(|time| time.as_nanos() as f64 / (rounds * CHUNK) as f64);
-    Ok(InTurn { ns, auto })
-}
-
-/// Returns what was counted since `before`.
-fn since(now: FlowCounts, before: FlowCounts) -> FlowCounts {
-    FlowCounts {
-        lookups: now.lookups - before.lookups,
-        compared: now.compared - before.compared,
-        hits: now.hits - before.hits,
-        switches: now.switches - before.switches,
-    }
-}
-
 fn table(sets: usize) -> anyhow::Result<FlowTable> {
     let mut table = FlowTable::new(1, FlowCache::Off);
     let to = |endpoint| Destination { session: 0, endpoint };
-    let udp = Rule { vlan: Vlan::Untagged, protocol: Some(17), ..Rule::default() };
+    let udp = FlowRule { vlan: FlowVlan::Untagged, protocol: Some(17), ..FlowRule::default() };
     for number in 0..FLOWS {
-        let rule = Rule { mac: Some(MAC), port: Some(number), ..udp };
+        let rule = FlowRule { mac: Some(MAC), port: Some(number), ..udp };
         ensure!(table.insert(&rule, false, to(u32::from(number))), "a unique rule");
     }
     for number in 0..OTHERS {
         let [high, low] = number.to_be_bytes();
-        let rule = Rule { mac: Some([2, 1, 0, 0, high, low]), port: Some(1), ..udp };
+        let rule = FlowRule { mac: Some([2, 1, 0, 0, high, low]), port: Some(1), ..udp };
         ensure!(table.insert(&rule, false, to(u32::from(FLOWS + number))), "a unique rule");
     }
     // More specific rules, which no packet matches.
-    let mut closer = Rule { mac: Some(MAC), port: Some(9999), ..udp };
+    let mut closer = FlowRule { mac: Some(MAC), port: Some(9999), ..udp };
     for set in 1..sets {
         match set {
             1 => closer.ethertype = Some(0x800),
@@ -294,7 +240,12 @@ fn taps(settings: Settings, outcome: &mut Outcome, packets: usize) -> anyhow::Re
 fn members(others: u16) -> anyhow::Result<FlowTable> {
     let mut table = FlowTable::new(1, FlowCache::Auto);
     for port in 0..=others {
-        let rule = Rule { mac: Some(MAC), protocol: Some(17), port: Some(port), ..Rule::default() };
+        let rule = FlowRule {
+            mac: Some(MAC),
+            protocol: Some(17),
+            port: Some(port),
+            ..FlowRule::default()
+        };
         let to = Destination { session: 0, endpoint: u32::from(port) };
         ensure!(table.insert(&rule, true, to), "a unique rule");
     }
@@ -315,25 +266,11 @@ fn packets(train: usize) -> anyhow::Result<Vec<(Plain, u32)>> {
     Ok(packets)
 }
 
-/// Returns the processor time of lookups.
-fn run(
-    table: &mut FlowTable,
-    packets: &[(Plain, u32)],
-    lookups: usize,
-) -> anyhow::Result<Duration> {
-    let start = this_thread_cpu_time()?;
-    let mut wrong = 0;
-    for (plain, endpoint) in packets.iter().cycle().take(lookups) {
-        let found = table.lookup_plain(LookupDirection::Received, black_box(plain));
-        wrong += usize::from(found.is_none_or(|found| found.endpoint != *endpoint));
-    }
-    let took = this_thread_cpu_time()?.saturating_sub(start);
-    ensure!(wrong == 0, "{wrong} lookups found another endpoint");
-    Ok(took)
-}
-
 #[cfg(test)]
 mod tests {
+    use towpath_engine::demux::Direction;
+
+    use super::lookups::run;
     use super::*;
 
     #[test]
@@ -346,7 +283,7 @@ mod tests {
                     let mut table = table(sets).unwrap();
                     table.set_cache(cache);
                     run(&mut table, &packets, lookups).unwrap();
-                    let counts = table.counts(LookupDirection::Received);
+                    let counts = table.counts(Direction::Received);
                     assert_eq!(counts.lookups, lookups as u64);
                     let trains = (lookups / train) as u64;
                     let hits = match cache {

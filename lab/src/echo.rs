@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::{Deserialize, Serialize};
 use towpath_client::{Endpoint, Meta, Options, Rule, Session, WaitStrategy};
 use towpath_testkit::{PacketSocket, pin};
 
-use crate::child::{is_over, tell};
+use crate::child::{Role, is_over, tell};
 use crate::techniques::Waits;
 
 /// The frames' ethertype: IEEE 802's first one for local experiments.
@@ -46,17 +47,36 @@ impl Echo {
     }
 }
 
+/// Sends frames back to their senders.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct EchoProcess {
+    /// The interface.
+    pub(crate) interface: String,
+    /// The frames' ethertype.
+    pub(crate) ethertype: u16,
+    /// The core.
+    pub(crate) cpu: usize,
+}
+
+impl Role for EchoProcess {
+    const NAME: &'static str = "EchoProcess";
+
+    fn act(self) -> anyhow::Result<()> {
+        serve(&self.interface, self.ethertype, self.cpu)
+    }
+}
+
 /// Runs the echo's process: sends frames back until its parent is gone, and sleeps while idle.
-pub(crate) fn serve(interface: &str, ethertype: u16, cpu: usize) -> anyhow::Result<()> {
+fn serve(interface: &str, ethertype: u16, cpu: usize) -> anyhow::Result<()> {
     pin(cpu)?;
     let mut echo = Echo::open(interface, ethertype)?;
     tell("ready")?;
     while !is_over() {
-        let mut heard = [
+        let mut polled = [
             PollFd::from_borrowed_fd(echo.socket.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(rustix::stdio::stdin(), PollFlags::IN),
         ];
-        match poll(&mut heard, None) {
+        match poll(&mut polled, None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -218,22 +238,22 @@ impl Initiator {
         {
             return Ok(());
         }
-        let mut heard = Vec::with_capacity(2);
+        let mut polled = Vec::with_capacity(2);
         match &self.near {
             Near::Session(session, _) => {
-                heard.push(PollFd::from_borrowed_fd(session.as_fd(), PollFlags::IN));
+                polled.push(PollFd::from_borrowed_fd(session.as_fd(), PollFlags::IN));
             }
             Near::Socket(socket) => {
-                heard.push(PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN));
+                polled.push(PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN));
             }
             Near::Link(_) => bail!("a link has no descriptor to sleep on"),
         }
         if let Some(echo) = &self.echo {
-            heard.push(PollFd::from_borrowed_fd(echo.socket.as_fd(), PollFlags::IN));
+            polled.push(PollFd::from_borrowed_fd(echo.socket.as_fd(), PollFlags::IN));
         }
         let timeout = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
-        let count = poll(&mut heard, Some(&timeout)).unwrap_or(1);
-        drop(heard);
+        let count = poll(&mut polled, Some(&timeout)).unwrap_or(1);
+        drop(polled);
         if let Near::Session(session, _) = &mut self.near {
             session.disarm();
             session.take_notifications();

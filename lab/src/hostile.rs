@@ -18,8 +18,8 @@ use towpath_attacks::Attack;
 use towpath_testkit::{User, Users};
 
 use crate::Settings;
-use crate::attacks::start_as;
-use crate::child::{Child, OwnSocket, Role};
+use crate::attacks::{AttackerProcess, start_as};
+use crate::child::{Child, Keep, OwnSocket};
 use crate::programs::{Serve, own_program, program};
 use crate::report::{Outcome, Row};
 use crate::soak::{GROWTH_KIB, Holding};
@@ -159,7 +159,7 @@ struct Found {
 
 fn run(plan: &Plan, users: Users, towpath: &Path, tcpdump: &Path) -> anyhow::Result<Found> {
     let files = OwnSocket::new()?;
-    let _keeper = Child::start(&Role::Keep { directory: files.directory().to_owned() })?;
+    let _keeper = Child::start(&Keep { directory: files.directory().to_owned() })?;
     let [attacker, _] = users.applications;
     let (device, network) = (format!("tap:{TAP}"), format!("{ADDRESS}/24"));
     let (server, granted) = (format!("{0}:{0}", users.server.uid), attacker.uid.to_string());
@@ -214,7 +214,7 @@ impl Site<'_> {
         let start = |number: usize| {
             let options = vec![format!("size={}", seed + number as u64)];
             let (name, socket) = (attack.name.to_owned(), self.serve.socket.clone());
-            start_as(&Role::Attack { name, socket, options }, self.attacker)
+            start_as(&AttackerProcess { name, socket, options }, self.attacker)
         };
         let attackers: Vec<_> =
             (0..self.plan.attackers).map(start).collect::<anyhow::Result<_>>()?;

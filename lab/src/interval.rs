@@ -5,6 +5,8 @@
 //! whole, so the trials of a pair stay together. Blocks keep the resemblance of neighbouring
 //! rounds, which a noisy machine causes: single rounds would give intervals that are too narrow.
 
+use fastrand::Rng;
+
 use crate::report::Row;
 
 /// Resamples.
@@ -48,13 +50,13 @@ pub(crate) fn intervals<const N: usize>(
 ) -> [Interval; N] {
     let all: Vec<usize> = (0..rounds).collect();
     let values = statistic(&all);
-    let mut random = Random(seed);
+    let mut random = Rng::with_seed(seed);
     let mut drawn = [const { Vec::new() }; N];
     let mut places = Vec::with_capacity(rounds);
     for _ in 0..RESAMPLES {
         places.clear();
         while places.len() < rounds {
-            let first = random.below(rounds);
+            let first = random.usize(..rounds);
             let block = block(rounds).min(rounds - places.len());
             places.extend((first..first + block).map(|place| place % rounds));
         }
@@ -70,34 +72,6 @@ pub(crate) fn intervals<const N: usize>(
     std::array::from_fn(|_| of_each.next().expect("as many as there are values"))
 }
 
-/// A reproducible sequence of numbers (SplitMix64).
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ word >> 31
-    }
-
-    /// Returns a number below `limit`, which is above 0.
-    pub(crate) fn below(&mut self, limit: usize) -> usize {
-        ((u128::from(self.next()) * limit as u128) >> 64) as usize
-    }
-
-    /// Returns the numbers below `count` in an arbitrary order.
-    pub(crate) fn order(&mut self, count: usize) -> Vec<usize> {
-        let mut order: Vec<usize> = (0..count).collect();
-        for last in (1..count).rev() {
-            order.swap(last, self.below(last + 1));
-        }
-        order
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -109,10 +83,10 @@ mod tests {
     /// Of many samples of one distribution, about 95 of 100 intervals hold its mean.
     #[test]
     fn intervals_hold_the_true_value_as_often_as_they_say() {
-        let mut random = Random(7);
+        let mut random = Rng::with_seed(7);
         let mut held = 0;
         for seed in 0..200 {
-            let values: Vec<f64> = (0..400).map(|_| random.below(1000) as f64).collect();
+            let values: Vec<f64> = (0..400).map(|_| random.u32(..1000).into()).collect();
             let [one] = intervals(values.len(), seed, |places| [mean(&values, places)]);
             assert!(one.low <= one.value && one.value <= one.high);
             held += usize::from(one.low <= 499.5 && 499.5 <= one.high);
@@ -123,8 +97,8 @@ mod tests {
     /// Rounds that resemble their neighbours are worth less than as many independent ones.
     #[test]
     fn blocks_widen_the_interval_of_rounds_that_resemble_each_other() {
-        let mut random = Random(3);
-        let single: Vec<f64> = (0..1000).map(|_| random.below(1000) as f64).collect();
+        let mut random = Rng::with_seed(3);
+        let single: Vec<f64> = (0..1000).map(|_| random.u32(..1000).into()).collect();
         let slow: Vec<f64> = (0..1000).map(|place| single[place / 20 * 20]).collect();
         let width = |values: &[f64]| {
             let [one] = intervals(values.len(), 1, |places| [mean(values, places)]);
@@ -141,19 +115,5 @@ mod tests {
         assert_eq!([1, 8, 9, 1000, 5120].map(block), [1, 2, 3, 10, 18]);
         let row = Interval { value: 1.0, low: 0.5, high: 1.5 }.row("r", &[], "ratio", 9);
         assert_eq!((row.spread, row.samples), ([0.5, 1.5], 9));
-    }
-
-    #[test]
-    fn orders_are_reproducible_and_whole() {
-        let mut orders = std::collections::BTreeSet::new();
-        for seed in 0..100 {
-            let order = Random(seed).order(3);
-            assert_eq!(order, Random(seed).order(3));
-            let mut sorted = order.clone();
-            sorted.sort_unstable();
-            assert_eq!(sorted, [0, 1, 2]);
-            orders.insert(order);
-        }
-        assert_eq!(orders.len(), 6, "every order occurs");
     }
 }

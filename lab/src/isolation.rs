@@ -1,10 +1,11 @@
 //! Isolation: a neighbour's throughput while another application is killed, or stopped and resumed,
 //! in the middle of its traffic.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use serde::{Deserialize, Serialize};
 use towpath_client::{Options, Rule, SendError, Session};
 use towpath_packet::build::Flow;
 use towpath_testkit::pin;
@@ -14,7 +15,7 @@ use crate::child::{Child, OwnSocket, Role, is_over, tell};
 use crate::machine::two_cores;
 use crate::report::{Outcome, Row};
 use crate::statistics::Summary;
-use crate::switch::Load;
+use crate::switch::{Load, SwitchServer};
 
 /// The lower limit of the ratio.
 const AT_LEAST: f64 = 0.95;
@@ -37,9 +38,9 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let cores = two_cores()?;
     let own = OwnSocket::new()?;
     let socket = own.path();
-    let _server = Child::start(&Role::Server { socket: socket.clone(), engine_cpu: cores.0 })?;
+    let _server = Child::start(&SwitchServer { socket: socket.clone(), engine_cpu: cores.0 })?;
     let window = Duration::from_millis(if settings.quick { 150 } else { 500 });
-    let role = Role::Application { socket: socket.clone(), cpu: cores.1, burst: BURST };
+    let role = Application { socket: socket.clone(), cpu: cores.1, burst: BURST };
     let mut other = Child::start(&role)?;
     pin(cores.1)?;
     let mut load = Load::new(&socket, FRAME_BYTES)?;
@@ -115,9 +116,28 @@ fn one_window(
     Ok((rate, gap))
 }
 
+/// Sends to itself through a server, as fast as its pace allows.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Application {
+    /// The server's socket.
+    pub(crate) socket: PathBuf,
+    /// The core.
+    pub(crate) cpu: usize,
+    /// Packets that it submits together, once a millisecond.
+    pub(crate) burst: usize,
+}
+
+impl Role for Application {
+    const NAME: &'static str = "Application";
+
+    fn act(self) -> anyhow::Result<()> {
+        send_to_itself(&self.socket, self.cpu, self.burst)
+    }
+}
+
 /// Runs the other application's process: sends to itself, a burst each millisecond, until its
 /// parent is gone.
-pub(crate) fn send_to_itself(socket: &Path, cpu: usize, burst: usize) -> anyhow::Result<()> {
+fn send_to_itself(socket: &Path, cpu: usize, burst: usize) -> anyhow::Result<()> {
     pin(cpu)?;
     let options = Options { name: "other".into(), ..Options::default() };
     let mut session = Session::attach(socket, &options)?;

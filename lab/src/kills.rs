@@ -7,36 +7,30 @@
 //! Every sender writes a block in each period, so a connection on which nothing arrives for longer is
 //! one that stands still.
 
+mod device;
 mod losses;
 mod requests;
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{bail, ensure};
+use fastrand::Rng;
 use towpath_net::Network;
 
 use crate::Settings;
-use crate::child::{Child, OwnSocket, Role};
-use crate::kernel_wire::KernelWire;
+use crate::child::{Child, Keep, OwnSocket};
 use crate::programs::{Serve, own_program};
 use crate::report::{Outcome, Row};
 use crate::streams::{LOST, Load, Progress, Ran, Streams};
 use crate::web;
 
-use losses::KernelCounts;
+use device::Device;
 use requests::{Asked, Requests};
 
-const TAP: &str = "tpkills0";
-/// The interface for AF_XDP: one end of a veth pair.
-const VETH: &str = "tpkillx";
-const VETH_MTU: u32 = 1500;
-/// The TAP's address. The first application gets the next one.
-const ADDRESS: &str = "10.94.0.1";
 const CONNECTIONS: usize = 50;
 /// The connections of wrk, and the part of the kills while it runs: one of so many.
 const WEB_CONNECTIONS: u32 = 16;
@@ -88,7 +82,7 @@ fn ask_web(
     kills: usize,
 ) -> anyhow::Result<()> {
     let files = OwnSocket::new()?;
-    let _keeper = Child::start(&Role::Keep { directory: files.directory().to_owned() })?;
+    let _keeper = Child::start(&Keep { directory: files.directory().to_owned() })?;
     let (arguments, _kernel) = Device::Tap.make()?;
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     let (serve, _network) = Serve::start(towpath, (files.directory(), "web"), &arguments)?;
@@ -172,68 +166,6 @@ fn add_rows(outcome: &mut Outcome, device: &str, run: &Run, kills: usize) {
     }
 }
 
-/// What the server serves.
-#[derive(Clone, Copy, Debug)]
-enum Device {
-    /// A TAP. The kernel is at its other end.
-    Tap,
-    /// A veth interface, by AF_XDP. The application has the interface's address, and the kernel is at
-    /// the other end, in a network namespace of its own.
-    SharedXdp,
-}
-
-impl Device {
-    fn name(self) -> &'static str {
-        match self {
-            Device::Tap => "TAP",
-            Device::SharedXdp => "AF_XDP, shared address",
-        }
-    }
-
-    /// Returns the server's arguments, and the kernel's end.
-    fn make(self) -> anyhow::Result<(Vec<String>, KernelEnd)> {
-        let (arguments, end) = match self {
-            Device::Tap => {
-                let network = format!("{ADDRESS}/24");
-                (vec![format!("tap:{TAP}"), "--address".into(), network], KernelEnd(None))
-            }
-            Device::SharedXdp => {
-                let wire = KernelWire::new(VETH, VETH_MTU)?;
-                let device = format!("xdp:{VETH}0,mode=generic");
-                (vec![device, "--share-host".into()], KernelEnd(Some(wire)))
-            }
-        };
-        Ok(([vec!["--device".into()], arguments].concat(), end))
-    }
-}
-
-/// The kernel's end of the connections: in this network namespace, or at the far end of a wire.
-struct KernelEnd(Option<KernelWire>);
-
-impl KernelEnd {
-    fn connect(&self, to: SocketAddr) -> anyhow::Result<std::net::TcpStream> {
-        match &self.0 {
-            None => Ok(std::net::TcpStream::connect(to)?),
-            Some(wire) => wire.far_tcp(to),
-        }
-    }
-
-    fn udp(&self) -> anyhow::Result<std::net::UdpSocket> {
-        let Some(wire) = &self.0 else { return Ok(std::net::UdpSocket::bind((ADDRESS, 0))?) };
-        let socket = wire.far_udp(0, 1)?.pop().context("a socket")?;
-        socket.set_nonblocking(false)?;
-        Ok(socket)
-    }
-
-    /// Reads the kernel's counters.
-    fn counts(&self) -> anyhow::Result<KernelCounts> {
-        match &self.0 {
-            None => KernelCounts::read(TAP),
-            Some(wire) => wire.at_far_end(|| KernelCounts::read(&format!("{VETH}1")))?,
-        }
-    }
-}
-
 /// Returns a quantile of sorted values.
 fn at(sorted: &[f64], quantile: f64) -> f64 {
     let last = sorted.len().saturating_sub(1);
@@ -270,28 +202,15 @@ impl Run {
     }
 }
 
-/// The moments of the kills: numbers from 0 to 1, from a seed (splitmix64).
-pub(crate) struct Moments(pub(crate) u64);
-
-impl Moments {
-    /// Returns the time until the next one.
-    fn next(&mut self) -> Duration {
-        BETWEEN[0] + (BETWEEN[1] - BETWEEN[0]).mul_f64(self.part())
-    }
-
-    /// Returns the next number from 0 to 1.
-    pub(crate) fn part(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ mixed >> 31) >> 11) as f64 / (1u64 << 53) as f64
-    }
+/// Returns the time until the next kill.
+fn pause(random: &mut Rng) -> Duration {
+    BETWEEN[0] + (BETWEEN[1] - BETWEEN[0]).mul_f64(random.f64())
 }
 
 /// Starts everything, kills servers, and waits for the connections.
 fn run(towpath: &Path, device: Device, kills: usize) -> anyhow::Result<Run> {
     let files = OwnSocket::new()?;
-    let _keeper = Child::start(&Role::Keep { directory: files.directory().to_owned() })?;
+    let _keeper = Child::start(&Keep { directory: files.directory().to_owned() })?;
     let (arguments, kernel) = device.make()?;
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     let (serve, network) = Serve::start(towpath, (files.directory(), "kills"), &arguments)?;
@@ -329,7 +248,7 @@ struct Windows {
 
 /// Kills servers, with a quiet window before each kill.
 fn kill_servers(serve: &Serve, progress: &[Progress], kills: usize) -> anyhow::Result<Windows> {
-    let mut moments = Moments(14);
+    let mut random = Rng::with_seed(14);
     let mut windows = Windows::default();
     let take = |to: &mut Vec<f64>| {
         to.extend(progress.iter().map(|one| one.take_longest_pause().as_secs_f64() * 1e3));
@@ -339,12 +258,12 @@ fn kill_servers(serve: &Serve, progress: &[Progress], kills: usize) -> anyhow::R
     let mut unused = Vec::new();
     for _ in 0..kills {
         take(&mut unused);
-        thread::sleep(moments.next());
+        thread::sleep(pause(&mut random));
         take(&mut windows.quiet);
         let unread = progress.iter().filter(|one| one.has_unread_bytes()).count();
         windows.unread.push(unread as f64);
         let before = serve.kill_server()?;
-        thread::sleep(moments.next());
+        thread::sleep(pause(&mut random));
         // A pause that has not ended belongs to this kill, too.
         let until = Instant::now() + LOST;
         while serve.server().is_none_or(|now| now == before) {

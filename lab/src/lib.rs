@@ -21,6 +21,7 @@
 //! | `sharing` | a host that shares its address: TCP, a web server, and the kernel beside them |
 //! | `xdp` | round trips over AF_XDP on veth: bare, embedded, server, and kernel sockets |
 //! | `card` | a network card: Towpath's driver beside the kernel's, DPDK's and older styles, in a virtual machine |
+//! | `card_log` | QEMU's log of the cards of a guest |
 //! | `tcp` | kernel to host over TAP, beside kernel to kernel over veth |
 //! | `web` | HTTP over TAP: the example `web` beside the same source over the kernel's sockets |
 //! | `flood` | a web server on Towpath under a SYN flood |
@@ -36,7 +37,8 @@
 //! | [`recording`] | the README\'s recorded terminal |
 //! | `towpath_guest` | virtual machines that run scripts of checks: its own crate, which builds quickly |
 //! | `techniques` | techniques that can be switched on and off |
-//! | `child`, `process`, `programs` | the other processes of an experiment |
+//! | `child`, `roles`, `process`, `programs` | the other processes of an experiment |
+//! | `count` | packets through an engine, for a tool that counts instructions |
 //! | `trip` | the packet and the applications of round trips |
 
 #![forbid(unsafe_code)]
@@ -45,10 +47,12 @@ mod attacks;
 mod bare;
 mod cambridge;
 mod card;
+mod card_log;
 mod cells;
 mod channels;
 mod child;
 mod coexistence;
+mod count;
 mod demux;
 mod echo;
 pub mod fit;
@@ -78,6 +82,7 @@ mod queue;
 mod race;
 mod rdma;
 pub mod recording;
+mod roles;
 mod scale;
 mod sharing;
 mod soak;
@@ -95,7 +100,8 @@ mod web;
 mod wire;
 mod xdp;
 
-pub use child::{ROLE_FLAG, act};
+pub use child::ROLE_FLAG;
+pub use roles::act;
 pub use towpath_report::{Experiment, Length, Report, Row};
 pub use towpath_report::{figure, machine, output, report, statistics};
 

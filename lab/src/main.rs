@@ -35,7 +35,7 @@ struct Args {
     /// Print JSON and nothing else.
     #[arg(long)]
     json: bool,
-    /// Take under 40 seconds, or two minutes for card
+    /// Take under 40 seconds, or two minutes for attacks and card
     #[arg(long)]
     quick: bool,
     /// Take as long as the papers did, where that is much longer; `notre-dame` keeps its state

@@ -86,10 +86,10 @@ fn cost(
     theirs: &OwnedFd,
     send: Send,
 ) -> anyhow::Result<f64> {
-    let (heard, over) = (AtomicU64::new(0), AtomicBool::new(false));
+    let (received, over) = (AtomicU64::new(0), AtomicBool::new(false));
     let mut times = std::thread::scope(|scope| -> anyhow::Result<Vec<u64>> {
-        let receiver = scope.spawn(|| receive(cores.1, theirs, &heard, &over));
-        let times = notify(cores.0, count, ours.as_fd(), send, &heard);
+        let receiver = scope.spawn(|| receive(cores.1, theirs, &received, &over));
+        let times = notify(cores.0, count, ours.as_fd(), send, &received);
         over.store(true, Ordering::Release);
         // This wakes the receiver, unless it has already returned: the result does not matter.
         let _ = send(ours.as_fd());
@@ -105,13 +105,13 @@ fn notify(
     count: u64,
     ours: BorrowedFd<'_>,
     send: Send,
-    heard: &AtomicU64,
+    received: &AtomicU64,
 ) -> anyhow::Result<Vec<u64>> {
     towpath_testkit::pin(core)?;
     let mut times = Vec::with_capacity(count as usize);
     for sent in 0..count {
         let since = Instant::now();
-        while heard.load(Ordering::Acquire) < sent || since.elapsed() < REST {
+        while received.load(Ordering::Acquire) < sent || since.elapsed() < REST {
             anyhow::ensure!(since.elapsed() < Duration::from_secs(5), "a notification was lost");
             std::hint::spin_loop();
         }
@@ -125,7 +125,7 @@ fn notify(
 fn receive(
     core: usize,
     theirs: &OwnedFd,
-    heard: &AtomicU64,
+    received: &AtomicU64,
     over: &AtomicBool,
 ) -> anyhow::Result<()> {
     towpath_testkit::pin(core)?;
@@ -136,7 +136,7 @@ fn receive(
         events.clear();
         epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), None)?;
         rustix::io::read(theirs, &mut [0; 64])?;
-        heard.fetch_add(1, Ordering::Release);
+        received.fetch_add(1, Ordering::Release);
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +12,11 @@ use anyhow::Context;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use towpath_client::Setting;
-use towpath_device::slow::{Pace, SlowDevice};
+use towpath_device::Device;
 use towpath_device::tap::{Options, TapDevice};
 use towpath_device::xdp::{self, XdpDevice};
-use towpath_device::{Device, loopback};
+use towpath_device_testing::loopback;
+use towpath_device_testing::slow::{Pace, SlowDevice};
 use towpath_netlink::Netlink;
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{
@@ -23,7 +24,8 @@ use towpath_server::{
 };
 use towpath_testkit::Namespace;
 
-use crate::child::{Child, OwnSocket, ROLE_FLAG, Role, tell, wait_for_end};
+use crate::child::{Child, OwnSocket, Role, give, tell, wait_for_end};
+use crate::switch::SwitchServer;
 
 /// The server's own address on its device; on a TAP, the kernel's address.
 pub(crate) const HOST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
@@ -135,8 +137,29 @@ impl Serving {
     }
 }
 
+/// Serves a device as its settings say.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Serve {
+    /// The device and its settings.
+    pub(crate) serving: Serving,
+    /// The socket's path.
+    pub(crate) socket: PathBuf,
+}
+
+impl Role for Serve {
+    const NAME: &'static str = "Serve";
+
+    fn directory(&self) -> Option<&Path> {
+        self.socket.parent()
+    }
+
+    fn act(self) -> anyhow::Result<()> {
+        serve(&self.serving, self.socket)
+    }
+}
+
 /// Runs the server's process: serves until its parent is gone.
-pub(crate) fn serve(serving: &Serving, socket: PathBuf) -> anyhow::Result<()> {
+fn serve(serving: &Serving, socket: PathBuf) -> anyhow::Result<()> {
     let (server, far) = start_server(serving, socket)?;
     tell("ready")?;
     wait_for_end()?;
@@ -210,7 +233,7 @@ impl Process {
     /// Starts a server, in another network namespace if one is given.
     pub(crate) fn start(serving: &Serving, inside: Option<&Namespace>) -> anyhow::Result<Process> {
         let socket = OwnSocket::new()?;
-        let role = Role::Serve { serving: serving.clone(), socket: socket.path() };
+        let role = Serve { serving: serving.clone(), socket: socket.path() };
         let child = start(&role, inside)?;
         Ok(Process { child, socket })
     }
@@ -219,7 +242,7 @@ impl Process {
     /// sessions.
     pub(crate) fn start_switch(engine_cpu: usize) -> anyhow::Result<Process> {
         let socket = OwnSocket::new()?;
-        let child = Child::start(&Role::Server { socket: socket.path(), engine_cpu })?;
+        let child = Child::start(&SwitchServer { socket: socket.path(), engine_cpu })?;
         Ok(Process { child, socket })
     }
 
@@ -255,10 +278,10 @@ impl Process {
 }
 
 /// Starts another process of this program in a role, in a network namespace.
-pub(crate) fn start(role: &Role, inside: Option<&Namespace>) -> anyhow::Result<Child> {
+pub(crate) fn start<R: Role>(role: &R, inside: Option<&Namespace>) -> anyhow::Result<Child> {
     let program = std::env::current_exe().context("the path of this program")?;
     let mut command = Command::new(program);
-    command.arg(ROLE_FLAG).arg(serde_json::to_string(role)?);
+    give(role, &mut command)?;
     if let Some(namespace) = inside {
         namespace.contain(&mut command);
     }

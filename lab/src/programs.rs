@@ -68,11 +68,16 @@ impl Drop for Running {
     }
 }
 
-/// Returns the process ID of a process's first child: of a keeper, its server.
-pub(crate) fn first_child(parent: u32) -> Option<u32> {
+/// Returns the process IDs of a process's children.
+pub(crate) fn children(parent: u32) -> Vec<u32> {
     let children = format!("/proc/{parent}/task/{parent}/children");
     let children = std::fs::read_to_string(children).unwrap_or_default();
-    children.split_whitespace().next()?.parse().ok()
+    children.split_whitespace().filter_map(|child| child.parse().ok()).collect()
+}
+
+/// Returns the process ID of a process's first child: of a keeper, its server.
+pub(crate) fn first_child(parent: u32) -> Option<u32> {
+    children(parent).first().copied()
 }
 
 /// Kills a process, and waits for its end.

@@ -61,33 +61,33 @@ struct Sides {
     consumer: TransmitConsumer,
     consumer_pool: Mapping,
     ledger: Ledger,
-    heap: PoolShape,
+    pool: PoolShape,
 }
 
 impl Sides {
     fn new(buffer_bytes: usize) -> anyhow::Result<Sides> {
         let slots = SLOTS as u32;
-        let (Some(shape), Some(heap)) =
+        let (Some(shape), Some(pool)) =
             (QueueShape::new(slots, slots), PoolShape::new(slots, buffer_bytes as u32))
         else {
             anyhow::bail!("this shape is not valid for a queue");
         };
         let application = SharedFile::create("bench-application", shape.application_words() * 8)?;
         let server = SharedFile::create("bench-server", shape.server_words() * 8)?;
-        let buffers = SharedFile::create("bench-pool", heap.pool_bytes())?;
+        let buffers = SharedFile::create("bench-pool", pool.pool_bytes())?;
         let mut ledger_words = own_words(Region::private(
             (shape.ledger_words() + Ledger::words_for(slots)).next_multiple_of(8) * 8,
         )?);
         let done = ledger_words.split_off_front(shape.ledger_words());
         let (producer, _receive) = application_side(
             &shape,
-            heap,
+            pool,
             own_words(application.map_writable()?),
             &peer_words(&Arc::new(server.map_readable()?)),
         );
         let (consumer, _receive) = server_side(
             &shape,
-            heap,
+            pool,
             own_words(server.map_writable()?),
             &peer_words(&Arc::new(application.map_readable()?)),
             done,
@@ -98,14 +98,14 @@ impl Sides {
             consumer,
             consumer_pool: buffers.map_readable()?,
             ledger: Ledger::new(ledger_words, slots),
-            heap,
+            pool,
         })
     }
 }
 
 /// Runs one window. Returns millions of packets per second.
 fn run(cores: (usize, usize), packet_bytes: usize, window: Duration) -> anyhow::Result<f64> {
-    let Sides { mut producer, mut producer_pool, mut consumer, consumer_pool, mut ledger, heap } =
+    let Sides { mut producer, mut producer_pool, mut consumer, consumer_pool, mut ledger, pool } =
         Sides::new(packet_bytes)?;
     let payload = vec![0x5a; packet_bytes];
     let mut into = vec![0; packet_bytes];
@@ -122,7 +122,7 @@ fn run(cores: (usize, usize), packet_bytes: usize, window: Duration) -> anyhow::
             let Some(buffer) = free.take() else { break };
             // Prefetches as the client library does.
             if let Some(buffer) = free.next(prefetch_distance(packet_bytes) as usize) {
-                let start = heap.buffer_offset(buffer) + HEADROOM_BYTES as usize;
+                let start = pool.buffer_offset(buffer) + HEADROOM_BYTES as usize;
                 producer_pool.prefetch_to_write(start, packet_bytes);
             }
             let descriptor = Descriptor {
@@ -132,7 +132,7 @@ fn run(cores: (usize, usize), packet_bytes: usize, window: Duration) -> anyhow::
                 endpoint: 0,
                 flags: 0,
             };
-            write_frame(&mut producer_pool, descriptor.pool_offset(&heap), &payload);
+            write_frame(&mut producer_pool, descriptor.pool_offset(&pool), &payload);
             producer.free_slot().expect("there are as many slots as buffers").push(descriptor);
         }
         producer.publish();
@@ -146,14 +146,14 @@ fn run(cores: (usize, usize), packet_bytes: usize, window: Duration) -> anyhow::
             let (first, count) = consumer.take_plain(&mut ledger, &mut packets, i64::MAX);
             let packets = &packets[..count];
             let prefetch = |one: &Descriptor| {
-                consumer_pool.prefetch(one.pool_offset(&heap), one.len as usize);
+                consumer_pool.prefetch(one.pool_offset(&pool), one.len as usize);
             };
             let ahead = prefetch_distance(packet_bytes) as usize;
             packets.iter().take(ahead).for_each(prefetch);
             for (index, one) in packets.iter().enumerate() {
                 packets.get(index + ahead).into_iter().for_each(prefetch);
                 let len = one.len as usize;
-                read_frame(&consumer_pool, one.pool_offset(&heap), &mut into[..len]);
+                read_frame(&consumer_pool, one.pool_offset(&pool), &mut into[..len]);
             }
             if count > 0 {
                 consumer.complete(&mut ledger, first, count as u32);

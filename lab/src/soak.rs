@@ -12,11 +12,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use fastrand::Rng;
 use rustix::process::Signal;
 
 use crate::Settings;
-use crate::child::{Child, OwnSocket, Role};
-use crate::kills::Moments;
+use crate::child::{Child, Keep, OwnSocket};
+use crate::isolation::Application;
 use crate::programs::{Serve, own_program};
 use crate::report::{Outcome, Row};
 use crate::streams::{LOST, Load, Ran, Streams};
@@ -139,7 +140,7 @@ fn holdings(serve: &Serve) -> anyhow::Result<[Holding; 2]> {
 /// Starts the server and the connections, disturbs them for a time, and measures what is left.
 fn run(towpath: &Path, time: Duration) -> anyhow::Result<(Found, Events)> {
     let files = OwnSocket::new()?;
-    let _keeper = Child::start(&Role::Keep { directory: files.directory().to_owned() })?;
+    let _keeper = Child::start(&Keep { directory: files.directory().to_owned() })?;
     let device = format!("tap:{TAP}");
     let network = format!("{ADDRESS}/24");
     let arguments = ["--device", &device, "--address", &network, "--fault", FAULTS];
@@ -192,12 +193,12 @@ fn upgrade(towpath: &Path, serve: &Serve) -> anyhow::Result<()> {
 
 /// Kills and upgrades servers, and starts and kills applications.
 fn disturb(towpath: &Path, serve: &Serve, time: Duration) -> anyhow::Result<Events> {
-    let (mut moments, mut events) = (Moments(15), Events::default());
+    let (mut random, mut events) = (Rng::with_seed(15), Events::default());
     let mut victims: Vec<Child> = Vec::new();
     let until = Instant::now() + time;
     while Instant::now() < until {
-        thread::sleep(BETWEEN[0] + (BETWEEN[1] - BETWEEN[0]).mul_f64(moments.part()));
-        match (moments.part() * 10.0) as u32 {
+        thread::sleep(BETWEEN[0] + (BETWEEN[1] - BETWEEN[0]).mul_f64(random.f64()));
+        match (random.f64() * 10.0) as u32 {
             0..3 => {
                 replace_server(serve)?;
                 events.kills += 1;
@@ -208,7 +209,7 @@ fn disturb(towpath: &Path, serve: &Serve, time: Duration) -> anyhow::Result<Even
             }
             4..7 if victims.len() < VICTIMS => {
                 let (socket, cpu) = (serve.socket.clone(), victims.len() % 2);
-                victims.push(Child::start(&Role::Application { socket, cpu, burst: 20 })?);
+                victims.push(Child::start(&Application { socket, cpu, burst: 20 })?);
             }
             _ => {
                 if let Some(victim) = victims.pop() {

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
 use rustix::process::Signal;
+use serde::{Deserialize, Serialize};
 use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session};
-use towpath_device::loopback;
+use towpath_device_testing::loopback;
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Policy, Server, Subnet, Subnets, WaitStrategy as EngineStrategy};
 use towpath_testkit::pin;
@@ -39,8 +40,29 @@ const SLOTS: u32 = 1024;
 /// The lower limits, in millions of packets per second, by size.
 const SIZES: [(usize, f64); 2] = [(64, 20.0), (1500, 4.5)];
 
+/// Serves an in-memory device.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SwitchServer {
+    /// The socket's path.
+    pub(crate) socket: PathBuf,
+    /// The core of its engine.
+    pub(crate) engine_cpu: usize,
+}
+
+impl Role for SwitchServer {
+    const NAME: &'static str = "SwitchServer";
+
+    fn directory(&self) -> Option<&Path> {
+        self.socket.parent()
+    }
+
+    fn act(self) -> anyhow::Result<()> {
+        serve(self.socket, self.engine_cpu)
+    }
+}
+
 /// Runs the server's process: serves until its parent is gone.
-pub(crate) fn serve(socket: PathBuf, engine_cpu: usize) -> anyhow::Result<()> {
+fn serve(socket: PathBuf, engine_cpu: usize) -> anyhow::Result<()> {
     let (near, _far) = loopback::pair(&loopback::Config::default())?;
     let config = Config {
         socket: Some(socket),
@@ -56,11 +78,27 @@ pub(crate) fn serve(socket: PathBuf, engine_cpu: usize) -> anyhow::Result<()> {
     Ok(server.stop()?)
 }
 
+/// Sends to itself through a server of its own, for a tool that counts an application's
+/// instructions.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct CountApplication {
+    /// The number of packets.
+    pub(crate) packets: u64,
+}
+
+impl Role for CountApplication {
+    const NAME: &'static str = "CountApplication";
+
+    fn act(self) -> anyhow::Result<()> {
+        count_application(self.packets)
+    }
+}
+
 /// Sends and receives packets of 64 bytes through the server of another process.
-pub(crate) fn count_application(packets: u64) -> anyhow::Result<()> {
+fn count_application(packets: u64) -> anyhow::Result<()> {
     let cores = two_cores()?;
     let socket = OwnSocket::new()?;
-    let _server = Child::start(&Role::Server { socket: socket.path(), engine_cpu: cores.0 })?;
+    let _server = Child::start(&SwitchServer { socket: socket.path(), engine_cpu: cores.0 })?;
     pin(cores.1)?;
     let mut load = Load::new(&socket.path(), 64)?;
     while load.received < packets {
@@ -79,7 +117,7 @@ pub(crate) fn count_application(packets: u64) -> anyhow::Result<()> {
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let cores = two_cores()?;
     let socket = OwnSocket::new()?;
-    let server = Child::start(&Role::Server { socket: socket.path(), engine_cpu: cores.0 })?;
+    let server = Child::start(&SwitchServer { socket: socket.path(), engine_cpu: cores.0 })?;
     let mut outcome = Outcome {
         how: format!(
             "server: a process, its engine polls on core {}; generator and sink: one thread of \

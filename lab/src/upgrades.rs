@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use towpath_client::{Options, Session};
-use towpath_net::{Driving, Network, SessionLink, UdpSocket};
+use towpath_net::{Network, SessionLink, UdpSocket};
 
 use crate::Settings;
-use crate::child::{Child, OwnSocket, Role};
+use crate::child::{Child, Keep, OwnSocket};
 use crate::programs::{Serve, own_program};
 use crate::report::{Outcome, Row};
 
@@ -181,7 +181,7 @@ fn receive(
 /// Starts everything, and upgrades the server `count` times in the time for `upgrades`.
 fn run(towpath: &Path, upgrades: usize, count: usize) -> anyhow::Result<Flows> {
     let files = OwnSocket::new()?;
-    let _keeper = Child::start(&Role::Keep { directory: files.directory().to_owned() })?;
+    let _keeper = Child::start(&Keep { directory: files.directory().to_owned() })?;
     let device = format!("tap:{TAP}");
     let network = format!("{ADDRESS}/24");
     let arguments = ["--device", &device, "--address", &network];
@@ -189,7 +189,7 @@ fn run(towpath: &Path, upgrades: usize, count: usize) -> anyhow::Result<Flows> {
     // Another one, with buffers for what arrives during a pause.
     drop(first);
     let options = Options { receive_slots: RECEIVE_SLOTS, ..SessionLink::options("upgrades") };
-    let network = Network::over(Session::attach(&serve.socket, &options)?, Driving::Thread)?;
+    let network = Network::builder().over(Session::attach(&serve.socket, &options)?)?;
     let (application, kernel) = sockets(&network)?;
     let to_application = application.local_addr()?;
     let to_kernel: SocketAddr = (ADDRESS.parse::<IpAddr>()?, PORT).into();

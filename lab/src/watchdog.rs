@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use anyhow::ensure;
 use rustix::time::{ClockId, clock_gettime};
 use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session, Setting};
-use towpath_device::conformance::{DeviceFarEnd, FarEnd};
-use towpath_device::loopback;
+use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
+use towpath_device_testing::loopback;
+use towpath_engine::watchdog::{Arming, Verdict, Watchdog};
 use towpath_protocol::store::MemoryStore;
-use towpath_server::internals::{Arming, Verdict, Watchdog};
 use towpath_server::{Config, Server, Values, WaitStrategy as EngineStrategy};
 
 use crate::Settings;

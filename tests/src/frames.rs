@@ -1,6 +1,6 @@
 //! Frames whose every byte follows from their number, so that a receiver knows the whole content.
 
-use crate::random::Random;
+use fastrand::Rng;
 
 /// The ethertype of checked frames, one for experiments (IEEE 802, local experimental 1).
 pub const ETHERTYPE: u16 = 0x88b5;
@@ -12,7 +12,7 @@ const HEADER_BYTES: usize = 14 + 16;
 /// Returns the length of the frame of a number, in bytes: 60 to 1514.
 #[must_use]
 pub fn len(seed: u64, number: u64) -> usize {
-    60 + Random::new(seed ^ number.wrapping_mul(0x1_0001)).below(1455) as usize
+    60 + Rng::with_seed(seed ^ number.wrapping_mul(0x1_0001)).usize(..1455)
 }
 
 /// Writes the frame of a number over `to`, whose length is [`len`]'s.
@@ -22,9 +22,9 @@ pub fn write(to: &mut [u8], destination: [u8; 6], source: [u8; 6], seed: u64, nu
     to[12..14].copy_from_slice(&ETHERTYPE.to_be_bytes());
     to[14..22].copy_from_slice(&seed.to_le_bytes());
     to[22..30].copy_from_slice(&number.to_le_bytes());
-    let mut word = Random::new(seed.rotate_left(17) ^ number);
+    let mut word = Rng::with_seed(seed.rotate_left(17) ^ number);
     for piece in to[HEADER_BYTES..].chunks_mut(8) {
-        piece.copy_from_slice(&word.draw().to_le_bytes()[..piece.len()]);
+        piece.copy_from_slice(&word.u64(..).to_le_bytes()[..piece.len()]);
     }
 }
 

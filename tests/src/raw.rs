@@ -163,21 +163,21 @@ impl Raw {
     /// # Panics
     /// If the answer is no message: then the server is wrong.
     #[must_use]
-    pub fn hear(&self, at_most: Duration) -> Reply {
+    pub fn reply(&self, at_most: Duration) -> Reply {
         let timeout = Timespec {
             tv_sec: at_most.as_secs() as i64,
             tv_nsec: i64::from(at_most.subsec_nanos()),
         };
-        let mut heard = [PollFd::new(&self.channel, PollFlags::IN)];
-        if poll(&mut heard, Some(&timeout)).unwrap_or(0) == 0 {
+        let mut polled = [PollFd::new(&self.channel, PollFlags::IN)];
+        if poll(&mut polled, Some(&timeout)).unwrap_or(0) == 0 {
             return Reply::Nothing;
         }
         // The kernel reports a hang-up with unread data before the answer.
-        let heard = match self.channel.receive() {
+        let received = match self.channel.receive() {
             Ok(Incoming::End) => self.channel.receive(),
             other => other,
         };
-        match heard {
+        match received {
             Ok(Incoming::Message(Message::Error(body), _)) => {
                 Reply::Refused(body.refusal(), body.text())
             }
@@ -193,7 +193,7 @@ impl Raw {
     /// The kernel's error.
     pub fn ask(&self, message: &Message) -> io::Result<Reply> {
         self.say(message)?;
-        Ok(self.hear(crate::PATIENCE))
+        Ok(self.reply(crate::PATIENCE))
     }
 
     /// Sends a message of a version of the protocol, and waits for the answer in it.
@@ -216,7 +216,7 @@ impl Raw {
     /// The kernel's error.
     pub fn ask_bytes(&self, bytes: &[u8]) -> io::Result<Reply> {
         self.send(bytes, &[])?;
-        Ok(self.hear(crate::PATIENCE))
+        Ok(self.reply(crate::PATIENCE))
     }
 
     /// Requests a session.

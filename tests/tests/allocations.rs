@@ -3,7 +3,7 @@
 //! no further threads.
 
 use towpath_client::{Endpoint, Meta, Options, Rule, SegmentationKind, Session};
-use towpath_device::loopback;
+use towpath_device_testing::loopback;
 use towpath_packet::build::{Flow, Tcp};
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Subnet, Subnets, WaitStrategy as EngineStrategy};

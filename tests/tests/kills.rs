@@ -5,9 +5,10 @@ use std::io::Read;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use towpath_client::Setting;
 use towpath_tests::process::{Process, Program};
-use towpath_tests::random::{Random, seed};
+use towpath_tests::random::seed;
 use towpath_tests::served::Served;
 
 static PEER: Program = Program::at(env!("CARGO_BIN_EXE_towpath-tests-peer"));
@@ -29,7 +30,7 @@ fn kills() -> u64 {
 
 #[test]
 fn a_thousand_kills_leave_nothing_behind() {
-    let mut random = Random::new(seed(0x5161_1c11));
+    let mut random = Rng::with_seed(seed(0x5161_1c11));
     // The far end fetches packets late, so that killed applications leave some in flight.
     let mut server = Served::start(&PEER, &["late=yes"]);
     let mut neighbour = start("pair", &server, "1");
@@ -47,13 +48,13 @@ fn a_thousand_kills_leave_nothing_behind() {
             .unwrap();
         if round % 4 == 0 {
             // Somewhere between its start and its traffic.
-            std::thread::sleep(Duration::from_micros(random.below(8000)));
+            std::thread::sleep(Duration::from_micros(random.u64(..8000)));
         } else {
             let mut said = [0; 8];
             victim.stdout.as_mut().unwrap().read_exact(&mut said).expect("it runs");
             assert_eq!(&said, b"running\n");
             in_traffic += 1;
-            std::thread::sleep(Duration::from_micros(random.below(1500)));
+            std::thread::sleep(Duration::from_micros(random.u64(..1500)));
         }
         victim.kill().unwrap();
         victim.wait().unwrap();
@@ -74,13 +75,13 @@ fn a_thousand_kills_leave_nothing_behind() {
 
 #[test]
 fn an_application_stopped_two_hundred_times_holds_up_only_itself() {
-    let mut random = Random::new(seed(0x57075));
+    let mut random = Rng::with_seed(seed(0x57075));
     let mut server = Served::start(&PEER, &["late=yes"]);
     let mut neighbour = start("pair", &server, "4");
     let before = server.settled();
     let mut victim = start("echoed", &server, "5");
     for _ in 0..200 {
-        std::thread::sleep(Duration::from_micros(random.below(2000)));
+        std::thread::sleep(Duration::from_micros(random.u64(..2000)));
         victim.signal(libc::SIGSTOP);
         // The neighbour goes on meanwhile.
         let then = count(&mut neighbour);
@@ -99,7 +100,7 @@ fn an_application_stopped_two_hundred_times_holds_up_only_itself() {
 
 #[test]
 fn a_change_of_mode_under_load_loses_nothing() {
-    let mut random = Random::new(seed(0x30de));
+    let mut random = Rng::with_seed(seed(0x30de));
     let server = Served::start(&PEER, &[]);
     let mut pair = start("pair", &server, "6");
     let mut echoed = start("echoed", &server, "7");
@@ -109,7 +110,7 @@ fn a_change_of_mode_under_load_loses_nothing() {
         towpath_client::set(server.socket(), None, Setting::Wait, value).unwrap();
         let shown = server.report()["device"]["wait"].as_str().unwrap().to_owned();
         assert_eq!(shown, mode);
-        std::thread::sleep(Duration::from_micros(random.below(3000)));
+        std::thread::sleep(Duration::from_micros(random.u64(..3000)));
         if round % 30 == 0 {
             // All processes make progress in either mode.
             for process in [&mut pair, &mut echoed] {

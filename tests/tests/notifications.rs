@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use towpath_client::{Endpoint, Options, Rule, Session, Setting};
-use towpath_device::conformance::{DeviceFarEnd, FarEnd};
-use towpath_device::{Meta, loopback};
+use towpath_device::Meta;
+use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
+use towpath_device_testing::loopback;
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, WaitStrategy as EngineStrategy};
 use towpath_tests::{PATIENCE, eventually, frames};
@@ -51,8 +52,7 @@ fn world_of(other_us: u64, provided: Option<u32>) -> World {
 
 impl World {
     fn received(&self, endpoint: Endpoint) -> u64 {
-        let all = self.session.counters(endpoint);
-        all.iter().find(|(counter, _)| *counter == "rx_packets").unwrap().1
+        self.session.counters(endpoint).rx_packets()
     }
 
     fn frame(&self, from: [u8; 6], endpoint: Endpoint) -> Vec<u8> {
@@ -77,8 +77,8 @@ impl World {
     /// Asserts that the server notified it, and takes the notifications.
     fn was_notified(&mut self) {
         let timeout = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
-        let mut heard = [PollFd::new(&self.session, PollFlags::IN)];
-        assert_eq!(poll(&mut heard, Some(&timeout)).unwrap(), 1, "no notification came");
+        let mut polled = [PollFd::new(&self.session, PollFlags::IN)];
+        assert_eq!(poll(&mut polled, Some(&timeout)).unwrap(), 1, "no notification came");
         self.session.disarm();
         self.session.take_notifications();
         self.takes_all();

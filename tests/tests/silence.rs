@@ -25,11 +25,11 @@ fn a_silent_handshake_is_cut_off_after_five_seconds() {
     let lives = connect(&server);
     let living = lives.live(raw::attach("lives")).unwrap();
     for raw in [&silent, &attached] {
-        assert!(matches!(raw.hear(PATIENCE), Reply::HungUp));
+        assert!(matches!(raw.reply(PATIENCE), Reply::HungUp));
         let after = start.elapsed();
         assert!(after > Duration::from_secs(5), "{after:?}");
     }
-    assert!(matches!(lives.hear(Duration::from_millis(500)), Reply::Nothing));
+    assert!(matches!(lives.reply(Duration::from_millis(500)), Reply::Nothing));
     drop((files, living, silent, attached, lives));
     server.holds_again(&before);
     server.stop();

@@ -223,7 +223,7 @@ impl Program {
     ///
     /// # Errors
     /// [`Error::NotPermitted`] without CAP_SYS_ADMIN; [`Error::Refused`] if there is none.
-    pub fn by_id(id: u32) -> Result<Program, Error> {
+    pub(crate) fn by_id(id: u32) -> Result<Program, Error> {
         let mut attribute = ById { id, next: 0, flags: 0 };
         let opened = call_for_fd(Command::ProgramById, &mut attribute);
         Ok(Program { fd: opened.map_err(Error::of("opening a BPF program by its id"))? })

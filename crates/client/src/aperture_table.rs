@@ -35,8 +35,10 @@ impl Apertures {
     /// Creates the client's side; `None` if the session can have no apertures.
     pub(crate) fn new(
         shape: &SessionShape,
-        (states, requests): (PeerWords, PeerWords),
-        (armed, fired): (Option<Region>, PeerWords),
+        states: PeerWords,
+        requests: PeerWords,
+        armed: Option<Region>,
+        fired: PeerWords,
         guard: &ForkGuard,
     ) -> Option<Box<Apertures>> {
         (shape.apertures() > 0).then(|| {

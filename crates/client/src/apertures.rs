@@ -212,7 +212,7 @@ impl Session {
         let (created, armed) = self.ask_created(&Message::ImportTripwire(import))?;
         let table = self.apertures.as_mut().and_then(|one| one.tripwires.as_mut());
         let table = table.ok_or_else(wrong_answer)?;
-        if let Err(error) = table.import(created.number, (created.key, number), armed) {
+        if let Err(error) = table.import(created.number, created.key, number, armed) {
             // This session does not use it.
             self.ask_release(message::RELEASE_TRIPWIRE, created.number)?;
             return Err(error);

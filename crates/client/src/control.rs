@@ -62,18 +62,18 @@ fn connect_to(path: &Path, deadline: Deadline) -> Result<OwnedFd, AttachError> {
     )
     .map_err(|error| failed(error.into()))?;
     let address = SocketAddrUnix::new(path).map_err(|error| failed(error.into()))?;
-    // The kernel applies this timeout while the server's queue of connections is full. Zero would
-    // mean no limit.
-    if let Some(left) = deadline.left() {
-        let left = left.max(Duration::from_millis(1));
-        set_socket_timeout(&socket, Timeout::Send, Some(left))
-            .map_err(|error| failed(error.into()))?;
-    }
     loop {
+        // The kernel applies this timeout while the server's queue of connections is full. Zero would
+        // mean no limit. A signal ends the wait, and the next one has the time that is left.
+        if let Some(left) = deadline.left() {
+            let left = left.max(Duration::from_millis(1));
+            set_socket_timeout(&socket, Timeout::Send, Some(left))
+                .map_err(|error| failed(error.into()))?;
+        }
         match rustix::net::connect(&socket, &address) {
             Ok(()) => return Ok(socket),
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => {
+            Err(Errno::INTR) if deadline.left() != Some(Duration::ZERO) => {}
+            Err(Errno::AGAIN | Errno::INTR) => {
                 return Err(AttachError::NoAnswer {
                     path: Some(path.to_owned()),
                     after: deadline.after,

@@ -75,6 +75,39 @@ mod tests {
         rustix::net::accept_with(listener, SocketFlags::CLOEXEC).is_ok()
     }
 
+    /// Signals end the kernel's wait for a place in the queue; the deadline counts from the first one.
+    #[test]
+    fn signals_do_not_prolong_the_wait_for_a_server() {
+        extern "C" fn ignore(_: libc::c_int) {}
+        let directory = std::env::temp_dir().join(format!("towpath-busy-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let path = directory.join("s.sock");
+        let _full = listener(&path, 0);
+        let _waiting = connect(&path, Deadline::after(Duration::from_secs(20))).unwrap();
+        let handler: extern "C" fn(libc::c_int) = ignore;
+        // SAFETY: the handler does nothing, so it is safe at any time.
+        unsafe { libc::signal(libc::SIGUSR2, handler as libc::sighandler_t) };
+        let (send, thread) = std::sync::mpsc::channel();
+        let blocked = std::thread::spawn({
+            let path = path.clone();
+            move || {
+                // SAFETY: the call has no conditions.
+                send.send(unsafe { libc::pthread_self() }).unwrap();
+                connect(&path, Deadline::after(Duration::from_millis(300)))
+            }
+        });
+        let thread = thread.recv().unwrap();
+        let began = std::time::Instant::now();
+        while !blocked.is_finished() {
+            assert!(began.elapsed() < Duration::from_secs(30), "signals prolong the wait");
+            // SAFETY: the thread is not joined yet.
+            unsafe { libc::pthread_kill(thread, libc::SIGUSR2) };
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(matches!(blocked.join().unwrap(), Err(AttachError::NoAnswer { .. })));
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+
     #[test]
     fn the_administration_socket_is_tried_first_and_its_errors_are_told() {
         let directory = std::env::temp_dir().join(format!("towpath-two-{}", std::process::id()));

@@ -10,6 +10,7 @@ pub use towpath_protocol::message::Refusal;
 
 /// The session is over. All further calls on it fail; attach again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Lost {
     /// The server, or its worker process for this user, ended, and no server resumed the session
     /// within `Options::resume_timeout`.
@@ -67,6 +68,7 @@ pub enum Lost {
 
 /// The reason why the client could not attach.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum AttachError {
     /// No server listens at the path.
     #[error("{path}: {cause}; {}", remedy(.cause))]
@@ -138,6 +140,7 @@ impl AttachError {
 /// The reason why the session could not open or close an endpoint, or change a setting or its wait
 /// strategy.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum OpenError {
     /// The server refused, or the client refused an impossible request.
     #[error("{text}")]
@@ -345,6 +348,7 @@ pub enum RequestError {
 
 /// The reason why the client did not queue a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum SendError {
     /// The queue is full: wait for room ([`crate::Session::want_room`]), or drop the packet.
     #[error("the transmit queue is full")]

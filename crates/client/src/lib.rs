@@ -52,8 +52,11 @@ mod attach;
 mod channels;
 mod clock;
 mod control;
+mod endpoint_counters;
+mod endpoints;
 mod entrance;
 mod error;
+mod flush;
 mod hold;
 mod lanes;
 mod memory;
@@ -78,6 +81,7 @@ mod wait;
 mod waiter;
 
 pub use channels::{Channel, ChannelOffer, ChannelStream, ReceivedMessage, ReservedMessage};
+pub use endpoint_counters::EndpointCounters;
 pub use entrance::administration_socket;
 pub use error::{
     AccessError, AttachError, ChannelError, Lost, OpenChannelError, OpenError, Refusal,
@@ -98,7 +102,7 @@ pub use towpath_packet::{Checksum, Meta, Segmentation, SegmentationKind};
 pub use towpath_protocol::apertures::{Access, ApertureState, Sharing};
 pub use towpath_protocol::oob::{OobAddress, PeerState, Refused};
 pub use towpath_protocol::requests::RequestFault;
-pub use towpath_protocol::settings::{Kind, Scope, Setting, SettingError, Spec, Values};
+pub use towpath_protocol::settings::{Audience, Kind, Scope, Setting, SettingError, Spec, Values};
 pub use towpath_queue::Violation;
 pub use towpath_queue::descriptor::EXPEDITED_BYTES;
 pub use tripwire_table::{ImportedTripwire, Tripwire};

@@ -43,19 +43,19 @@ impl Export {
 
 fn inside<T>(
     done: Option<T>,
-    (offset, len): (usize, usize),
+    offset: usize,
+    len: usize,
     memory: &CommonMemory,
 ) -> Result<T, AccessError> {
     done.ok_or(AccessError::Range { offset, len, bytes: memory.len() })
 }
 
 fn read(memory: &CommonMemory, offset: usize, to: &mut [u8]) -> Result<(), AccessError> {
-    let range = (offset, to.len());
-    inside(memory.read(offset, to).then_some(()), range, memory)
+    inside(memory.read(offset, to).then_some(()), offset, to.len(), memory)
 }
 
 fn write(memory: &CommonMemory, offset: usize, from: &[u8]) -> Result<(), AccessError> {
-    inside(memory.write(offset, from).then_some(()), (offset, from.len()), memory)
+    inside(memory.write(offset, from).then_some(()), offset, from.len(), memory)
 }
 
 impl Memory {
@@ -113,7 +113,7 @@ impl Memory {
     #[inline]
     pub fn load(&self, offset: usize) -> Result<u64, AccessError> {
         let mapped = self.mapped()?;
-        inside(mapped.load(offset), (offset, 8), mapped)
+        inside(mapped.load(offset), offset, 8, mapped)
     }
 
     /// Stores an aligned word of 8 bytes. A reader that loads it also sees all that this thread
@@ -124,7 +124,7 @@ impl Memory {
     #[inline]
     pub fn store(&self, offset: usize, value: u64) -> Result<(), AccessError> {
         let mapped = self.mapped()?;
-        inside(mapped.store(offset, value).then_some(()), (offset, 8), mapped)
+        inside(mapped.store(offset, value).then_some(()), offset, 8, mapped)
     }
 }
 
@@ -238,7 +238,7 @@ impl Aperture {
     #[inline]
     pub fn load(&self, offset: usize) -> Result<u64, AccessError> {
         let mapped = self.mapped(self.access.reads())?;
-        inside(mapped.load(offset), (offset, 8), mapped)
+        inside(mapped.load(offset), offset, 8, mapped)
     }
 
     /// Stores an aligned word, as [`Memory::store`] does.
@@ -248,6 +248,6 @@ impl Aperture {
     #[inline]
     pub fn store(&self, offset: usize, value: u64) -> Result<(), AccessError> {
         let mapped = self.mapped(self.access.writes())?;
-        inside(mapped.store(offset, value).then_some(()), (offset, 8), mapped)
+        inside(mapped.store(offset, value).then_some(()), offset, 8, mapped)
     }
 }

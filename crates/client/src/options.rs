@@ -67,6 +67,7 @@ pub struct Options {
 
 /// The kind of a session's addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Addresses {
     /// Addresses of the session's own if the server has such, otherwise the host's.
     #[default]
@@ -91,6 +92,7 @@ impl Addresses {
 /// The strategy of [`crate::Session::wait`]. It has no effect on a program that sleeps in an epoll
 /// of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum WaitStrategy {
     /// The client sleeps until the server notifies it.
     #[default]

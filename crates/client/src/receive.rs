@@ -12,10 +12,10 @@ use crate::session::Session;
 impl Session {
     /// Provides empty buffers, up to the limit for one queue pair ([`crate::Options::provided`]).
     pub(crate) fn provide(&mut self, unit: usize) {
-        let set = &mut self.queue_pairs[unit];
+        let pair = &mut self.queue_pairs[unit];
         let limit = self.provided;
-        let most = limit.saturating_sub(set.receive.in_flight());
-        set.receive.provide_from(&mut self.lanes[set.lane].receive_free, most);
+        let most = limit.saturating_sub(pair.receive.in_flight());
+        pair.receive.provide_from(&mut self.lanes[pair.lane].receive_free, most);
     }
 
     /// Passes at most `budget` received packets of a queue pair to `each`, which reads them in
@@ -116,20 +116,20 @@ impl Session {
     /// descriptors.
     #[inline]
     fn take(&mut self, unit: usize, most: usize) -> Result<(usize, usize), Violation> {
-        let set = &mut self.queue_pairs[unit];
-        if set.receive.waiting() == 0 {
-            set.receive.observe()?;
+        let pair = &mut self.queue_pairs[unit];
+        if pair.receive.waiting() == 0 {
+            pair.receive.observe()?;
             let first = prefetch_distance(self.length);
-            for buffer in (0..first).map_while(|ahead| set.receive.waiting_buffer(ahead)) {
-                self.receive_pool.prefetch(set.first_buffer + buffer, self.length);
+            for buffer in (0..first).map_while(|ahead| pair.receive.waiting_buffer(ahead)) {
+                self.receive_pool.prefetch(pair.first_buffer + buffer, self.length);
             }
         }
         let most = most.min(self.taken.len());
-        let singles = set.receive.take_singles(&mut self.taken[..most])?;
+        let singles = pair.receive.take_singles(&mut self.taken[..most])?;
         if singles > 0 {
             return Ok((singles, singles));
         }
-        let slots = set.receive.take(&mut self.taken)?;
+        let slots = pair.receive.take(&mut self.taken)?;
         Ok((usize::from(slots > 0), slots))
     }
 

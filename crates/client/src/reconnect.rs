@@ -120,8 +120,8 @@ impl Resumable {
     pub(crate) fn step(&mut self, question: Resume) -> Progress {
         let Some(attempt) = &mut self.attempt else { return Progress::NotResumed };
         if let Some(channel) = &attempt.channel {
-            let mut heard = [PollFd::new(channel, PollFlags::IN)];
-            if poll(&mut heard, Some(&Timespec::default())).unwrap_or(0) == 0 {
+            let mut polled = [PollFd::new(channel, PollFlags::IN)];
+            if poll(&mut polled, Some(&Timespec::default())).unwrap_or(0) == 0 {
                 return Progress::Pending;
             }
             let answer = channel.receive();

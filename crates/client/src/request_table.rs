@@ -13,6 +13,7 @@ pub struct RequestId {
 
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum RequestState {
     /// The server has yet to carry it out.
     Pending,

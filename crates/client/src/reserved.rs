@@ -35,8 +35,8 @@ impl Session {
     /// session whose queue pair this session does not have.
     #[must_use]
     pub fn transmit_slots(&self, endpoint: Endpoint) -> u32 {
-        let set = self.unit(endpoint.queue_pair, 0).map(|unit| &self.queue_pairs[unit]);
-        set.map_or(0, |set| set.transmit.capacity())
+        let pair = self.unit(endpoint.queue_pair, 0).map(|unit| &self.queue_pairs[unit]);
+        pair.map_or(0, |pair| pair.transmit.capacity())
     }
 
     /// Takes a free transmit buffer, if the client knows of one. A child made by `fork` has none.

@@ -52,8 +52,8 @@ impl Session {
     /// Enters every queue pair for a check.
     fn check_all_queue_pairs(&mut self) {
         let ready: &mut VecDeque<u32> = &mut self.ready;
-        for (unit, set) in (0..).zip(&mut self.queue_pairs) {
-            if !std::mem::replace(&mut set.ready, true) {
+        for (unit, pair) in (0..).zip(&mut self.queue_pairs) {
+            if !std::mem::replace(&mut pair.ready, true) {
                 ready.push_back(unit);
             }
         }
@@ -99,12 +99,12 @@ impl Session {
                 return Ok(false);
             }
             let left = wake_at.min(limit).saturating_duration_since(clock::now());
-            let mut heard: Vec<_> = resumable
+            let mut polled: Vec<_> = resumable
                 .asked()
                 .iter()
                 .map(|channel| PollFd::new(*channel, PollFlags::IN))
                 .collect();
-            match poll(&mut heard, Timespec::try_from(left).ok().as_ref()) {
+            match poll(&mut polled, Timespec::try_from(left).ok().as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(_) => return Err(self.not_resumed()),
             }
@@ -163,16 +163,16 @@ impl Session {
     fn mark_in_flight(&mut self) -> Result<(), Lost> {
         self.dirty.clear();
         let mut outcome = Ok(());
-        for set in &mut self.queue_pairs {
-            set.transmit.publish();
-            set.dirty = false;
+        for pair in &mut self.queue_pairs {
+            pair.transmit.publish();
+            pair.dirty = false;
         }
         let fenced = events::fence();
-        for set in &mut self.queue_pairs {
-            if set.transmit.in_flight() > 0 {
-                let lane = &mut self.lanes[set.lane];
+        for pair in &mut self.queue_pairs {
+            if pair.transmit.in_flight() > 0 {
+                let lane = &mut self.lanes[pair.lane];
                 lane.unnotified = true;
-                outcome = outcome.and(lane.marker.mark(fenced, set.number).map(|_| ()));
+                outcome = outcome.and(lane.marker.mark(fenced, pair.number).map(|_| ()));
             }
         }
         // The killed server may have been told, and not have fired.

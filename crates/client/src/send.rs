@@ -1,18 +1,14 @@
 //! A session's transmit side: the client writes packets in place, publishes them in batches, and
 //! waits for room.
 
-use std::time::Duration;
-
 use towpath_packet::Meta;
 use towpath_packet::flow::FLOW_BYTES;
+use towpath_queue::Violation;
 use towpath_queue::descriptor::{
     Descriptor, EXPEDITED, EXPEDITED_BYTES, MAX_CHAIN, TOGETHER, prefetch_distance,
 };
-use towpath_queue::doorbell::{self, Due};
-use towpath_queue::{Violation, events};
 
 use crate::error::{Lost, SendError};
-use crate::hold::Taken;
 use crate::lanes::lane_of;
 use crate::options::Endpoint;
 use crate::session::Session;
@@ -121,8 +117,8 @@ impl Session {
         if meta.is_full()
             // With several lanes, the packet itself tells which one it takes.
             && len.wrapping_sub(1) < self.direct_bytes
-            && let Some(set) = self.queue_pairs.get_mut(queue_pair as usize)
-            && let Some(slot) = set.transmit.free_slot()
+            && let Some(pair) = self.queue_pairs.get_mut(queue_pair as usize)
+            && let Some(slot) = pair.transmit.free_slot()
             && let Some(buffer) = self.transmit_free.take()
         {
             if let Some(later) = self.transmit_free.next(prefetch_distance(len) as usize - 1) {
@@ -130,12 +126,12 @@ impl Session {
             }
             let descriptor = self.transmit_pool.write_one(buffer, len, endpoint.number, fill);
             slot.push(Descriptor { flags, ..descriptor });
-            if !set.dirty {
-                set.dirty = true;
+            if !pair.dirty {
+                pair.dirty = true;
                 self.dirty.push(queue_pair);
                 // The flush of this batch will write these lines, which the engine's core has
                 // cached.
-                set.transmit.prefetch_publication();
+                pair.transmit.prefetch_publication();
                 self.lanes[0].marker.prefetch(queue_pair);
             }
             self.statistics.sent += 1;
@@ -182,9 +178,9 @@ impl Session {
     /// have so many buffers of room together, as far as the client knows. Together they take at
     /// most as many buffers as one of them has slots, which is the queue pair's share of the pool.
     fn fits(&self, queue_pair: usize, needed: usize) -> bool {
-        let sets = self.queue_pairs.iter().skip(queue_pair).step_by(self.per_lane);
-        let slots = sets.clone().map(|set| set.transmit.capacity()).min().unwrap_or(0);
-        let used: u32 = sets.map(|set| set.transmit.capacity() - set.transmit.room()).sum();
+        let pairs = self.queue_pairs.iter().skip(queue_pair).step_by(self.per_lane);
+        let slots = pairs.clone().map(|pair| pair.transmit.capacity()).min().unwrap_or(0);
+        let used: u32 = pairs.map(|pair| pair.transmit.capacity() - pair.transmit.room()).sum();
         self.transmit_free.len() >= needed && used as usize + needed <= slots as usize
     }
 
@@ -192,8 +188,8 @@ impl Session {
     /// this number.
     fn reclaim(&mut self, queue_pair: usize) -> Result<(), Violation> {
         let free = &mut self.transmit_free;
-        for set in self.queue_pairs.iter_mut().skip(queue_pair).step_by(self.per_lane) {
-            set.transmit.reclaim(|buffer| free.release(buffer))?;
+        for pair in self.queue_pairs.iter_mut().skip(queue_pair).step_by(self.per_lane) {
+            pair.transmit.reclaim(|buffer| free.release(buffer))?;
         }
         Ok(())
     }
@@ -210,12 +206,12 @@ impl Session {
 
     /// Puts descriptors into a transmit queue.
     pub(crate) fn push(&mut self, unit: usize, descriptors: &[Descriptor]) -> bool {
-        let set = &mut self.queue_pairs[unit];
-        if !set.transmit.push(descriptors) {
+        let pair = &mut self.queue_pairs[unit];
+        if !pair.transmit.push(descriptors) {
             return false;
         }
-        if !set.dirty {
-            set.dirty = true;
+        if !pair.dirty {
+            pair.dirty = true;
             self.dirty.push(unit as u32);
         }
         self.statistics.sent += 1;
@@ -301,150 +297,6 @@ impl Session {
         })
     }
 
-    /// Publishes all queued packets to the server, and notifies the server if it sleeps. The caller
-    /// calls this once per batch.
-    ///
-    /// # Errors
-    /// [`Lost`].
-    pub fn flush(&mut self) -> Result<(), Lost> {
-        self.check()?;
-        if self.dirty.is_empty() {
-            return Ok(());
-        }
-        if self.hung_up {
-            // The next server learns of all packets when it resumes the session.
-            for queue_pair in self.dirty.drain(..) {
-                let set = &mut self.queue_pairs[queue_pair as usize];
-                set.transmit.publish();
-                set.dirty = false;
-            }
-            return Ok(());
-        }
-        let mut outcome = Ok(());
-        for queue_pair in &self.dirty {
-            let transmit = &mut self.queue_pairs[*queue_pair as usize].transmit;
-            transmit.publish();
-            let half = transmit.capacity() / 2;
-            if transmit.in_flight() < half || !self.doorbell_hold.is_early() {
-                continue;
-            }
-            // The check above used the completions that the client had seen; this reclaims more.
-            let free = &mut self.transmit_free;
-            outcome = outcome.and(transmit.reclaim(|buffer| free.release(buffer)).map(|_| ()));
-            // The queue is soon full, so the server should poll now, whatever its wait strategy.
-            if transmit.in_flight() >= half {
-                self.doorbell_hold.note_half();
-            }
-        }
-        let fenced = events::fence();
-        for queue_pair in &self.dirty {
-            let set = &mut self.queue_pairs[*queue_pair as usize];
-            set.dirty = false;
-            let lane = &mut self.lanes[set.lane];
-            lane.unnotified = true;
-            outcome = outcome.and(lane.marker.mark(fenced, set.number).map(|_| ()));
-        }
-        self.dirty.clear();
-        if let Err(violation) = outcome {
-            return Err(self.wrong(violation));
-        }
-        self.statistics.batches += 1;
-        let mut new = false;
-        for lane in self.lanes.iter_mut().filter(|lane| lane.unnotified) {
-            new |= lane.marker.publish();
-        }
-        self.notify_for(new);
-        Ok(())
-    }
-
-    /// Flushes as [`Session::flush`] does, and sends a deferred notification at once, also to a
-    /// timer-driven server. For the last packet of a burst.
-    ///
-    /// # Errors
-    /// [`Lost`].
-    pub fn flush_now(&mut self) -> Result<(), Lost> {
-        self.doorbell_hold.hurry();
-        self.flush()?;
-        self.notify_deferred();
-        Ok(())
-    }
-
-    /// Defers notifications to the server until `packets` are queued, `delay` has passed, a queue
-    /// is half full, or the application calls [`Session::flush_now`], whichever is first. The
-    /// client does not hold back the packets themselves: a server that is awake finds them at once.
-    /// The exception is a session that had nothing to send for so long that the engine parked it
-    /// (docs/signalling.md): its first packet waits for the notification.
-    ///
-    /// No thread watches the time. The next wait, poll, or flush of packets after the delay sends
-    /// the notification, and so do [`Session::wait`] and [`Session::arm`] before each sleep. A
-    /// program that computes meanwhile calls `flush_now` first. With one packet or no delay, the
-    /// client notifies at once, as it does by default. (Hennrich calls this producer IPC saving.)
-    pub fn defer_notifications(&mut self, packets: u32, delay: Duration) {
-        if !self.is_parents() {
-            return;
-        }
-        self.doorbell_hold.defer(packets, delay);
-        self.notify_deferred();
-    }
-
-    /// Sets whether the client notifies the server when half of a queue is in flight, even if the
-    /// client defers notifications or the server is timer-driven; on by default. If off, also a
-    /// full queue waits for its delay or tick.
-    pub fn set_early_notification(&mut self, on: bool) {
-        self.doorbell_hold.set_early(on);
-    }
-
-    /// Sets whether the client suppresses notifications to a server that is awake, timer-driven or
-    /// already notified; on by default. If off, the client notifies the server for each batch, to
-    /// measure the effect of suppression. The device's setting `notification_suppression` does the
-    /// same in the other direction.
-    pub fn set_notification_suppression(&mut self, on: bool) {
-        self.doorbell_hold.set_suppression(on);
-    }
-
-    /// Notifies the server of published packets, now or later. `new`: no event for them was
-    /// pending.
-    pub(crate) fn notify_for(&mut self, new: bool) {
-        match self.doorbell_hold.is_time(new, self.statistics.sent) {
-            None => {}
-            Some(true) => self.notify(),
-            Some(false) => self.statistics.notifications_deferred += 1,
-        }
-    }
-
-    /// Sends a deferred notification if its delay has passed.
-    pub(crate) fn notify_if_due(&mut self) {
-        if self.doorbell_hold.is_due() {
-            self.notify();
-        }
-    }
-
-    /// Sends a deferred notification.
-    pub(crate) fn notify_deferred(&mut self) {
-        if self.doorbell_hold.is_pending() {
-            self.notify();
-        }
-    }
-
-    /// Wakes the server if it sleeps, or has parked this session.
-    fn notify(&mut self) {
-        let Taken { urgent, half, saves } = self.doorbell_hold.take(self.statistics.sent);
-        let fenced = doorbell::fence();
-        for lane in self.lanes.iter_mut().filter(|lane| lane.unnotified) {
-            lane.unnotified = false;
-            let asleep = lane.server_sleep_flag.must_notify(fenced, urgent);
-            // A server that has parked this session does not poll it at ticks.
-            let parked = lane.parked_flag.must_notify(fenced, true);
-            if asleep == Due::Now || parked == Due::Now || !saves {
-                self.statistics.notifications += 1;
-                self.statistics.notifications_early += u64::from(half);
-                let _ = rustix::io::write(&lane.wake, &1u64.to_ne_bytes());
-            } else {
-                self.statistics.notifications_suppressed += 1;
-            }
-        }
-    }
-
     /// Requests that [`Session::wait`] also returns when half of a queue pair's buffers in flight
     /// are completed. Each request is answered once.
     ///
@@ -456,10 +308,10 @@ impl Session {
     pub fn want_room(&mut self, queue_pair: u32) -> Result<(), Lost> {
         self.check()?;
         let unit = self.fullest(queue_pair as usize);
-        let set = &mut self.queue_pairs[unit];
-        let half = set.transmit.in_flight().div_ceil(2);
-        set.transmit.want(half);
-        set.wants = true;
+        let pair = &mut self.queue_pairs[unit];
+        let half = pair.transmit.in_flight().div_ceil(2);
+        pair.transmit.want(half);
+        pair.wants = true;
         // One check after the request is written: later completions come with an event.
         self.poll_for_room(unit)
     }
@@ -475,13 +327,13 @@ impl Session {
     /// Checks whether a queue pair has the room that the application requested.
     pub(crate) fn poll_for_room(&mut self, unit: usize) -> Result<(), Lost> {
         self.unsent(self.queue_pairs[unit].number)?;
-        let set = &mut self.queue_pairs[unit];
-        if set.transmit.has_what_it_wanted() {
+        let pair = &mut self.queue_pairs[unit];
+        if pair.transmit.has_what_it_wanted() {
             // The client reports this room even if the application has not asked for the last
             // report.
-            (set.wants, set.room, set.room_told) = (false, true, false);
-            if !set.ready {
-                set.ready = true;
+            (pair.wants, pair.room, pair.room_told) = (false, true, false);
+            if !pair.ready {
+                pair.ready = true;
                 self.ready.push_back(unit as u32);
             }
         }
@@ -503,7 +355,7 @@ impl Session {
         if let Err(violation) = self.reclaim(queue_pair) {
             return Err(self.wrong(violation));
         }
-        let sets = self.queue_pairs.iter().skip(queue_pair).step_by(self.per_lane);
-        Ok(sets.map(|set| set.transmit.in_flight()).sum())
+        let pairs = self.queue_pairs.iter().skip(queue_pair).step_by(self.per_lane);
+        Ok(pairs.map(|pair| pair.transmit.in_flight()).sum())
     }
 }

@@ -9,35 +9,31 @@ use std::time::Duration;
 
 use towpath_memory::{ForkGuard, own_words, peer_words};
 use towpath_protocol::channel::Channel;
-use towpath_protocol::counters;
 use towpath_protocol::layout::{
     CLOSED_ADDRESS_GONE, CLOSED_AFTER_CRASHES, CLOSED_BY_POLICY, CLOSED_QUEUE_BROKE,
 };
-use towpath_protocol::message::{self, Message};
-use towpath_protocol::settings::Setting;
+use towpath_protocol::message;
 use towpath_queue::buffers::FreeBuffers;
 use towpath_queue::descriptor::{Descriptor, MAX_CHAIN};
 use towpath_queue::{PoolShape, Violation};
 
 use crate::aperture_table::Apertures;
 use crate::attach::{Attachment, attach};
-use crate::clock;
-use crate::control::{Answer, Deadline, ask, connect};
-use crate::error::{AttachError, Lost, OpenError, Refusal};
+use crate::control::{Deadline, connect};
+use crate::error::{AttachError, Lost};
 use crate::hold::DoorbellHold;
-use crate::lanes::{FirstLaneParts, Lane, QueuePair, lanes, no_counters};
+use crate::lanes::{FirstLaneParts, Lane, QueuePair, lanes};
 use crate::oob_queues::Oob;
 use crate::options::{Endpoint, Info, Options, Statistics, read_info};
 use crate::pool::{ReceivePool, TransmitPool};
 use crate::reconnect::Resumable;
-use crate::rule::Rule;
 use crate::waiter::Waiter;
 
 /// An attachment to a driver server. The crate's documentation describes threads and `fork`.
 pub struct Session {
     pub(crate) channel: Channel,
     /// How long the client waits for the answer to a request.
-    answer_timeout: Duration,
+    pub(crate) answer_timeout: Duration,
     pub(crate) doorbell: OwnedFd,
     pub(crate) lanes: Box<[Lane]>,
     /// The queue pairs of all lanes: first all of the first lane, and so on.
@@ -80,7 +76,7 @@ pub struct Session {
     /// What the client needs when the server is killed; `None` if no server resumes the session.
     pub(crate) resumable: Option<Resumable>,
     /// The number of requests for endpoints so far.
-    requests: u32,
+    pub(crate) requests: u32,
     info: Info,
     guard: ForkGuard,
     /// Not `Sync`: queues have one producer and one consumer.
@@ -142,8 +138,7 @@ impl Session {
         let FirstLaneParts { oob, apertures, fired, requests } =
             first.ok_or_else(|| AttachError::Protocol("the session has no lanes".into()))?;
         let guard = ForkGuard::new()?;
-        let apertures =
-            Apertures::new(&shape, (apertures, requests), (memories.armed, fired), &guard);
+        let apertures = Apertures::new(&shape, apertures, requests, memories.armed, fired, &guard);
         if granted.flags & message::OWN_QUEUE != 0
             && let Some(first) = queue_pairs.first_mut()
         {
@@ -216,53 +211,11 @@ impl Session {
         }
     }
 
-    /// Returns the server's counters of an endpoint. All are zero in a child made by `fork`, and
-    /// for an endpoint of another session whose number this session cannot have.
-    #[must_use]
-    pub fn counters(&self, endpoint: Endpoint) -> Vec<(&'static str, u64)> {
-        if !self.guard.is_parent() {
-            return no_counters();
-        }
-        let mut lanes = self.lanes.iter().map(|lane| lane.counters(endpoint.number));
-        let mut all = lanes.next().unwrap_or_else(no_counters);
-        lanes.for_each(|lane| counters::add_lane(&mut all, &lane));
-        self.add_oob_counters(endpoint, &mut all);
-        all
-    }
-
     /// Returns how many bytes of packets the receive buffers of one lane hold. A flow uses one
     /// lane.
     #[must_use]
     pub fn receive_bytes(&self) -> usize {
         self.receive_pool.data_bytes() / self.lanes.len()
-    }
-
-    /// Opens an endpoint.
-    ///
-    /// # Errors
-    /// [`OpenError`].
-    pub fn open(&mut self, rule: &Rule) -> Result<Endpoint, OpenError> {
-        self.check()?;
-        let open = message::Open { sequence: self.next_sequence(), ..rule.to_message() };
-        match self.ask(&Message::Open(open))? {
-            Message::Opened(opened) => {
-                let endpoint = Endpoint {
-                    number: opened.endpoint,
-                    queue_pair: rule.uses(),
-                    port: opened.port as u16,
-                    oob: rule.is_out_of_band(),
-                };
-                self.begin_oob(endpoint);
-                Ok(endpoint)
-            }
-            _ => Err(Lost::ServerGone.into()),
-        }
-    }
-
-    /// Returns the sequence number of the next message that creates something.
-    pub(crate) fn next_sequence(&mut self) -> u32 {
-        self.requests = self.requests.wrapping_add(1).max(1);
-        self.requests
     }
 
     /// Returns `true` if the server closed an endpoint of this session because its policy changed.
@@ -297,80 +250,6 @@ impl Session {
     /// Returns `true` once after the server has closed endpoints.
     pub(crate) fn take_revoked(&mut self) -> bool {
         std::mem::take(&mut self.revoked_untold)
-    }
-
-    /// Closes an endpoint. The server drops its packets that wait to be sent.
-    ///
-    /// # Errors
-    /// [`OpenError`].
-    pub fn close(&mut self, endpoint: Endpoint) -> Result<(), OpenError> {
-        self.check()?;
-        self.ask(&Message::Close(message::Close { endpoint: endpoint.number }))?;
-        Ok(self.discard_oob(endpoint)?)
-    }
-
-    /// Changes a setting of one of this session's endpoints. An application may change the settings
-    /// whose [`Scope`](crate::Scope) is `OwnEndpoint`.
-    ///
-    /// # Errors
-    /// [`OpenError`]; then the old value stays in force.
-    pub fn set(
-        &mut self,
-        endpoint: Endpoint,
-        setting: Setting,
-        value: u64,
-    ) -> Result<(), OpenError> {
-        self.check()?;
-        self.ask(&Message::Set(message::Set {
-            setting: setting as u32,
-            session: self.info.session,
-            endpoint: endpoint.number,
-            reserved: 0,
-            value,
-        }))
-        .map(|_| ())
-    }
-
-    /// Asks the server. A server that resumes the session is asked again: a request to close may
-    /// then find its endpoint closed.
-    fn ask(&mut self, message: &Message) -> Result<Message, OpenError> {
-        self.ask_with(message).map(|(message, _)| message)
-    }
-
-    /// Asks as [`Session::ask`] does. Also returns the descriptors that came with the answer.
-    pub(crate) fn ask_with(
-        &mut self,
-        message: &Message,
-    ) -> Result<(Message, Vec<OwnedFd>), OpenError> {
-        let mut is_repeated = false;
-        loop {
-            match ask(&self.channel, message, Deadline::after(self.answer_timeout)) {
-                Answer::HungUp if self.start_resuming() => {
-                    // The session's own timeout ends this.
-                    let far = clock::now() + Duration::from_secs(86_400);
-                    while !self.resume(Some(far))? {}
-                    is_repeated = true;
-                }
-                Answer::Refused(Refusal::NotFound, _)
-                    if is_repeated
-                        && matches!(message, Message::Close(_) | Message::Release(_)) =>
-                {
-                    return Ok((Message::Done, Vec::new()));
-                }
-                answer => return self.answered(answer),
-            }
-        }
-    }
-
-    fn answered(&mut self, answer: Answer) -> Result<(Message, Vec<OwnedFd>), OpenError> {
-        match answer {
-            Answer::Message(message, descriptors) => Ok((message, descriptors)),
-            Answer::Refused(refusal, text) => Err(OpenError::Refused { refusal, text }),
-            Answer::HungUp | Answer::Wrong(_) => Err(self.over().into()),
-            Answer::Missing(after) => {
-                Err((*self.lost.get_or_insert(Lost::NoAnswer { after })).into())
-            }
-        }
     }
 
     /// Returns why the session is over, now that the server has hung up.

@@ -117,7 +117,8 @@ impl TripwireTable {
     pub(crate) fn import(
         &mut self,
         number: u32,
-        (owner, theirs): (u32, u32),
+        owner: u32,
+        theirs: u32,
         file: Option<OwnedFd>,
     ) -> Result<(), OpenError> {
         let place = self.imported.get_mut(number as usize).filter(|one| one.is_none());
@@ -174,12 +175,12 @@ mod tests {
         let mut table = TripwireTable::new(&shape, file().map_writable().unwrap(), fired);
         let theirs = file();
         let handed = || Some(theirs.as_fd().try_clone_to_owned().unwrap());
-        table.import(0, (7, 1), handed()).unwrap();
-        table.import(1, (7, 2), None).unwrap();
-        assert!(table.import(1, (7, 3), None).is_err(), "1 is taken");
-        assert!(table.import(2, (7, 1 << 20), None).is_err(), "they have no such tripwire");
-        assert!(table.import(2, (8, 1), None).is_err(), "no words of session 8");
-        assert!(table.import(4, (7, 1), None).is_err(), "no such number");
+        table.import(0, 7, 1, handed()).unwrap();
+        table.import(1, 7, 2, None).unwrap();
+        assert!(table.import(1, 7, 3, None).is_err(), "1 is taken");
+        assert!(table.import(2, 7, 1 << 20, None).is_err(), "they have no such tripwire");
+        assert!(table.import(2, 8, 1, None).is_err(), "no words of session 8");
+        assert!(table.import(4, 7, 1, None).is_err(), "no such number");
         assert!(table.imported(1).is_some() && table.imported(2).is_none());
         assert_eq!(table.restart_imported().collect::<Vec<_>>(), [0, 1]);
         table.forget(0);

@@ -195,8 +195,8 @@ impl Session {
         self.check()?;
         let first = self.first_ready()?;
         if let Some(queue_pair) = first {
-            let set = &mut self.queue_pairs[queue_pair as usize];
-            (set.room, set.room_told) = (false, false);
+            let pair = &mut self.queue_pairs[queue_pair as usize];
+            (pair.room, pair.room_told) = (false, false);
         }
         Ok(first.map(|unit| self.queue_pairs[unit as usize].number))
     }
@@ -206,11 +206,11 @@ impl Session {
             if self.queue_pairs[queue_pair as usize].wants {
                 self.poll_for_room(queue_pair as usize)?;
             }
-            let set = &mut self.queue_pairs[queue_pair as usize];
+            let pair = &mut self.queue_pairs[queue_pair as usize];
             // This check follows the acknowledgement of the event: later packets are a new event.
-            match set.receive.observe() {
-                Ok(0) if !set.room => {
-                    set.ready = false;
+            match pair.receive.observe() {
+                Ok(0) if !pair.room => {
+                    pair.ready = false;
                     self.ready.pop_front();
                 }
                 Ok(_) => return Ok(Some(queue_pair)),
@@ -298,13 +298,13 @@ impl Session {
         // The client reports free space once, even if the caller never asks which queue pair has
         // it.
         if let Some(first) = self.ready.front() {
-            let set = &mut self.queue_pairs[*first as usize];
-            set.room &= !std::mem::take(&mut set.room_told);
+            let pair = &mut self.queue_pairs[*first as usize];
+            pair.room &= !std::mem::take(&mut pair.room_told);
         }
         let first = self.first_ready()?;
         if let Some(queue_pair) = first {
-            let set = &mut self.queue_pairs[queue_pair as usize];
-            set.room_told = set.room;
+            let pair = &mut self.queue_pairs[queue_pair as usize];
+            pair.room_told = pair.room;
         }
         let tripped = self.apertures.as_mut().is_some_and(|one| one.has_fired_any());
         Ok(first.is_some() | self.has_oob_news()? || tripped || revoked)
@@ -314,7 +314,7 @@ impl Session {
     pub(crate) fn take_events(&mut self) -> Result<(), Lost> {
         self.check()?;
         self.notify_if_due();
-        let (sets, ready) = (&mut self.queue_pairs, &mut self.ready);
+        let (pairs, ready) = (&mut self.queue_pairs, &mut self.ready);
         let per_lane = self.per_lane as u32;
         let (oob, apertures) = (&mut self.oob, &mut self.apertures);
         let first_tripwire = per_lane + oob.as_ref().map_or(0, |oob| oob.len());
@@ -324,9 +324,9 @@ impl Session {
         let mut outcome = Ok(0);
         for lane in &mut self.lanes {
             if let Ok(Some(expected)) = lane.events.expected()
-                && let Some(set) = sets.get((first + expected) as usize)
+                && let Some(pair) = pairs.get((first + expected) as usize)
             {
-                set.receive.prefetch_news();
+                pair.receive.prefetch_news();
             }
             let taken = lane.events.take(budget, |queue_pair| {
                 events = true;
@@ -342,9 +342,9 @@ impl Session {
                     }
                     return;
                 }
-                let set = &mut sets[(first + queue_pair) as usize];
-                if !set.ready {
-                    set.ready = true;
+                let pair = &mut pairs[(first + queue_pair) as usize];
+                if !pair.ready {
+                    pair.ready = true;
                     ready.push_back(first + queue_pair);
                 }
             });

@@ -20,7 +20,7 @@ const ALWAYS_SLEPT: u64 = 100_000;
 /// The wait strategy of [`Session::wait`](crate::Session::wait), with its state.
 #[derive(Debug)]
 pub(crate) struct Waiter {
-    way: Way,
+    strategy: Strategy,
     began: Instant,
     polls: u32,
     /// When a client that spins between ticks last checked whether the server lives.
@@ -28,7 +28,7 @@ pub(crate) struct Waiter {
 }
 
 #[derive(Debug)]
-enum Way {
+enum Strategy {
     Block,
     Poll,
     Spin(Spinner),
@@ -51,30 +51,34 @@ fn least_sleep() -> u64 {
 
 impl Waiter {
     pub(crate) fn new(waiting: WaitStrategy) -> Waiter {
-        let way = match waiting {
-            WaitStrategy::Block => Way::Block,
-            WaitStrategy::Poll => Way::Poll,
+        let strategy = match waiting {
+            WaitStrategy::Block => Strategy::Block,
+            WaitStrategy::Poll => Strategy::Poll,
             WaitStrategy::SpinThenBlock => {
-                Way::Spin(Spinner::new(Costs::of_this_machine().wake_up))
+                Strategy::Spin(Spinner::new(Costs::of_this_machine().wake_up))
             }
             WaitStrategy::SpinFor(limit) => {
-                Way::SpinFor { limit: limit.as_nanos() as u64, since: None }
+                Strategy::SpinFor { limit: limit.as_nanos() as u64, since: None }
             }
             WaitStrategy::TimerDriven(hz) => {
                 let clock = Clock::new(u64::from(hz), 0, 0);
                 if clock.period() < ALWAYS_SLEPT {
-                    Way::NotMeasured(u64::from(hz))
+                    Strategy::NotMeasured(u64::from(hz))
                 } else {
-                    Way::TimerDriven(clock)
+                    Strategy::TimerDriven(clock)
                 }
             }
         };
-        Waiter { way, began: clock::now(), polls: 0, checked_at: 0 }
+        Waiter { strategy, began: clock::now(), polls: 0, checked_at: 0 }
     }
 
     /// Returns the counts of the clock's ticks.
     pub(crate) fn ticks(&self) -> Ticks {
-        if let Way::TimerDriven(clock) = &self.way { clock.counts } else { Ticks::default() }
+        if let Strategy::TimerDriven(clock) = &self.strategy {
+            clock.counts
+        } else {
+            Ticks::default()
+        }
     }
 
     /// Returns the time on the waiter's own clock, in nanoseconds.
@@ -83,24 +87,24 @@ impl Waiter {
     }
 
     pub(crate) fn idle(&mut self) -> Step {
-        if matches!(self.way, Way::Block) {
+        if matches!(self.strategy, Strategy::Block) {
             return Step::Block;
         }
-        if let Way::NotMeasured(hz) = self.way {
+        if let Strategy::NotMeasured(hz) = self.strategy {
             self.measured(hz, least_sleep());
         }
-        let now = if matches!(self.way, Way::Poll) { 0 } else { self.now() };
-        match &mut self.way {
-            Way::Block | Way::NotMeasured(_) => Step::Block,
-            Way::Poll => Step::Poll,
-            Way::Spin(spinner) => {
+        let now = if matches!(self.strategy, Strategy::Poll) { 0 } else { self.now() };
+        match &mut self.strategy {
+            Strategy::Block | Strategy::NotMeasured(_) => Step::Block,
+            Strategy::Poll => Step::Poll,
+            Strategy::Spin(spinner) => {
                 if spinner.poll_again(now) {
                     Step::Spin { until: now }
                 } else {
                     Step::Block
                 }
             }
-            Way::SpinFor { limit, since } => {
+            Strategy::SpinFor { limit, since } => {
                 let began = *since.get_or_insert(now);
                 if now.saturating_sub(began) < *limit {
                     Step::Spin { until: now }
@@ -108,26 +112,26 @@ impl Waiter {
                     Step::Block
                 }
             }
-            Way::TimerDriven(clock) => clock.step(now),
+            Strategy::TimerDriven(clock) => clock.step(now),
         }
     }
 
     /// Starts the clock with the measured shortest sleep.
     fn measured(&mut self, hz: u64, least_sleep: u64) {
-        self.way = Way::TimerDriven(Clock::new(hz, least_sleep, self.now()));
+        self.strategy = Strategy::TimerDriven(Clock::new(hz, least_sleep, self.now()));
     }
 
     pub(crate) fn is_timer_driven(&self) -> bool {
-        matches!(self.way, Way::TimerDriven(_))
+        matches!(self.strategy, Strategy::TimerDriven(_))
     }
 
     pub(crate) fn found(&mut self, slept: bool) {
-        if let Way::SpinFor { since, .. } = &mut self.way {
+        if let Strategy::SpinFor { since, .. } = &mut self.strategy {
             *since = None;
         }
-        if matches!(self.way, Way::Spin(_)) {
+        if matches!(self.strategy, Strategy::Spin(_)) {
             let now = self.now();
-            if let Way::Spin(spinner) = &mut self.way {
+            if let Strategy::Spin(spinner) = &mut self.strategy {
                 spinner.found(now, slept);
             }
         }
@@ -135,7 +139,7 @@ impl Waiter {
 
     pub(crate) fn woke(&mut self) {
         let now = self.now();
-        if let Way::TimerDriven(clock) = &mut self.way {
+        if let Strategy::TimerDriven(clock) = &mut self.strategy {
             clock.woke(now);
         }
     }
@@ -188,7 +192,10 @@ mod tests {
             (20_000, 40_000, false),
         ] {
             let mut waiter = Waiter::new(WaitStrategy::TimerDriven(hz));
-            assert!(matches!(waiter.way, Way::NotMeasured(_)), "attaching measures nothing");
+            assert!(
+                matches!(waiter.strategy, Strategy::NotMeasured(_)),
+                "attaching measures nothing"
+            );
             waiter.measured(u64::from(hz), least_sleep);
             let step = waiter.idle();
             assert_eq!(matches!(step, Step::Spin { .. }), spins, "{hz} Hz: {step:?}");
@@ -197,7 +204,10 @@ mod tests {
         // The longest time for which a client spins between ticks.
         for hz in [1, 1000, 10_000] {
             let mut waiter = Waiter::new(WaitStrategy::TimerDriven(hz));
-            assert!(matches!(waiter.way, Way::TimerDriven(_)), "{hz} Hz needs no measuring");
+            assert!(
+                matches!(waiter.strategy, Strategy::TimerDriven(_)),
+                "{hz} Hz needs no measuring"
+            );
             assert!(matches!(waiter.idle(), Step::SleepUntil { .. }), "{hz} Hz");
         }
         assert!((10_000..=ALWAYS_SLEPT).contains(&least_sleep()));

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use towpath_client::{Endpoint, Options, Rule, SendError, Session, Setting};
-use towpath_device::loopback;
+use towpath_device_testing::loopback;
 use towpath_packet::build::Flow;
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Policy, Server, Subnet, Subnets, WaitStrategy as EngineStrategy};
@@ -161,12 +161,12 @@ fn the_bound_on_processor_time_holds_under_a_flood() {
 /// engine takes all packets at the tick that finds them, instead of a part of them at each tick.
 #[test]
 fn one_tick_takes_packets_of_all_queue_pairs() {
-    const SETS: u32 = 3000;
+    const QUEUE_PAIRS: u32 = 3000;
     let (server, _far) = serve(EngineStrategy::TimerDriven);
     let options = Options {
         name: "many".into(),
-        queue_pairs: SETS,
-        endpoints: SETS,
+        queue_pairs: QUEUE_PAIRS,
+        endpoints: QUEUE_PAIRS,
         transmit_slots: 8,
         receive_slots: 8,
         transmit_buffer_bytes: 128,
@@ -179,13 +179,13 @@ fn one_tick_takes_packets_of_all_queue_pairs() {
     let address = |session: &Session| session.info().ipv4.unwrap().0;
     let flow =
         Flow::v4().macs(many.info().mac, b.info().mac).addresses(address(&many), address(&b));
-    let endpoints: Vec<_> = (0..SETS)
+    let endpoints: Vec<_> = (0..QUEUE_PAIRS)
         .map(|number| many.open(&Rule::new().udp(number as u16 + 1).queue_pair(number)).unwrap())
         .collect();
     set(&server, Setting::TickHz, 4);
     let ticks = || counter(&server, "ticks") + counter(&server, "ticks_missed");
-    let turns = || counter(&server, "busy_iterations");
-    let (before, busy) = (ticks(), turns());
+    let iterations = || counter(&server, "busy_iterations");
+    let (before, busy) = (ticks(), iterations());
     for (number, endpoint) in endpoints.iter().enumerate() {
         many.send_bytes(*endpoint, &flow.ports(number as u16 + 1, 7).udp(&[1])).unwrap();
     }
@@ -193,14 +193,17 @@ fn one_tick_takes_packets_of_all_queue_pairs() {
     let until = Instant::now() + Duration::from_secs(30);
     // The engine drops most of the packets at the receiver, and counts them as sent too.
     let taken = |many: &Session| {
-        endpoints.iter().filter(|one| many.counters(**one).contains(&("tx_packets", 1))).count()
+        endpoints.iter().filter(|one| many.counters(**one).get("tx_packets") == Some(1)).count()
     };
-    while taken(&many) < SETS as usize {
-        assert!(Instant::now() < until, "{} of {SETS} were taken", taken(&many));
+    while taken(&many) < QUEUE_PAIRS as usize {
+        assert!(Instant::now() < until, "{} of {QUEUE_PAIRS} were taken", taken(&many));
         std::thread::sleep(Duration::from_millis(5));
     }
-    let (ticks, turns) = (ticks() - before, turns() - busy);
-    assert!(turns >= u64::from(SETS) / 256, "{turns} poll iterations are too few for this test");
+    let (ticks, iterations) = (ticks() - before, iterations() - busy);
+    assert!(
+        iterations >= u64::from(QUEUE_PAIRS) / 256,
+        "{iterations} poll iterations are too few for this test"
+    );
     assert!(ticks <= 6, "{ticks} ticks for the packets of one");
     server.stop().unwrap();
 }

@@ -1,29 +1,49 @@
 //! The checks that every driver makes of a packet before it accesses the parts.
 
-use crate::{Capabilities, Checksum, Meta, Packet, Part, SpaceId, Spaces};
+use crate::{
+    Capabilities, Checksum, Info, LARGE_FRAME_BYTES, Meta, Packet, Part, SpaceId, Spaces,
+    longest_frame,
+};
 
 /// The limits of a device's packets.
-pub(crate) struct PacketLimits {
+#[derive(Clone, Copy, Debug)]
+pub struct PacketLimits {
     /// The capabilities that the device offers.
-    pub(crate) can: Capabilities,
+    pub can: Capabilities,
     /// The longest frame, in bytes.
-    pub(crate) frame_bytes: usize,
+    pub frame_bytes: usize,
     /// The longest packet that the device will segment, in bytes.
-    pub(crate) large_bytes: usize,
+    pub large_bytes: usize,
     /// The most parts of a packet.
-    pub(crate) parts: usize,
+    pub parts: usize,
     /// `true` if the device reaches only registered spaces.
-    pub(crate) registered: bool,
+    pub registered: bool,
     /// The space of the receive buffers, once the engine provided some.
-    pub(crate) pool: Option<SpaceId>,
+    pub pool: Option<SpaceId>,
 }
 
 impl PacketLimits {
+    /// Returns the limits that a device's properties give. `registered`: the device reaches only
+    /// registered spaces.
+    #[inline]
+    #[must_use]
+    pub fn of(info: &Info, registered: bool, pool: Option<SpaceId>) -> PacketLimits {
+        PacketLimits {
+            can: info.can,
+            frame_bytes: longest_frame(info.mtu),
+            large_bytes: LARGE_FRAME_BYTES,
+            parts: info.limits.tx_packet_parts,
+            registered,
+            pool,
+        }
+    }
+
     /// Returns the packet's length in bytes; `None` for a packet that the device must not send:
     /// [`PacketLimits::packet_len`] says which, or the device inserts no tags and the packet has one
     /// to insert. Without its tag it would be in no VLAN.
     #[inline]
-    pub(crate) fn len_of(&self, packet: &Packet<'_>) -> Option<usize> {
+    #[must_use]
+    pub fn len_of(&self, packet: &Packet<'_>) -> Option<usize> {
         if packet.tag.is_some() && !self.can.tx_tag {
             return None;
         }
@@ -35,7 +55,9 @@ impl PacketLimits {
     /// device does not offer or that names offsets outside of the packet. Or it has a part outside
     /// of the pool, although the device sends only from the pool. The drivers check later whether
     /// the parts lie inside their spaces.
-    pub(crate) fn packet_len(&self, parts: &[Part], meta: Meta) -> Option<usize> {
+    #[inline]
+    #[must_use]
+    pub fn packet_len(&self, parts: &[Part], meta: Meta) -> Option<usize> {
         if parts.is_empty() || parts.len() > self.parts {
             return None;
         }
@@ -50,13 +72,15 @@ impl PacketLimits {
 
     /// Returns `true` if the device reaches all parts of a packet.
     #[inline]
-    pub(crate) fn reaches(&self, spaces: &Spaces, parts: &[Part]) -> bool {
+    #[must_use]
+    pub fn reaches(&self, spaces: &Spaces, parts: &[Part]) -> bool {
         !self.registered
             || parts
                 .iter()
                 .all(|part| spaces.device_address(part.space, part.offset, part.len).is_some())
     }
 
+    #[inline]
     fn metadata_fits(&self, len: usize, meta: Meta) -> bool {
         if let Checksum::Partial { start, offset } = meta.checksum {
             // The checksum's two bytes lie inside.

@@ -4,13 +4,14 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use crate::FlowRule;
 use crate::dma::Dma;
 use crate::error::DeviceError;
-use crate::filter::{Filter, FilterError, FlowRule};
+use crate::filter::{Filter, FilterError};
 use crate::keeper::Keeper;
 use crate::own_queue::{OwnQueueError, OwnQueueLimits, OwnQueues};
 use crate::queue::DeviceQueue;
-use crate::space::Spaces;
+use crate::space::{SpaceId, Spaces};
 use crate::tx_headroom::TxHeadroom;
 
 /// The identity and the properties of a device.
@@ -32,6 +33,13 @@ pub struct Info {
     /// The maximum number of packets that wait for `rx_poll` before the device loses more; 0: not
     /// known. A clock must tick before half of them have come.
     pub rx_queue_packets: usize,
+}
+
+impl Info {
+    /// Returns a function that makes a cause the error of an operation.
+    pub fn failed<E: Into<io::Error>>(&self, what: &'static str) -> impl FnOnce(E) -> DeviceError {
+        move |cause| DeviceError::Failed { name: self.name.clone(), what, cause: cause.into() }
+    }
 }
 
 /// The capabilities of a device; the engine replaces missing ones in software.
@@ -156,6 +164,15 @@ impl Limits {
     pub fn is_aligned(&self, offset: u32) -> bool {
         // A division for each buffer would cost more than this.
         offset as usize & (self.rx_alignment - 1) == 0
+    }
+
+    /// Returns the first of some pool buffers, up to the first one that is not writable.
+    #[inline]
+    #[must_use]
+    pub fn writable<'a>(&self, spaces: &Spaces, space: SpaceId, buffers: &'a [u32]) -> &'a [u32] {
+        let len = self.rx_buffer_bytes as u32;
+        let is_writable = |buffer: &&u32| spaces.is_writable(space, **buffer, len);
+        &buffers[..buffers.iter().take_while(is_writable).count()]
     }
 
     /// Returns `true` if the device reaches a memory of this many bytes.

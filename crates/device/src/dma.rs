@@ -16,6 +16,12 @@ pub struct DmaError {
     pub cause: io::Error,
 }
 
+impl From<DmaError> for io::Error {
+    fn from(error: DmaError) -> io::Error {
+        io::Error::other(error)
+    }
+}
+
 /// The accesses that a device has to a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {

@@ -105,7 +105,8 @@ impl EarlierObjects {
     }
 
     /// Returns `true` if packets that wait must be dropped.
-    pub(crate) fn is_after_crash(&self) -> bool {
+    #[must_use]
+    pub fn is_after_crash(&self) -> bool {
         self.after_crash
     }
 }

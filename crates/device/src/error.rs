@@ -49,7 +49,8 @@ impl DeviceError {
     }
 
     /// Returns the error of a queue that the device does not have, or that is already open.
-    pub(crate) fn no_queue(name: &str, is_open: bool) -> DeviceError {
+    #[must_use]
+    pub fn no_queue(name: &str, is_open: bool) -> DeviceError {
         let errno = if is_open { libc::EBUSY } else { libc::ENODEV };
         let cause = std::io::Error::from_raw_os_error(errno);
         DeviceError::Failed { name: name.to_owned(), what: "opening a queue", cause }

@@ -3,10 +3,8 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use crate::{MAX_PARTS, Part, Spaces};
+use crate::{MAX_PARTS, Part, SHORTEST_FRAME_BYTES, Spaces};
 
-/// The shortest Ethernet frame without its check sequence, in bytes (IEEE 802.3, 4A.4.2).
-const SHORTEST_FRAME_BYTES: usize = 60;
 static PADDING: [u8; SHORTEST_FRAME_BYTES] = [0; SHORTEST_FRAME_BYTES];
 
 /// Returns the zeros that a frame of `len` bytes lacks.

@@ -11,52 +11,48 @@
 //! | [`tx_submit`](DeviceQueue::tx_submit) | toward the device | packets to send |
 //! | [`tx_complete`](DeviceQueue::tx_complete) | toward the applications | completed packets |
 //! | [`kick`](DeviceQueue::kick) | toward the device | nothing: it tells the device of new entries |
+//!
+//! This crate has the drivers of kernel interfaces. Those of PCI cards are in `towpath-device-pci`;
+//! devices without hardware, wrappers and the conformance suite in `towpath-device-testing`.
 
-pub mod capture;
 mod check;
-pub mod conformance;
 mod control;
 mod dma;
 mod earlier;
 mod error;
-pub mod fault;
 mod filter;
 mod gather;
 mod hardware_queue;
 mod keeper;
 mod kernel_interface;
-pub mod loopback;
 mod own_queue;
 pub mod packet;
 mod packet_memory;
-pub mod pci;
 mod queue;
-pub mod random;
-pub mod refusing;
-mod sleeper;
-pub mod slow;
 mod space;
 pub mod tap;
 mod tx_headroom;
 pub mod virtio;
 mod wire;
-pub mod wrapped;
 pub mod xdp;
 
+pub use check::PacketLimits;
 pub use control::{
     Capabilities, Device, Event, HardwareQueues, Info, Limits, PacketMemory, TakeOver,
 };
 pub use dma::{Access, Dma, DmaError, Registration};
 pub use earlier::EarlierObjects;
 pub use error::DeviceError;
-pub use filter::{Filter, FilterError, FlowRule, FlowVlan};
+pub use filter::{Filter, FilterError, addresses_in, is_group};
 pub use hardware_queue::HardwareQueue;
 pub use keeper::Keeper;
 pub use own_queue::{OpenedOwnQueue, OwnMemory, OwnQueueError, OwnQueueLimits, OwnQueues};
 pub use packet_memory::packet_memory;
 pub use queue::{Armed, Completion, Counters, DeviceQueue, Kick, Outcome, Packet, Part, Received};
 pub use space::{Space, SpaceError, SpaceId, Spaces};
-pub use towpath_packet::{Checksum, Meta, Segmentation, SegmentationKind, TagProtocol, VlanTag};
+pub use towpath_packet::{
+    Checksum, FlowRule, FlowVlan, Meta, Segmentation, SegmentationKind, TagProtocol, VlanTag,
+};
 pub use tx_headroom::{TX_METADATA_BYTES, TxHeadroom};
 pub use wire::Assembly;
 
@@ -78,6 +74,15 @@ pub const VLAN_TAG_BYTES: usize = 4;
 /// length of an IPv4 header.
 pub const LARGE_PACKET_BYTES: usize = 65535;
 
-/// The longest large frame, in bytes: such a packet with its Ethernet header and two tags.
-pub(crate) const LARGE_FRAME_BYTES: usize =
-    LARGE_PACKET_BYTES + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES;
+/// The longest large frame, in bytes.
+pub const LARGE_FRAME_BYTES: usize = longest_frame(LARGE_PACKET_BYTES);
+
+/// The shortest Ethernet frame without its check sequence, in bytes (IEEE 802.3, 4A.4.2).
+pub const SHORTEST_FRAME_BYTES: usize = 60;
+
+/// Returns the longest frame of an IP packet of `packet_bytes`, in bytes: with its Ethernet header
+/// and two tags.
+#[must_use]
+pub const fn longest_frame(packet_bytes: usize) -> usize {
+    packet_bytes + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES
+}

@@ -28,8 +28,9 @@ use std::sync::{Arc, Weak};
 
 use towpath_bpf::Link;
 
+use crate::kernel_interface::filters;
 use crate::kernel_interface::flow_filter::{PROGRAM_PACKETS, PacketFilter};
-use crate::kernel_interface::groups::{Groups, is_group};
+use crate::kernel_interface::groups::Groups;
 use crate::kernel_interface::host_traffic::HostTraffic;
 use crate::kernel_interface::link_events::LinkEvents;
 use crate::kernel_interface::other_server::INGRESS;
@@ -38,7 +39,7 @@ use crate::{
     TakeOver,
 };
 use queue::PacketQueue;
-use shared::Shared;
+use shared::SharedSockets;
 
 pub use error::PacketError;
 pub use open::Options;
@@ -53,9 +54,9 @@ pub fn is_program(name: &str) -> bool {
 pub struct PacketDevice {
     info: Info,
     index: u32,
-    shared: Arc<Shared>,
+    shared: Arc<SharedSockets>,
     /// The open queue's hold on `shared`, while it is open.
-    open: Weak<Shared>,
+    open: Weak<SharedSockets>,
     filter: PacketFilter,
     groups: Groups,
     link_events: LinkEvents,
@@ -127,16 +128,6 @@ impl PacketDevice {
         }
         Ok(())
     }
-
-    /// Adds an address or a flow.
-    fn add(&mut self, filter: &Filter) -> Result<(), FilterError> {
-        // The packets of a flow without room go to the kernel; a copy for the server would not
-        // change that.
-        self.filter.add(filter).map_err(|error| match error {
-            FilterError::Full => FilterError::NoRoom,
-            other => other,
-        })
-    }
 }
 
 impl Device for PacketDevice {
@@ -160,47 +151,21 @@ impl Device for PacketDevice {
     }
 
     fn add_filter(&mut self, filter: &Filter) -> Result<(), FilterError> {
-        match filter {
-            Filter::Address(mac) if !is_group(mac) => {
-                self.groups.receive_for(mac, true).map_err(FilterError::Failed)?;
-                let added = self.add(filter);
-                if added.is_err() {
-                    let _ = self.groups.receive_for(mac, false);
-                }
-                added
-            }
-            Filter::Flow(rule) => {
-                self.add(filter)?;
-                let local = self.shared.host_traffic.as_ref();
-                local.map_or(Ok(()), |local| local.add(rule)).map_err(|error| {
-                    self.filter.remove(filter);
-                    FilterError::Failed(error.into())
-                })
-            }
-            Filter::Everything => self.copy_everything(true).map_err(FilterError::Failed),
-            Filter::Address(_) | Filter::AllGroups => {
-                self.groups.change(filter, true).map_err(FilterError::Failed)
-            }
+        if *filter == Filter::Everything {
+            return self.copy_everything(true).map_err(FilterError::Failed);
         }
+        let host_traffic = self.shared.host_traffic.as_ref();
+        filters::add_filter(filter, &mut self.filter, &mut self.groups, host_traffic)
     }
 
     fn remove_filter(&mut self, filter: &Filter) {
-        // Only an interface that is gone refuses this.
-        let _ = match filter {
-            Filter::Address(mac) if !is_group(mac) => {
-                self.filter.remove(filter);
-                self.groups.receive_for(mac, false)
-            }
-            Filter::Flow(rule) => {
-                if let Some(local) = &self.shared.host_traffic {
-                    local.remove(rule);
-                }
-                self.filter.remove(filter);
-                Ok(())
-            }
-            Filter::Everything => self.copy_everything(false),
-            Filter::Address(_) | Filter::AllGroups => self.groups.change(filter, false),
-        };
+        if *filter == Filter::Everything {
+            // Only an interface that is gone refuses this.
+            let _ = self.copy_everything(false);
+            return;
+        }
+        let host_traffic = self.shared.host_traffic.as_ref();
+        filters::remove_filter(filter, &mut self.filter, &mut self.groups, host_traffic);
     }
 
     fn would_have_room(&self, wanted: &[Filter], removed: &[Filter]) -> bool {
@@ -216,7 +181,7 @@ impl Device for PacketDevice {
     }
 
     fn objects(&self) -> Vec<(&'static str, BorrowedFd<'_>)> {
-        let Shared { groups, flows, host_traffic, .. } = &*self.shared;
+        let SharedSockets { groups, flows, host_traffic, .. } = &*self.shared;
         let own = [
             (INGRESS, self.ingress.as_fd()),
             ("device-packet-flows", (**flows).as_fd()),

@@ -1,5 +1,6 @@
 //! The data part of a device: one hardware queue, with a receive ring and a transmit ring.
 
+use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 
 use towpath_packet::{Meta, VlanTag};
@@ -130,6 +131,18 @@ impl Completion {
     pub fn returned(token: u64) -> Completion {
         Completion { token, outcome: Outcome::Returned }
     }
+
+    /// Moves the first completions of `done`, at most `budget`, to `out`. Returns their number.
+    #[inline]
+    pub fn take(
+        done: &mut VecDeque<Completion>,
+        out: &mut Vec<Completion>,
+        budget: usize,
+    ) -> usize {
+        let count = done.len().min(budget);
+        out.extend(done.drain(..count));
+        count
+    }
 }
 
 /// The ring of a queue that a kick is about.
@@ -163,16 +176,23 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// Counts a received packet of `len` bytes.
+    #[inline]
+    pub fn received(&mut self, len: usize) {
+        self.rx_packets += 1;
+        self.rx_bytes += len as u64;
+    }
+
     /// Counts a sent packet of `len` bytes. Returns its outcome.
     #[inline]
-    pub(crate) fn sent(&mut self, len: usize) -> Outcome {
+    pub fn sent(&mut self, len: usize) -> Outcome {
         self.tx_packets += 1;
         self.tx_bytes += len as u64;
         Outcome::Sent
     }
 
     /// Counts a packet that is not sent. Returns its outcome.
-    pub(crate) fn dropped(&mut self) -> Outcome {
+    pub fn dropped(&mut self) -> Outcome {
         self.tx_dropped += 1;
         Outcome::Dropped
     }

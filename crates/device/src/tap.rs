@@ -21,11 +21,11 @@ use std::sync::Arc;
 use towpath_netlink::{LinkWatch, Netlink, Sent, Watched};
 
 use crate::{
-    Capabilities, Device, DeviceError, DeviceQueue, ETHERNET_HEADER_BYTES, EarlierObjects, Event,
-    Info, LARGE_FRAME_BYTES, Limits, POOL_HEADROOM_BYTES, Spaces, VLAN_TAG_BYTES,
+    Capabilities, Device, DeviceError, DeviceQueue, EarlierObjects, Event, Info, LARGE_FRAME_BYTES,
+    Limits, POOL_HEADROOM_BYTES, Spaces, longest_frame,
 };
 
-use hand::{Hand, LeftFile};
+use hand::{LeftFile, PacketsInHand};
 use queue::TapQueue;
 
 pub use open::TapError;
@@ -119,12 +119,9 @@ impl TapDevice {
         };
         open::set_header(fd.as_fd()).map_err(refused("TUNSETVNETHDRSZ"))?;
         let granted = open::set_offloads(fd.as_fd(), offloads).map_err(refused("TUNSETOFFLOAD"))?;
-        let ledger = Hand::file().map_err(refused("memory for its ledger"))?;
-        let longest = if granted {
-            LARGE_FRAME_BYTES
-        } else {
-            interface.mtu.max(1500) + ETHERNET_HEADER_BYTES + 2 * VLAN_TAG_BYTES
-        };
+        let ledger = PacketsInHand::file().map_err(refused("memory for its ledger"))?;
+        let longest =
+            if granted { LARGE_FRAME_BYTES } else { longest_frame(interface.mtu.max(1500)) };
         let info = Info {
             name: interface.name,
             mac: interface.mac,
@@ -134,11 +131,8 @@ impl TapDevice {
                 tx_checksum: offloads,
                 tx_segmentation: offloads,
                 tx_segmentation_ecn: offloads,
-                tx_tag: false,
-                tx_large_copied: false,
-                tx_to_host: false,
                 rx_offload: granted,
-                tx_asynchronous: false,
+                ..Capabilities::default()
             },
             // At least one byte more than the longest packet, so that the driver notices a longer
             // one.
@@ -205,12 +199,9 @@ impl Device for TapDevice {
         if index != 0 || is_open {
             return Err(DeviceError::no_queue(&self.info.name, index == 0));
         }
-        let failed = |cause: io::Error| {
-            let name = self.info.name.clone();
-            DeviceError::Failed { name, what: "its ledger", cause }
-        };
+        let failed = |cause: io::Error| self.info.failed("its ledger")(cause);
         let ledger = self.ledger.try_clone().map_err(failed)?;
-        let hand = Hand::new(ledger, sent(&self.fd)).map_err(failed)?;
+        let hand = PacketsInHand::new(ledger, sent(&self.fd)).map_err(failed)?;
         let mut queue = TapQueue::new(self.info.clone(), self.fd.clone(), hand)?;
         if let Some(file) = self.left_file.as_ref().filter(|_| !self.left.is_empty()) {
             let file = file.try_clone().map_err(failed)?;

@@ -29,7 +29,7 @@ impl Assembly {
 
     /// Returns the packet's bytes; `None` when a part is not inside of its space. The caller's
     /// limits on the length of all parts also bound this memory.
-    pub(crate) fn assemble(&mut self, spaces: &Spaces, parts: &[Part]) -> Option<&[u8]> {
+    pub fn assemble(&mut self, spaces: &Spaces, parts: &[Part]) -> Option<&[u8]> {
         let mut at = 0;
         for part in parts {
             at = self.append(spaces, at, *part)?;

@@ -11,9 +11,11 @@
 //! | [`XdpDevice`] | the control part: program, sockets, filters, events |
 //! | `left_packets`, `kept`, `ledger` | the sockets of an earlier server: packets that wait in them, or all of them |
 //! | `queue` | the data part: the rings of all hardware queues |
+//! | `shared`, `lane` | what the control part and the queues share: of the device, and of one queue to open |
 //! | `socket`, `ring` | an AF_XDP socket, and the rings that it shares with the kernel |
 //! | `own` | hardware queues that sessions have to themselves |
 //! | `attached_program` | the program, and its link to the interface |
+//! | `info` | what the device says of itself, and the sizes of its buffers |
 //! | `tx_checksum` | whether the kernel and the interface complete checksums |
 //! | `offload` | partial checksums and merged packets, which AF_XDP does not announce |
 //!
@@ -25,7 +27,9 @@
 mod attached_program;
 mod error;
 mod in_flight;
+mod info;
 mod kept;
+mod lane;
 mod ledger;
 mod left_packets;
 mod locked;
@@ -45,8 +49,9 @@ use std::sync::{Arc, Weak};
 
 use crate::PacketMemory;
 use crate::dma::Dma;
+use crate::kernel_interface::filters;
 use crate::kernel_interface::flow_filter;
-use crate::kernel_interface::groups::{Groups, is_group};
+use crate::kernel_interface::groups::Groups;
 use crate::kernel_interface::link_events::{LinkEvents, QueueEvents};
 use crate::kernel_interface::packet_socket::PacketSocket;
 use crate::{
@@ -54,9 +59,10 @@ use crate::{
     HardwareQueues, Info, Keeper, Limits, OwnQueueError, OwnQueueLimits, OwnQueues, Spaces,
     TakeOver,
 };
+use lane::Lane;
 use options::Notes;
 use queue::XdpQueue;
-use shared::{Lane, Shared};
+use shared::SharedInterface;
 
 pub use error::XdpError;
 pub use options::{Mode, Options};
@@ -79,8 +85,8 @@ pub fn is_program(name: &str) -> bool {
 #[must_use]
 pub fn wanted_locked_bytes(mode: Mode) -> usize {
     let chunk_bytes =
-        if mode == Mode::Native { open::SMALL_CHUNK_BYTES } else { open::LARGE_CHUNK_BYTES };
-    locked::THREAD_BYTES + open::RX_BUFFERS * chunk_bytes
+        if mode == Mode::Native { info::SMALL_CHUNK_BYTES } else { info::LARGE_CHUNK_BYTES };
+    locked::THREAD_BYTES + info::RX_BUFFERS * chunk_bytes
 }
 
 /// Returns the fewest bytes that a device locks for such an interface, with the fewest receive buffers. With a lower
@@ -92,14 +98,14 @@ pub fn wanted_locked_bytes(mode: Mode) -> usize {
 /// ```
 #[must_use]
 pub fn least_locked_bytes() -> usize {
-    locked::THREAD_BYTES + locked::MIN_RX_BUFFERS * open::SMALL_CHUNK_BYTES
+    locked::THREAD_BYTES + locked::MIN_RX_BUFFERS * info::SMALL_CHUNK_BYTES
 }
 
 /// An AF_XDP device on one host interface.
 pub struct XdpDevice {
     info: Info,
     index: u32,
-    shared: Arc<Shared>,
+    shared: Arc<SharedInterface>,
     /// The state of each device queue.
     lanes: Vec<Arc<Lane>>,
     /// Each open queue's hold on its part of `lanes`, while it is open.
@@ -184,7 +190,7 @@ impl XdpDevice {
         let held: usize = held.map(|umem| umem.memory.len()).sum();
         let buffers = |rx_ring: usize| self.lanes.len() * rx_ring * rx_buffer_bytes;
         let next =
-            (held + buffers(open::rx_ring_of(queues, properties))).saturating_sub(buffers(rx_ring));
+            (held + buffers(info::rx_ring_of(queues, properties))).saturating_sub(buffers(rx_ring));
         queues >= properties.lanes && locked::fits(next)
     }
 
@@ -248,49 +254,14 @@ impl Device for XdpDevice {
 
     fn add_filter(&mut self, filter: &Filter) -> Result<(), FilterError> {
         let groups = self.groups.as_mut().ok_or(FilterError::Unsupported)?;
-        match filter {
-            Filter::Address(mac) if !is_group(mac) => {
-                groups.receive_for(mac, true).map_err(FilterError::Failed)?;
-                let added = self.shared.attached_program().add(filter);
-                if added.is_err() {
-                    let _ = groups.receive_for(mac, false);
-                }
-                added
-            }
-            Filter::Flow(rule) => {
-                self.shared.attached_program().add(filter)?;
-                let added =
-                    self.shared.host_traffic.as_ref().map_or(Ok(()), |local| local.add(rule));
-                added.map_err(|error| {
-                    self.shared.attached_program().remove(filter);
-                    FilterError::Failed(error.into())
-                })
-            }
-            Filter::Address(_) | Filter::AllGroups | Filter::Everything => {
-                groups.change(filter, true).map_err(FilterError::Failed)
-            }
-        }
+        let host_traffic = self.shared.host_traffic.as_ref();
+        filters::add_filter(filter, &mut &*self.shared, groups, host_traffic)
     }
 
     fn remove_filter(&mut self, filter: &Filter) {
         let Some(groups) = &mut self.groups else { return };
-        // Only an interface that is gone refuses this.
-        let _ = match filter {
-            Filter::Address(mac) if !is_group(mac) => {
-                self.shared.attached_program().remove(filter);
-                groups.receive_for(mac, false)
-            }
-            Filter::Flow(rule) => {
-                if let Some(local) = &self.shared.host_traffic {
-                    local.remove(rule);
-                }
-                self.shared.attached_program().remove(filter);
-                Ok(())
-            }
-            Filter::Address(_) | Filter::AllGroups | Filter::Everything => {
-                groups.change(filter, false)
-            }
-        };
+        let host_traffic = self.shared.host_traffic.as_ref();
+        filters::remove_filter(filter, &mut &*self.shared, groups, host_traffic);
     }
 
     fn would_have_room(&self, wanted: &[Filter], removed: &[Filter]) -> bool {
@@ -314,15 +285,11 @@ impl Device for XdpDevice {
     }
 
     fn take_over(&mut self) -> Option<TakeOver> {
-        let (shared, name) = (self.shared.clone(), self.info.name.clone());
+        let (shared, info) = (self.shared.clone(), self.info.clone());
         let groups = self.groups.as_ref().map_or(Ok(()), Groups::refresh);
         let take_over = move || {
-            let failed = |what| {
-                let name = name.clone();
-                move |cause| DeviceError::Failed { name, what, cause }
-            };
-            groups.map_err(failed("setting what a packet socket copies"))?;
-            shared.take_over().map_err(failed("replacing the program of an earlier server"))
+            groups.map_err(info.failed("setting what a packet socket copies"))?;
+            shared.take_over().map_err(info.failed("replacing the program of an earlier server"))
         };
         Some(Box::new(take_over))
     }

@@ -2,22 +2,19 @@
 
 #[path = "support/namespace.rs"]
 mod namespace;
-#[path = "support/packet_socket.rs"]
-mod packet_socket;
 
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
 use namespace::{net, new_veth, veth};
-use packet_socket::PacketSocket;
 use towpath_bpf::{Assembler, Link, Program, Reg};
-use towpath_device::conformance::{self, FarEnd, Pair};
-use towpath_device::fault::{FaultDevice, Spec};
 use towpath_device::packet::{Options, PacketDevice, PacketError};
 use towpath_device::xdp::{self, XdpDevice, XdpError};
 use towpath_device::{
     Device, DeviceQueue, Filter, FlowRule, Kick, Meta, Received, Space, SpaceId, Spaces,
 };
+use towpath_device_testing::conformance::{self, FarEnd, PacketSocket, Pair};
+use towpath_device_testing::fault::{FaultDevice, Spec};
 use towpath_memory::Region;
 use towpath_netlink::Veth;
 use towpath_packet::build::Flow;

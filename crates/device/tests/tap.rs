@@ -12,16 +12,15 @@ use std::time::{Duration, Instant};
 
 use pcap_file::pcapng::{Block, PcapNgReader};
 use support::namespace::{self, net};
-use support::packet_socket::PacketSocket;
 use support::peer::Peer;
-use towpath_device::capture::{self, CaptureDevice};
-use towpath_device::conformance::{self, FarEnd, Pair};
-use towpath_device::fault::{FaultDevice, Spec};
 use towpath_device::tap::{Options, TapDevice, TapError};
 use towpath_device::{
     Armed, Device, DeviceError, DeviceQueue, EarlierObjects, Event, Meta, Packet, Part, Space,
     Spaces,
 };
+use towpath_device_testing::capture::{self, CaptureDevice};
+use towpath_device_testing::conformance::{self, FarEnd, PacketSocket, Pair};
+use towpath_device_testing::fault::{FaultDevice, Spec};
 use towpath_memory::Region;
 use towpath_packet::Headers;
 use towpath_packet::checksum::{Verdict, verify};

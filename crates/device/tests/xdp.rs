@@ -4,21 +4,20 @@
 mod namespace;
 #[path = "support/own_queue.rs"]
 mod own_queue;
-#[path = "support/packet_socket.rs"]
-mod packet_socket;
 
 use std::time::{Duration, Instant};
 
 use namespace::{net, new_veth, veth};
 use own_queue::{Main, Own};
-use packet_socket::{FramesOnly, PacketSocket};
 use rustix::thread::CpuSet;
 use towpath_bpf::{Assembler, Link, Program, Reg, XdpMode};
-use towpath_device::capture::{self, CaptureDevice};
-use towpath_device::conformance::{self, DeviceFarEnd, FarEnd, Pair};
-use towpath_device::fault::{FaultDevice, Spec};
 use towpath_device::xdp::{CopyMode, Mode, Options, TxChecksum, XdpDevice, XdpError};
 use towpath_device::{Completion, Device, Filter, FlowRule, Meta, OwnQueueError, TxHeadroom};
+use towpath_device_testing::capture::{self, CaptureDevice};
+use towpath_device_testing::conformance::{
+    self, DeviceFarEnd, FarEnd, FramesOnly, PacketSocket, Pair,
+};
+use towpath_device_testing::fault::{FaultDevice, Spec};
 use towpath_netlink::{Link as NetLink, Veth};
 use towpath_packet::build::Flow;
 use towpath_testkit::Unavailable;

@@ -1,6 +1,7 @@
 //! The driver of a device and its memory, for one thread at a time.
 
 mod receive;
+mod reset;
 mod transmit;
 
 use std::collections::VecDeque;
@@ -262,24 +263,6 @@ impl Driver {
         Ok((driver, left))
     }
 
-    /// Resets the device. Packets in flight that the device did not send are lost and counted.
-    /// Waiting packets stay queued. A driver in which a thread panicked stays failed.
-    pub fn reset(&mut self) {
-        if self.is_broken {
-            return;
-        }
-        self.collect();
-        self.returned_buffers.clear();
-        self.counts.resets += 1;
-        self.failure = self.queue.reset(&mut self.returned_buffers).err();
-        for start in self.returned_buffers.drain(..) {
-            self.receive.release(self.buffers.receive_buffer(start));
-        }
-        self.collect();
-        // The reset device has forgotten the wake-ups that a thread requested.
-        self.wake();
-    }
-
     fn fail(&mut self, error: DeviceError) {
         self.failure.get_or_insert(error);
         self.wake();
@@ -350,6 +333,11 @@ impl Driver {
     #[must_use]
     pub fn pending(&self) -> usize {
         self.waiting.len() + self.in_flight() as usize
+    }
+
+    /// Returns the number of packets that the device took and did not complete.
+    pub(super) fn in_flight(&self) -> u64 {
+        self.counts.taken - self.counts.returned
     }
 
     /// Returns the counts; the counts of the section are 0.

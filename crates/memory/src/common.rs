@@ -150,40 +150,10 @@ impl CommonMemory {
         from_offset: usize,
         len: usize,
     ) -> bool {
-        // SAFETY: the source is such memory.
-        unsafe { self.copy_from_mapped(offset, from.range(from_offset, len), len) }
-    }
-
-    /// Copies from a mapping that another side writes, in ascending order. Returns what
-    /// [`CommonMemory::copy_from`] does.
-    #[inline]
-    #[must_use]
-    pub fn copy_from_mapping(
-        &self,
-        offset: usize,
-        from: &Mapping,
-        from_offset: usize,
-        len: usize,
-    ) -> bool {
-        // SAFETY: the source is a mapping, of which `Mapping::copy_out` says the same.
-        unsafe { self.copy_from_mapped(offset, from.range(from_offset, len), len) }
-    }
-
-    /// Copies from a range of mapped memory, if there is one.
-    ///
-    /// # Safety
-    /// The range is mapped for `len` bytes, and this process makes no plain writes there meanwhile.
-    #[inline]
-    unsafe fn copy_from_mapped(
-        &self,
-        offset: usize,
-        from: Option<NonNull<u8>>,
-        len: usize,
-    ) -> bool {
         let to = self.range(offset, len).filter(|_| self.is_writable);
-        let (Some(to), Some(from)) = (to, from) else { return false };
-        // SAFETY: `to` is mapped for `len` bytes and writable, as just checked, and no plain access
-        // touches it, as in `read`; the rest is the caller's promise.
+        let (Some(to), Some(from)) = (to, from.range(from_offset, len)) else { return false };
+        // SAFETY: both ranges are mapped for `len` bytes and `to` is writable, as just checked; no
+        // plain access touches them, as in `read`.
         unsafe { copy_in_order(from.as_ptr(), to.as_ptr(), len) };
         true
     }
@@ -286,9 +256,5 @@ mod tests {
         assert!(all.copy_from(200, &reader, 103, 3) && reader.read(200, &mut bytes));
         assert_eq!(&bytes, b"abc");
         assert!(!all.copy_from(4094, &reader, 103, 3) && !all.copy_from(0, &reader, 4094, 3));
-        assert!(
-            all.copy_from_mapping(300, reader.mapping(), 103, 3) && reader.read(300, &mut bytes)
-        );
-        assert_eq!(&bytes, b"abc");
     }
 }

@@ -6,6 +6,7 @@
 //! | [`Mapping`] | mapped memory that another side may write; any number of threads read it | copies out of it, by atomics |
 //! | [`Region`] | the right to write a range of a mapping; each range has one | copies into it, by atomics and `&mut self` |
 //! | [`CommonMemory`] | a range that several processes write | copies and words, by atomics |
+//! | [`CopyArea`](copying::CopyArea), [`Copies`](copies::Copies) | both sides of copies that a process asks another one for | requests, and their outcomes |
 //! | [`ForkGuard`] | a page that children made by `fork` find wiped | a check whether this process is such a child |
 //!
 //! The types promise that a mapping stays mapped for as long as its value lives, and that its file
@@ -16,6 +17,8 @@
 //! one are unsafe.
 
 mod common;
+pub mod copies;
+pub mod copying;
 mod fork;
 mod mapping;
 mod own_file;

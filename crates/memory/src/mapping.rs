@@ -232,7 +232,7 @@ impl Mapping {
     ///
     /// # Errors
     /// The error of `madvise`.
-    pub fn wipe_in_children(&self) -> io::Result<()> {
+    pub(crate) fn wipe_in_children(&self) -> io::Result<()> {
         // SAFETY: MADV_WIPEONFORK does not change this process's memory.
         unsafe {
             let start = self.start.as_ptr().cast();

@@ -8,9 +8,11 @@ mod closing_ports;
 mod ending;
 mod ports;
 mod sleeping;
+mod turns;
 
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, TryLockError};
 
 use rustix::event::EventfdFlags;
 use rustix::fd::OwnedFd;
@@ -18,10 +20,11 @@ use towpath_stack::{Instant, Meta, SocketId, Stack, Transmit};
 
 use crate::clock::Clock;
 use crate::lock::lock;
-use crate::poller::Registration;
+use crate::readiness::Ready;
 use crate::spinning::Spinning;
 use crate::standby::Standby;
 use crate::wait::{ToTell, Waiter};
+use crate::work_fd::{NEVER, WorkFd};
 use crate::{Link, LinkError, PortProtocol, error};
 use closing_ports::ClosingPorts;
 
@@ -38,7 +41,6 @@ const LARGE_BYTES: usize = 4096;
 const KICK_ROUNDS: usize = 4;
 /// The value of `sleeps_until` for a driver that is awake.
 const AWAKE: u64 = 0;
-const FOREVER: u64 = u64::MAX;
 
 /// State under the stack's lock.
 pub(crate) struct Core {
@@ -53,7 +55,7 @@ pub(crate) struct Core {
     followers: Vec<Arc<Waiter>>,
     /// `true` if one of those was woken to drive, and is not awake yet.
     succeeding: bool,
-    /// The waiters of [`Shared::drive`], which ends with the turn of any thread.
+    /// The waiters of [`SharedNetwork::drive`], which ends with the turn of any thread.
     turn_ends: Vec<Arc<Waiter>>,
     telling: ToTell,
     /// The ports of closed UDP sockets whose datagrams still wait.
@@ -66,10 +68,25 @@ impl Core {
         let check_at = self.closing_ports.check_at(now);
         self.stack.poll_at(now).into_iter().chain(check_at).min()
     }
+
+    /// Returns what a socket is ready for.
+    fn readiness(&mut self, id: SocketId) -> Ready {
+        if self.dead.is_some() { Ready::DEAD } else { readiness(&mut self.stack, id) }
+    }
+}
+
+/// Returns what a socket is ready for. The stack then reports the next change.
+fn readiness(stack: &mut Stack, id: SocketId) -> Ready {
+    let readiness = match id {
+        SocketId::Tcp(id) => stack.tcp_readiness(id),
+        SocketId::Listener(id) => stack.tcp_listener_readiness(id),
+        SocketId::Udp(id) => stack.udp_readiness(id),
+    };
+    readiness.map_or(Ready::DEAD, Ready::of)
 }
 
 /// State that all handles of a network share.
-pub(crate) struct Shared {
+pub(crate) struct SharedNetwork {
     core: Mutex<Core>,
     link: Mutex<Box<dyn Link>>,
     pub(crate) clock: Clock,
@@ -87,6 +104,8 @@ pub(crate) struct Shared {
     /// Wakes the library's thread while it stands by.
     stands_by: Condvar,
     link_fd: OwnedFd,
+    /// What a program's event loop waits for, once it has asked for that.
+    external: OnceLock<WorkFd>,
     pub(crate) closing: AtomicBool,
     pub(crate) threaded: bool,
     /// `true` if the network must have the link open each local port.
@@ -111,7 +130,7 @@ impl Transmit for LinkTransmit<'_> {
     }
 }
 
-impl Shared {
+impl SharedNetwork {
     pub(crate) fn new(
         link: Box<dyn Link>,
         stack: Stack,
@@ -120,7 +139,7 @@ impl Shared {
     ) -> std::io::Result<Self> {
         let (link_fd, opens_ports) = (link.sleep_fd()?, link.opens_ports());
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Shared {
+        Ok(SharedNetwork {
             core: Mutex::new(Core {
                 stack,
                 waiters: std::collections::HashMap::new(),
@@ -136,12 +155,13 @@ impl Shared {
             clock,
             pending: AtomicBool::new(false),
             sleeps_until: AtomicU64::new(AWAKE),
-            kept: AtomicU64::new(FOREVER),
+            kept: AtomicU64::new(NEVER),
             sleeps: AtomicU64::new(0),
             spinning: Mutex::default(),
             wake,
             stands_by: Condvar::new(),
             link_fd,
+            external: OnceLock::new(),
             closing: AtomicBool::new(false),
             threaded,
             opens_ports,
@@ -178,6 +198,23 @@ impl Shared {
         self.core().stack.tcp_sizes().0
     }
 
+    /// Closes the TCP ports that the stack no longer uses, and the UDP ports whose last datagrams the server has taken.
+    fn close_unused_ports(&self, link: &mut dyn Link) {
+        let now = self.clock.now();
+        loop {
+            let mut core = self.core();
+            let Core { closing_ports, stack, .. } = &mut *core;
+            let Some(local) = closing_ports.next(stack, link, now) else { break };
+            drop(core);
+            link.close_port(PortProtocol::Udp, local);
+        }
+        while let Some((is_ipv4, port)) = { self.core().stack.next_unused_port() } {
+            let any =
+                if is_ipv4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+            link.close_port(PortProtocol::Tcp, SocketAddr::new(any, port));
+        }
+    }
+
     /// Sends the waiting frames, or sets the flag `pending` for the holder of the link's lock.
     pub(crate) fn kick(&self) {
         for _ in 0..KICK_ROUNDS {
@@ -194,7 +231,8 @@ impl Shared {
             let result = self.round(link.as_mut(), Round::Send);
             drop(link);
             if let Err(error) = result {
-                return self.die(error);
+                self.die(error);
+                return;
             }
             fence(Ordering::SeqCst);
             if !self.pending.load(Ordering::Relaxed) && !self.core().stack.wants_poll() {
@@ -212,7 +250,7 @@ impl Shared {
         }
         let core = self.core();
         let now = self.clock.now();
-        let next = core.due_at(now).map_or(FOREVER, Instant::as_micros);
+        let next = core.due_at(now).map_or(NEVER, Instant::as_micros);
         let blocked = core.stack.is_blocked();
         drop(core);
         if blocked || next < until {
@@ -220,28 +258,29 @@ impl Shared {
         }
     }
 
-    /// Registers a socket with a poller. The poller has an event at once if an operation `is_possible`,
-    /// or if the link is dead, which no later event would report. A thread of the application that
-    /// drives now leaves the driving to the library's thread.
-    pub(crate) fn watch(
-        &self,
-        mut core: MutexGuard<'_, Core>,
-        waiter: &Waiter,
-        registration: Registration,
-        is_possible: bool,
-    ) {
-        if is_possible || core.dead.is_some() {
-            registration.ready();
-        }
-        *lock(&waiter.registration) = Some(registration);
-        core.standby.watch();
+    /// Returns what a socket that has a new watcher is ready for. A thread of the application that drives now
+    /// leaves the driving to the library's thread.
+    pub(crate) fn start_watching(&self, id: SocketId) -> Ready {
+        let mut core = self.core();
+        let ready = core.readiness(id);
+        let was_left = core.standby.watch();
         drop(core);
-        self.notify();
+        if was_left && self.threaded {
+            self.notify();
+        }
+        ready
     }
 
     /// Ends the driver's sleep.
     pub(crate) fn notify(&self) {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Makes a turn of the program's event loop due: a thread that drove has stopped, and nothing watches the link.
+    fn rearm_external(&self) {
+        if let Some(external) = self.external.get() {
+            external.make_due();
+        }
     }
 
     /// Makes one round.
@@ -270,16 +309,17 @@ impl Shared {
         worked |= stack.poll(now, &mut LinkTransmit(link));
         let mut tell = std::mem::take(telling);
         while let Some(news) = stack.next_news() {
-            if let Some(waiter) = waiters.get(&news)
-                && waiter.wanted()
-            {
-                tell.push(waiter.clone());
+            let Some(waiter) = waiters.get(&news) else { continue };
+            let is_watched = waiter.watchers.is_watched();
+            let ready = if is_watched { readiness(stack, news) } else { Ready::EMPTY };
+            if is_watched || waiter.is_awaited() {
+                tell.push((waiter.clone(), ready));
             }
         }
         // Each waiter as often as it has threads that wait.
-        let mut woken = tell
-            .iter()
-            .flat_map(|waiter| std::iter::repeat_n(Arc::as_ptr(waiter) as usize, waiter.waiting()));
+        let mut woken = tell.iter().flat_map(|(waiter, _)| {
+            std::iter::repeat_n(Arc::as_ptr(waiter) as usize, waiter.waiting())
+        });
         match round {
             Round::Library => standby.woke(woken),
             Round::Application if woken.next().is_some() => {
@@ -295,15 +335,15 @@ impl Shared {
             self.close_unused_ports(link);
         }
         if !tell.is_empty() {
-            for waiter in tell.drain(..) {
+            for (waiter, ready) in tell.drain(..) {
                 // A thread of the application that drives sleeps on the link, not on its condition
                 // variable. In its own round it is awake, and repeats its call next.
                 let leads = waiter.leading.load(Ordering::Relaxed);
                 if leads && round == Round::Application {
-                    waiter.tell_others();
+                    waiter.tell_others(ready);
                     continue;
                 }
-                waiter.tell();
+                waiter.tell(ready);
                 if leads {
                     self.notify();
                 }
@@ -314,15 +354,16 @@ impl Shared {
         flushed.map(|()| Done { worked, received })
     }
 
-    /// Reports to all waiting threads that the link is dead.
-    fn die(&self, error: LinkError) {
+    /// Reports to all waiting threads that the link is dead. Returns the error of all further calls.
+    fn die(&self, error: LinkError) -> std::io::Error {
         let mut core = self.core();
-        core.dead.get_or_insert(error);
+        let error = error::link(core.dead.get_or_insert(error));
         let waiters: Vec<_> = core.waiters.values().cloned().collect();
         drop(core);
         waiters.iter().for_each(|waiter| waiter.tell_all());
         self.notify();
         self.stands_by.notify_all();
+        error
     }
 
     /// Returns `true` if the thread that drives sleeps.

@@ -3,7 +3,8 @@
 //! A [`Network`] is a private host: a [`Stack`](towpath_stack::Stack) and the [`Link`] that carries
 //! its frames. Use [`UdpSocket`], [`TcpListener`] and [`TcpStream`] like those of `std::net`:
 //! blocking, with timeouts, or non-blocking and registered with a [`Poller`], whose descriptor goes
-//! into epoll.
+//! into epoll. The feature `tokio` adds sockets for tasks, `mio` sockets for a `mio::Poll`, `quinn` sockets for
+//! QUIC, and `axum` makes listeners usable by `axum::serve`.
 //!
 //! ```no_run
 //! use std::io::{self, Read, Write};
@@ -27,7 +28,8 @@
 //! # }
 //! ```
 //!
-//! [`Network::attach_with`] changes the host's settings, and [`Network::new`] takes any [`Link`].
+//! [`Network::builder`] sets other properties, such as the name, the addresses and the stack's settings. It can also use
+//! any [`Link`].
 //!
 //! # Compared to `std::net`
 //! Each method of `std::net` has its counterpart of the same name, except the options of multicast
@@ -41,9 +43,9 @@
 //! thread. Once the library's thread has woken one thread, and no other, eight times in a row, that
 //! thread receives by itself, and the library's thread only stands by: it drives again when the
 //! other thread wakes a third one, or one to two milliseconds after the other thread stops blocking.
-//! With [`Driving::Application`] there is no such thread: a thread blocked in a call drives the
-//! network, or [`Network::drive`] does. A [`Poller`] then has events only while another thread
-//! blocks in a call or in [`Network::drive`].
+//! With [`Driving::Application`] there is no such thread. A thread blocked in a call drives the network, as does one in
+//! [`Poller::wait`] or [`Network::drive`]. A program's own event loop drives it by [`Network::work_fd`] and
+//! [`Network::turn`], and a task of tokio by `tokio::drive`.
 //!
 //! A thread that drives, and that waits to read from a socket to which the program has written
 //! since it last read, spins for up to 68 µs before it sleeps, as long as that recently cost less
@@ -85,36 +87,60 @@
 
 #![forbid(unsafe_code)]
 
+// Under loom, only the readiness core.
+mod lock;
+mod readiness;
+mod ready_set;
+mod sync;
+mod watchers;
+
+mod builder;
 mod clock;
 mod driver;
 mod error;
 mod link;
 mod listener;
-mod lock;
+#[cfg(feature = "mio")]
+pub mod mio;
 mod network;
 mod options;
 mod poller;
+#[cfg(test)]
+mod poller_tests;
+#[cfg(feature = "quinn")]
+pub mod quinn;
 mod session_link;
 mod spinning;
 mod standby;
 mod stream;
 #[cfg(test)]
 mod stream_tests;
+#[cfg(feature = "tokio")]
+mod tasks;
 #[cfg(test)]
 mod testing;
+#[cfg(feature = "tokio")]
+pub mod tokio;
 mod udp;
 mod wait;
 #[cfg(test)]
 mod wakeup_tests;
+mod watch;
+mod work_fd;
 
+pub use builder::NetworkBuilder;
 pub use link::{Armed, Link, LinkError, LinkInfo, PortProtocol};
 pub use listener::{Incoming, IntoIncoming, TcpListener};
 pub use network::{Driving, Network};
-pub use poller::{Event, Poller};
+pub use poller::Poller;
+pub use readiness::{Interest, Ready, Trigger};
+pub use ready_set::{Event, Events};
 pub use session_link::{HostError, SessionLink};
 pub use stream::TcpStream;
+pub use towpath_client::{Addresses, Lost};
 pub use towpath_stack::{
     Checksum, Config, CongestionControl, Counters, KeepAlive, Limits, Meta, Offload, Segmentation,
-    SegmentationKind, TcpConfig, TcpInfo,
+    SegmentationKind, SocketId, SocketInfo, TcpConfig, TcpInfo, TcpState,
 };
 pub use udp::UdpSocket;
+pub use watch::Source;

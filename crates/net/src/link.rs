@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use towpath_client::Lost;
 use towpath_stack::{Meta, Offload};
 
 /// The properties of a link.
@@ -20,6 +21,7 @@ pub struct LinkInfo {
 
 /// Tells the network whether it may sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Armed {
     /// A frame arrived while arming: poll again.
     Work,
@@ -31,9 +33,25 @@ pub enum Armed {
     },
 }
 
-/// The reason why a link is dead. Errors of sockets contain it ([`std::io::Error::get_ref`]).
+/// The reason why a link is dead. Errors of sockets contain it:
+///
+/// ```
+/// use std::io;
+/// use towpath_net::{LinkError, Lost};
+///
+/// /// Returns `true` if attaching again can help.
+/// fn may_attach_again(error: &io::Error) -> bool {
+///     let cause = error.get_ref().and_then(|cause| cause.downcast_ref());
+///     matches!(cause, Some(LinkError::Lost(Lost::ServerGone | Lost::AddressGone)))
+/// }
+/// # assert!(!may_attach_again(&io::Error::other("another error")));
+/// ```
 #[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum LinkError {
+    /// The session with the driver server is over.
+    #[error(transparent)]
+    Lost(Lost),
     /// The other side, a server or an interface, is gone.
     #[error("the link is gone: {0}")]
     Gone(Arc<str>),
@@ -56,6 +74,7 @@ impl From<std::io::Error> for LinkError {
 
 /// The protocol of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum PortProtocol {
     /// TCP.
     Tcp,
@@ -131,6 +150,13 @@ pub trait Link: Send {
     /// If the link is dead.
     fn unsent(&mut self) -> Result<usize, LinkError> {
         Ok(0)
+    }
+
+    /// Returns how many frames for this network were lost before [`Link::receive`] could return them: no
+    /// receive buffer was free, or more frames arrived than the link takes at a time. The default, 0, is for a link that
+    /// does not count them.
+    fn lost(&self) -> u64 {
+        0
     }
 
     /// Returns `true` if frames are sent in the order in which the link accepted them. By default `true`; a session with

@@ -10,8 +10,9 @@ use towpath_stack::{ListenerId, SocketId};
 
 use crate::driver::Core;
 use crate::options::{self, Options, each};
-use crate::poller::Poller;
 use crate::wait::Waiter;
+use crate::watch::private::Watchable;
+use crate::watch::{SocketRef, Source};
 use crate::{Network, PortProtocol, TcpStream, error};
 
 /// The default limit of connections that wait to be accepted; [`TcpListener::bind_with`] sets
@@ -167,21 +168,6 @@ impl TcpListener {
         self.checked()?;
         Ok(TcpListener { inner: self.inner.clone() })
     }
-
-    /// Registers the listener with a poller. If a connection already waits, the poller has an event
-    /// at once.
-    ///
-    /// # Errors
-    /// Never, while the listener lives.
-    pub fn watch(&self, poller: &Poller, token: u64) -> io::Result<()> {
-        let Inner { network, id, waiter, .. } = &*self.inner;
-        let shared = network.checked()?;
-        let registration = poller.registration(token)?;
-        let mut core = shared.core();
-        let ready = core.stack.tcp_listener_readiness(*id).map_err(error::socket)?;
-        shared.watch(core, waiter, registration, ready.readable);
-        Ok(())
-    }
 }
 
 impl Drop for Inner {
@@ -189,6 +175,15 @@ impl Drop for Inner {
         if let Some(shared) = self.network.unregister(SocketId::Listener(self.id)) {
             let _ = shared.with(|core, now| core.stack.tcp_close_listener(now, self.id));
         }
+    }
+}
+
+impl Source for TcpListener {}
+
+impl Watchable for TcpListener {
+    fn socket_ref(&self) -> SocketRef<'_> {
+        let Inner { network, id, waiter, .. } = &*self.inner;
+        SocketRef::new(network, SocketId::Listener(*id), waiter)
     }
 }
 

@@ -1,26 +1,29 @@
 //! A private host.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant as StdInstant};
 
 use towpath_memory::ForkGuard;
-use towpath_stack::{Config, Counters, SocketId, Stack};
+use towpath_stack::{Config, Counters, SocketId, SocketInfo, Stack};
 
 use crate::clock::Clock;
-use crate::driver::Shared;
+use crate::driver::SharedNetwork;
 use crate::error;
 use crate::link::Link;
 use crate::wait::Waiter;
 
 /// The choice of the thread that receives, acknowledges and retransmits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Driving {
     /// A thread of the library. Once it has woken one application thread, and no other, several
     /// times in a row, it stands by, and that thread drives while it blocks.
     Thread,
-    /// The application: a thread blocked in a call, or [`Network::drive`].
+    /// The application: a thread blocked in a call, in [`Poller::wait`](crate::Poller::wait) or in [`Network::drive`]; its
+    /// own event loop, by [`Network::work_fd`] and [`Network::turn`]; or a task, by `tokio::drive`.
     Application,
 }
 
@@ -40,19 +43,18 @@ pub struct Network {
 struct Owner {
     /// A child made by `fork` must not read, lock or drop the state. A thread of the parent may have
     /// held a lock, and left the state behind the lock half-changed.
-    shared: Arc<Shared>,
+    shared: Arc<SharedNetwork>,
     thread: Option<JoinHandle<()>>,
     guard: ForkGuard,
 }
 
 impl Network {
-    /// Starts a host on `link`. The link's Ethernet address, MTU and offload replace those in
-    /// `config`, and the link decides on reports of unused ports; a random seed replaces a seed
-    /// of 0.
-    ///
-    /// # Errors
-    /// If the configuration contradicts itself, or the system has no descriptor or thread left.
-    pub fn new(link: Box<dyn Link>, mut config: Config, driving: Driving) -> io::Result<Network> {
+    /// Starts a host on `link`, as [`NetworkBuilder::on`](crate::NetworkBuilder::on) says.
+    pub(crate) fn start(
+        link: Box<dyn Link>,
+        mut config: Config,
+        driving: Driving,
+    ) -> io::Result<Network> {
         let info = link.info();
         config.mac = info.mac;
         config.mtu = info.mtu;
@@ -68,7 +70,7 @@ impl Network {
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
         let guard = ForkGuard::new()?;
         let threaded = driving == Driving::Thread;
-        let shared = Arc::new(Shared::new(link, stack, clock, threaded)?);
+        let shared = Arc::new(SharedNetwork::new(link, stack, clock, threaded)?);
         let mut thread = None;
         if threaded {
             let shared = shared.clone();
@@ -84,25 +86,65 @@ impl Network {
     /// # Errors
     /// [`LinkError::Forked`].
     #[inline]
-    pub(crate) fn checked(&self) -> io::Result<&Shared> {
+    pub(crate) fn checked(&self) -> io::Result<&SharedNetwork> {
+        error::not_forked(&self.owner.guard)?;
+        Ok(&self.owner.shared)
+    }
+
+    /// Returns what [`Network::checked`] does, to keep.
+    ///
+    /// # Errors
+    /// [`LinkError::Forked`].
+    pub(crate) fn checked_arc(&self) -> io::Result<&Arc<SharedNetwork>> {
         error::not_forked(&self.owner.guard)?;
         Ok(&self.owner.shared)
     }
 
     /// Returns the state of the network, for unit tests, which do not fork.
     #[cfg(test)]
-    pub(crate) fn shared(&self) -> &Shared {
+    pub(crate) fn shared(&self) -> &SharedNetwork {
         &self.owner.shared
     }
 
-    /// Receives, sends and handles due timers. Without work, waits for some, at most `timeout`.
-    /// Only for networks without a library thread. If another thread drives, waits for the end of
-    /// its turn.
+    /// Receives, sends and handles due timers. If there is no work, waits for work for at most `timeout`.
+    /// Only for networks with [`Driving::Application`]. If another thread drives the network, waits until that
+    /// thread has finished.
     ///
     /// # Errors
     /// If the link is dead.
     pub fn drive(&self, timeout: Duration) -> io::Result<()> {
         self.checked()?.drive(timeout)
+    }
+
+    /// Returns a descriptor for a program's own event loop. It is readable while the network has work, due timers
+    /// included. Call [`Network::turn`] once before the first wait, and whenever the descriptor is readable. Only for
+    /// networks with [`Driving::Application`].
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] if a thread of the library drives the network; if the system has no descriptor
+    /// left; [`LinkError::Forked`](crate::LinkError::Forked).
+    pub fn work_fd(&self) -> io::Result<BorrowedFd<'_>> {
+        self.checked()?.work_fd()
+    }
+
+    /// Receives, sends and handles due timers, without waiting; for a program's own event loop. Afterwards the
+    /// descriptor of [`Network::work_fd`] is readable once there is further work.
+    ///
+    /// # Errors
+    /// If the link is dead; as [`Network::work_fd`].
+    pub fn turn(&self) -> io::Result<()> {
+        self.checked()?.turn()
+    }
+
+    /// Returns the number of frames for this network that were lost before they reached the stack: the session had no free
+    /// receive buffer, the frames exceeded the server's budget per poll iteration, or the server could not pass them on.
+    /// [`UdpSocket::dropped`](crate::UdpSocket::dropped) and [`Network::counters`] count only frames that the stack
+    /// received. In a session with an endpoint per port, only frames for ports count. Returns 0 in a child made by
+    /// `fork`, and for a link that does not count such frames ([`Link::lost`]). Waits while another thread opens or
+    /// closes a port.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.checked().map_or(0, SharedNetwork::lost)
     }
 
     /// Returns the stack's counters; all zero in a child made by `fork`.
@@ -117,7 +159,14 @@ impl Network {
     /// child made by `fork` has none.
     #[must_use]
     pub fn connections(&self) -> usize {
-        self.checked().map_or(0, Shared::connections)
+        self.checked().map_or(0, SharedNetwork::connections)
+    }
+
+    /// Returns the sockets of this host, also connections that the application has dropped or has not accepted yet: their
+    /// addresses, states and queues. A child made by `fork` has none.
+    #[must_use]
+    pub fn sockets(&self) -> Vec<SocketInfo> {
+        self.checked().map_or_else(|_| Vec::new(), |shared| shared.core().stack.sockets().collect())
     }
 
     /// Returns every IP address of this host; none in a child made by `fork`.
@@ -210,9 +259,12 @@ impl Network {
 
     /// Removes the waiter of a socket whose last handle is dropped, and returns the network's state.
     /// Returns `None` in a child made by `fork`, in which the socket is the parent's.
-    pub(crate) fn unregister(&self, id: SocketId) -> Option<&Shared> {
+    pub(crate) fn unregister(&self, id: SocketId) -> Option<&SharedNetwork> {
         let shared = self.checked().ok()?;
-        shared.core().waiters.remove(&id);
+        let waiter = shared.core().waiters.remove(&id);
+        if let Some(waiter) = waiter {
+            waiter.watchers.end();
+        }
         Some(shared)
     }
 }

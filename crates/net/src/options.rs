@@ -83,11 +83,19 @@ pub(crate) fn hop_limit(ttl: u32) -> io::Result<u8> {
 pub(crate) fn each<R>(
     network: &Network,
     to: impl ToSocketAddrs,
-    mut f: impl FnMut(SocketAddr) -> io::Result<R>,
+    f: impl FnMut(SocketAddr) -> io::Result<R>,
 ) -> io::Result<R> {
     network.checked()?;
+    first_success(to.to_socket_addrs()?, f)
+}
+
+/// Calls `f` with each address until a call succeeds. Returns the last error otherwise.
+pub(crate) fn first_success<R>(
+    addresses: impl IntoIterator<Item = SocketAddr>,
+    mut f: impl FnMut(SocketAddr) -> io::Result<R>,
+) -> io::Result<R> {
     let mut last = None;
-    for address in to.to_socket_addrs()? {
+    for address in addresses {
         match f(address) {
             Ok(result) => return Ok(result),
             Err(error) => last = Some(error),

@@ -1,48 +1,63 @@
 //! Readiness of many sockets through one descriptor.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
 
-use rustix::event::EventfdFlags;
 use towpath_memory::ForkGuard;
 
 use crate::error;
-use crate::lock::lock;
+use crate::readiness::{Interest, Trigger};
+use crate::ready_set::{Events, Set};
+use crate::watch::Source;
 
-/// The readiness of a socket may have changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Event {
-    /// The token with which the socket was registered.
-    pub token: u64,
-}
-
-struct State {
-    ready: Vec<(u64, Arc<AtomicBool>)>,
-    /// `true` if the descriptor is readable already.
-    notified: bool,
-}
-
-struct Shared {
-    fd: OwnedFd,
-    state: Mutex<State>,
-    guard: ForkGuard,
-}
-
-/// Collects the events of the sockets registered with it. Its descriptor is readable while events
-/// wait, and goes into `epoll`, `poll` or `select`, as the only descriptor for all of a network's
-/// sockets.
+/// A set of sockets, of any number of networks, whose readiness one thread can wait for. It is used like
+/// epoll.
 ///
-/// Events are edge-triggered: after one, use the socket until it returns `WouldBlock`. All events
-/// before the next [`Poller::take`] together cost one system call. A socket has one registration:
-/// a second one, also of a clone, replaces the first.
+/// A poller is a handle: its clones share the set. Several threads may wait: each event is for one of
+/// them. A socket may be registered with several pollers; clones of a socket share its registration.
+///
+/// Its descriptor ([`AsFd`]) goes into `epoll`, `poll` or `select`, beside those of a program's other
+/// event sources: it is readable while events wait. Then call [`Poller::wait`] with a timeout of zero. If the
+/// last events were of sockets with [`Trigger::Level`], the descriptor can be readable although no socket is
+/// ready any more; the call finds that out.
+///
+/// Waiting costs the same however many sockets are registered.
 ///
 /// In a child made by `fork`, an inherited poller has no events, and registers no socket. Its
 /// descriptor is the parent's, and shows the parent's events.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::io::{ErrorKind, Read};
+/// use towpath_net::{Events, Interest, Network, Poller, TcpStream, Trigger};
+///
+/// let network = Network::attach("/run/towpath/eth0.sock")?;
+/// let mut stream = TcpStream::connect(&network, "10.77.0.1:80")?;
+/// stream.set_nonblocking(true)?;
+/// let poller = Poller::new()?;
+/// poller.register(&stream, 7, Interest::READABLE, Trigger::Level)?;
+/// let mut events = Events::default();
+/// let mut buffer = [0; 2048];
+/// loop {
+///     poller.wait(&mut events, None)?;
+///     for event in &events {
+///         assert_eq!(event.token, 7);
+///         match stream.read(&mut buffer) {
+///             Ok(0) => return Ok(()),
+///             Ok(bytes) => println!("{bytes} bytes"),
+///             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+///             Err(error) => return Err(error.into()),
+///         }
+///     }
+/// }
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Poller {
-    shared: Arc<Shared>,
+    set: Arc<Set>,
+    guard: Arc<ForkGuard>,
 }
 
 impl Poller {
@@ -51,64 +66,110 @@ impl Poller {
     /// # Errors
     /// If the system has no descriptor or memory left.
     pub fn new() -> io::Result<Poller> {
-        let guard = ForkGuard::new()?;
-        let fd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let state = Mutex::new(State { ready: Vec::new(), notified: false });
-        Ok(Poller { shared: Arc::new(Shared { fd, state, guard }) })
+        Ok(Poller { set: Arc::new(Set::new()?), guard: Arc::new(ForkGuard::new()?) })
     }
 
-    /// Takes the events, in the order of their arrival.
-    pub fn take(&self, events: &mut Vec<Event>) {
-        if !self.shared.guard.is_parent() {
-            return;
-        }
-        let mut state = lock(&self.shared.state);
-        if state.notified {
-            // Reset under the lock, before a later notification.
-            let _ = rustix::io::read(&self.shared.fd, &mut [0; 8]);
-            state.notified = false;
-        }
-        events.extend(state.ready.drain(..).map(|(token, queued)| {
-            queued.store(false, Ordering::Relaxed);
-            Event { token }
-        }));
+    fn checked(&self) -> io::Result<&Arc<Set>> {
+        error::not_forked(&self.guard)?;
+        Ok(&self.set)
     }
 
-    /// Returns a registration for a socket.
+    /// Registers a socket. A socket that is ready already has an event at once, with each trigger. Dropping a
+    /// socket removes its registration and its events.
     ///
     /// # Errors
+    /// [`io::ErrorKind::AlreadyExists`] if the socket, or a clone of it, is registered with this poller;
     /// [`LinkError::Forked`](crate::LinkError::Forked).
-    pub(crate) fn registration(&self, token: u64) -> io::Result<Registration> {
-        error::not_forked(&self.shared.guard)?;
-        Ok(Registration { poller: self.clone(), token, queued: Arc::default() })
+    pub fn register(
+        &self,
+        socket: &impl Source,
+        token: u64,
+        interest: Interest,
+        trigger: Trigger,
+    ) -> io::Result<()> {
+        let set = self.checked()?;
+        let target = socket.socket_ref();
+        let member = target.add_member(set, token, interest, trigger)?;
+        member.ready(target.start_watching()?);
+        Ok(())
+    }
+
+    /// Changes a registration. Enables a registration with [`Trigger::OneShot`] again after its event. If the socket is
+    /// ready, it has an event.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotFound`] if the socket is not registered with this poller;
+    /// [`LinkError::Forked`](crate::LinkError::Forked).
+    pub fn modify(
+        &self,
+        socket: &impl Source,
+        token: u64,
+        interest: Interest,
+        trigger: Trigger,
+    ) -> io::Result<()> {
+        let set = self.checked()?;
+        let target = socket.socket_ref();
+        let member = target.member(set)?;
+        member.change(token, interest, trigger);
+        member.ready(target.start_watching()?);
+        Ok(())
+    }
+
+    /// Removes a socket, which then has no events. Also works for a socket of a dead link.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotFound`] if the socket is not registered with this poller;
+    /// [`LinkError::Forked`](crate::LinkError::Forked).
+    pub fn deregister(&self, socket: &impl Source) -> io::Result<()> {
+        let set = self.checked()?;
+        socket.socket_ref().remove_member(set)
+    }
+
+    /// Waits until a socket is ready, [`Poller::wake`] is called, or the timeout has passed; `None`: without
+    /// a limit. Replaces the contents of `events`. Returns the number of events: 0 after a timeout or a
+    /// wake-up.
+    ///
+    /// Sockets of a network with [`Driving::Application`](crate::Driving::Application) make progress while a
+    /// thread waits here: it drives the network.
+    ///
+    /// # Errors
+    /// [`LinkError::Forked`](crate::LinkError::Forked); with [`Driving::Application`](crate::Driving::Application),
+    /// also the system's error if it has no descriptor or memory left. A dead link is no error here: its sockets are
+    /// ready, and their calls return the error.
+    pub fn wait(&self, events: &mut Events, timeout: Option<Duration>) -> io::Result<usize> {
+        self.checked()?.wait(events, timeout)
+    }
+
+    /// Makes one waiting thread return from [`Poller::wait`] with no events. If no thread waits, the next wait returns at
+    /// once. Several calls before that wait count as one. Any thread may call this.
+    pub fn wake(&self) {
+        if self.guard.is_parent() {
+            self.set.wake();
+        }
     }
 }
 
 impl AsFd for Poller {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.shared.fd.as_fd()
+        if self.guard.is_parent() {
+            self.set.use_fd();
+        }
+        self.set.as_fd()
     }
 }
 
-/// A socket's registration with a poller.
-pub(crate) struct Registration {
-    poller: Poller,
-    token: u64,
-    /// `true` if the socket has a waiting event. Changes under the poller's lock only.
-    queued: Arc<AtomicBool>,
+impl AsRawFd for Poller {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
 }
 
-impl Registration {
-    /// Reports an event of the socket.
-    pub(crate) fn ready(&self) {
-        let shared = &self.poller.shared;
-        let mut state = lock(&shared.state);
-        if !self.queued.swap(true, Ordering::Relaxed) {
-            state.ready.push((self.token, self.queued.clone()));
+impl std::fmt::Debug for Poller {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if !self.guard.is_parent() {
+            return f.debug_struct("Poller").finish_non_exhaustive();
         }
-        if !state.notified {
-            state.notified = true;
-            let _ = rustix::io::write(&shared.fd, &1u64.to_ne_bytes());
-        }
+        let (sockets, ready) = self.set.counts();
+        f.debug_struct("Poller").field("sockets", &sockets).field("ready", &ready).finish()
     }
 }

@@ -5,7 +5,6 @@ mod ports;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 use std::sync::Arc;
 
 use towpath_client::{
@@ -14,7 +13,7 @@ use towpath_client::{
 };
 use towpath_stack::{Config, Meta, Offload};
 
-use crate::{Armed, Driving, Link, LinkError, LinkInfo, Network, PortProtocol};
+use crate::{Armed, Link, LinkError, LinkInfo, PortProtocol};
 use ports::Ports;
 
 /// The largest frame of a link, in bytes. Linux leaves longer ones to no device to segment
@@ -54,6 +53,7 @@ enum Endpoints {
 
 /// The reason why no host could start over a driver server.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum HostError {
     /// The server is unreachable, or refused.
     #[error(transparent)]
@@ -121,12 +121,12 @@ impl SessionLink {
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// use towpath_client::Session;
-    /// use towpath_net::{Driving, Network, SessionLink};
+    /// use towpath_net::{Network, SessionLink};
     ///
     /// let session = Session::attach("/run/towpath/eth0.sock", &SessionLink::options("inside"))?;
     /// let link = SessionLink::within_vlan(session, 7)?;
     /// let config = link.config();
-    /// let network = Network::new(Box::new(link), config, Driving::Thread)?;
+    /// let network = Network::builder().on(Box::new(link), config)?;
     /// # Ok(())
     /// # }
     /// ```
@@ -187,75 +187,6 @@ impl SessionLink {
     }
 }
 
-impl Network {
-    /// Starts a private host for this application on the device whose server listens at `path`. The
-    /// server assigns its addresses, and a thread of the library drives it.
-    ///
-    /// # Errors
-    /// [`HostError`] gives the reason.
-    pub fn attach(path: impl AsRef<Path>) -> Result<Network, HostError> {
-        Network::attach_with(path, Driving::Thread, |_| {})
-    }
-
-    /// Starts the same host with other settings: `adjust` changes those that the server's answer
-    /// gives, for example `|config| config.tcp.congestion_control = CongestionControl::Reno`. The
-    /// link determines MAC address, MTU and offloads, whatever `adjust` says.
-    ///
-    /// # Errors
-    /// [`HostError`] gives the reason.
-    pub fn attach_with(
-        path: impl AsRef<Path>,
-        driving: Driving,
-        adjust: impl FnOnce(&mut Config),
-    ) -> Result<Network, HostError> {
-        let name = Options::default().name;
-        let session = Session::attach(path, &SessionLink::options(&name))?;
-        Network::over_with(session, driving, adjust)
-    }
-
-    /// Starts the same host as [`Network::attach_with`], within a VLAN, 1 to 4094
-    /// ([`SessionLink::within_vlan`]).
-    ///
-    /// # Errors
-    /// [`HostError`] gives the reason.
-    pub fn attach_within_vlan(
-        path: impl AsRef<Path>,
-        vlan: u16,
-        driving: Driving,
-        adjust: impl FnOnce(&mut Config),
-    ) -> Result<Network, HostError> {
-        let name = Options::default().name;
-        let session = Session::attach(path, &SessionLink::options(&name))?;
-        Network::over_link(SessionLink::within_vlan(session, vlan)?, driving, adjust)
-    }
-
-    /// Starts the same host over an attached session.
-    ///
-    /// # Errors
-    /// [`HostError`] gives the reason.
-    pub fn over(session: Session, driving: Driving) -> Result<Network, HostError> {
-        Network::over_with(session, driving, |_| {})
-    }
-
-    fn over_with(
-        session: Session,
-        driving: Driving,
-        adjust: impl FnOnce(&mut Config),
-    ) -> Result<Network, HostError> {
-        Network::over_link(SessionLink::new(session)?, driving, adjust)
-    }
-
-    fn over_link(
-        link: SessionLink,
-        driving: Driving,
-        adjust: impl FnOnce(&mut Config),
-    ) -> Result<Network, HostError> {
-        let mut config = link.config();
-        adjust(&mut config);
-        Ok(Network::new(Box::new(link), config, driving)?)
-    }
-}
-
 impl SessionLink {
     /// Returns an error if the session is over, or belongs to the parent of this process.
     fn check_session(&self) -> io::Result<()> {
@@ -280,7 +211,7 @@ impl From<Lost> for LinkError {
     fn from(lost: Lost) -> LinkError {
         match lost {
             Lost::Forked => LinkError::Forked,
-            lost => LinkError::Gone(Arc::from(lost.to_string())),
+            lost => LinkError::Lost(lost),
         }
     }
 }
@@ -366,6 +297,13 @@ impl Link for SessionLink {
         self.session.unsent(QUEUE_PAIR).map(|count| count as usize).map_err(gone)
     }
 
+    fn lost(&self) -> u64 {
+        match &self.endpoints {
+            Endpoints::Whole(endpoint) => self.session.counters(*endpoint).rx_dropped(),
+            Endpoints::ByPort(ports) => ports.lost(&self.session),
+        }
+    }
+
     fn sends_in_order(&self) -> bool {
         self.session.info().lanes == 1
     }
@@ -418,8 +356,8 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::UdpSocket;
     use crate::testing::serve;
+    use crate::{Network, UdpSocket};
 
     /// A link has news from the time at which the server publishes a frame until the network has
     /// received it.
@@ -454,8 +392,8 @@ mod tests {
         let (server, _far) = serve();
         let socket = server.connect().unwrap();
         let session = Session::attach_over(socket, &SessionLink::options("test")).unwrap();
-        let adjust = |config: &mut Config| config.limits.sockets = 1;
-        let network = Network::over_with(session, Driving::Thread, adjust).unwrap();
+        let builder = Network::builder().stack(|config| config.limits.sockets = 1);
+        let network = builder.over(session).unwrap();
         let bind = || UdpSocket::bind(&network, "0.0.0.0:0");
         let _only = bind().unwrap();
         assert_eq!(bind().unwrap_err().kind(), io::ErrorKind::QuotaExceeded);

@@ -53,7 +53,7 @@ impl Spinning {
     }
 
     /// Returns `true` if the thread is to look for frames again instead of a sleep.
-    pub(crate) fn goes_on(&mut self, now: Instant) -> bool {
+    pub(crate) fn keeps_spinning(&mut self, now: Instant) -> bool {
         #[cfg(test)]
         if let Some(until) = self.forced {
             return now < until;

@@ -35,8 +35,8 @@ pub(crate) struct Standby {
     pub(crate) turns: u64,
     /// The times that blocked threads that did not drive woke.
     pub(crate) wakes: u64,
-    /// `true` once a socket was registered with a poller: its events need the library's thread,
-    /// also while a thread that blocks elsewhere computes.
+    /// `true` once something watched a socket: its events need the library's thread, also while a
+    /// thread that blocks elsewhere computes.
     polled: bool,
     /// `true` while the library's thread sleeps until it is woken.
     sleeps_without_limit: bool,
@@ -63,10 +63,13 @@ impl Standby {
         threaded && (self.sleeps_without_limit || !self.active)
     }
 
-    /// Records that a socket has a poller, whose events need the library's thread.
-    pub(crate) fn watch(&mut self) {
+    /// Records that something watches a socket, whose events need the library's thread. Returns `true` if
+    /// that thread had left the driving to others.
+    pub(crate) fn watch(&mut self) -> bool {
+        let had_left = self.active || self.led;
         self.polled = true;
         self.woke_others();
+        had_left
     }
 
     /// Records the wake-ups of a round of the library's thread: `threads` has each waiter once per
@@ -124,7 +127,7 @@ mod tests {
 
     use super::*;
     use crate::testing::serve;
-    use crate::{Driving, Network, SessionLink, UdpSocket};
+    use crate::{Network, SessionLink, UdpSocket};
     use towpath_client::Session;
 
     #[test]
@@ -176,7 +179,7 @@ mod tests {
         let host = |name| {
             let socket = server.connect().unwrap();
             let session = Session::attach_over(socket, &SessionLink::options(name)).unwrap();
-            Network::over(session, Driving::Thread).unwrap()
+            Network::builder().over(session).unwrap()
         };
         let (a, b) = (host("a"), host("b"));
         let echo = UdpSocket::bind(&a, "10.77.0.2:7").unwrap();

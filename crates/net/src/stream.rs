@@ -2,9 +2,9 @@
 
 mod closing;
 mod settings;
-mod vectored;
+mod transfer;
 
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::io;
 use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -13,8 +13,10 @@ use std::time::{Duration, Instant as StdInstant};
 use towpath_stack::{SocketError, SocketId, Stack, TcpId};
 
 use crate::options::{Options, each};
-use crate::poller::Poller;
+use crate::readiness::Ready;
 use crate::wait::{Patience, Waiter};
+use crate::watch::private::Watchable;
+use crate::watch::{SocketRef, Source};
 use crate::{Network, PortProtocol, error, options};
 
 /// The maximum number of bytes copied at once, during which the thread holds the stack's lock.
@@ -217,7 +219,7 @@ impl TcpStream {
         let Inner { network, id, waiter, .. } = &*self.inner;
         if let Ok(shared) = network.checked() {
             let _ = shared.with(|core, now| core.stack.tcp_abort(now, *id));
-            waiter.tell();
+            waiter.tell(Ready::DEAD);
         }
     }
 
@@ -229,68 +231,14 @@ impl TcpStream {
         self.inner.network.checked()?;
         Ok(TcpStream { inner: self.inner.clone() })
     }
+}
 
-    /// Registers the stream with a poller. If an operation is already possible, the poller has an
-    /// event at once.
-    ///
-    /// # Errors
-    /// Never, while the stream lives.
-    pub fn watch(&self, poller: &Poller, token: u64) -> io::Result<()> {
+impl Source for TcpStream {}
+
+impl Watchable for TcpStream {
+    fn socket_ref(&self) -> SocketRef<'_> {
         let Inner { network, id, waiter, .. } = &*self.inner;
-        let shared = network.checked()?;
-        let registration = poller.registration(token)?;
-        let mut core = shared.core();
-        let ready = core.stack.tcp_readiness(*id).map_err(error::socket)?;
-        shared.watch(core, waiter, registration, ready.readable || ready.writable);
-        Ok(())
-    }
-}
-
-impl Read for &TcpStream {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.receive(buffer, false)
-    }
-
-    fn read_vectored(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        self.receive_parts(parts)
-    }
-}
-
-impl Read for TcpStream {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.receive(buffer, false)
-    }
-
-    fn read_vectored(&mut self, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        self.receive_parts(parts)
-    }
-}
-
-impl Write for &TcpStream {
-    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        self.transmit(data)
-    }
-
-    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.transmit_parts(parts)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.inner.network.checked().map(|_| ())
-    }
-}
-
-impl Write for TcpStream {
-    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        self.transmit(data)
-    }
-
-    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.transmit_parts(parts)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.inner.network.checked().map(|_| ())
+        SocketRef::new(network, SocketId::Tcp(*id), waiter)
     }
 }
 

@@ -5,7 +5,7 @@ use std::net::Shutdown;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::testing::{A, B, Pair, connection, eventually, is_tcp_without_syn, pair};
+use crate::testing::{A, B, Ending, Pair, connection, eventually, is_tcp_without_syn, pair};
 use crate::{Driving, KeepAlive, TcpListener, TcpStream, UdpSocket};
 
 const BOTH: [Driving; 2] = [Driving::Thread, Driving::Application];
@@ -63,7 +63,7 @@ fn a_drop_that_lingers_in_vain_resets() {
 #[test]
 fn a_drop_without_blocking_lingers_in_the_background() {
     let pair = pair(Driving::Thread);
-    for (linger, is_heard) in [(LONG, true), (Duration::from_millis(50), false)] {
+    for (linger, is_received) in [(LONG, true), (Duration::from_millis(50), false)] {
         let (mut ours, mut theirs) = connection(&pair);
         ours.set_linger(Some(linger)).unwrap();
         ours.set_nonblocking(true).unwrap();
@@ -72,14 +72,14 @@ fn a_drop_without_blocking_lingers_in_the_background() {
         // The drop returns though the peer has nothing.
         drop(ours);
         assert_eq!(pair.a.connections(), 1);
-        if !is_heard {
+        if !is_received {
             eventually("a reset", || pair.a.connections() == 0);
         }
         pair.to_b.release();
         let mut got = Vec::new();
         let ended = theirs.read_to_end(&mut got);
-        assert_eq!(ended.map_err(|error| error.kind()).is_ok(), is_heard);
-        assert!(!is_heard || got == b"later");
+        assert_eq!(ended.map_err(|error| error.kind()).is_ok(), is_received);
+        assert!(!is_received || got == b"later");
         drop(theirs);
         eventually("closed", || pair.a.connections() == 0);
     }
@@ -303,4 +303,32 @@ fn a_shutdown_ends_a_read_of_another_thread() {
         ours.shutdown(Shutdown::Read).unwrap();
         assert_eq!(reading.join().unwrap(), 0);
     }
+}
+
+/// The list of sockets shows what each of them is, and what waits in it.
+#[test]
+fn a_network_lists_its_sockets() {
+    let pair = pair(Driving::Thread);
+    let _ending = Ending(pair.a.clone());
+    let udp = UdpSocket::bind(&pair.a, format!("{A}:9")).unwrap();
+    let listener = TcpListener::bind(&pair.a, format!("{A}:80")).unwrap();
+    let mut waiting = TcpStream::connect(&pair.b, format!("{A}:80")).unwrap();
+    let far = UdpSocket::bind(&pair.b, "0.0.0.0:0").unwrap();
+    far.send_to(b"four", format!("{A}:9")).unwrap();
+    waiting.write_all(b"seventh").unwrap();
+    let of = |local: &str, has_peer: bool| {
+        let local: std::net::SocketAddr = local.parse().unwrap();
+        let sockets = pair.a.sockets();
+        let found = sockets.iter().find(|one| one.local == local && one.peer.is_some() == has_peer);
+        *found.unwrap_or_else(|| panic!("{local} is not in {sockets:?}"))
+    };
+    eventually("all waits", || {
+        of(&format!("{A}:9"), false).received > 4 && of(&format!("{A}:80"), true).received == 7
+    });
+    assert_eq!(of(&format!("{A}:80"), false).received, 1, "a connection to accept");
+    let connection = of(&format!("{A}:80"), true);
+    assert_eq!(connection.peer, Some(waiting.local_addr().unwrap()));
+    assert_eq!(connection.state, Some(crate::TcpState::Established));
+    drop((udp, listener));
+    eventually("the sockets are gone", || pair.a.sockets().is_empty());
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::EventfdFlags;
-use towpath_device::loopback;
+use towpath_device_testing::loopback;
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Server, Subnet, Subnets};
 use towpath_stack::{Meta, Offload};
@@ -26,6 +26,8 @@ struct Frames {
     arrived: VecDeque<(Vec<u8>, Meta)>,
     held: VecDeque<(Vec<u8>, Meta)>,
     hold: Option<Hold>,
+    /// Runs while the receiving link is asked for its lost frames.
+    while_asked: Option<Box<dyn FnOnce() + Send>>,
     /// The time to live of each IPv4 packet, with its protocol.
     ttls: Vec<(u8, u8)>,
 }
@@ -53,6 +55,11 @@ impl Direction {
     pub(crate) fn last_ttl(&self, protocol: u8) -> Option<u8> {
         let frames = lock(&self.frames);
         frames.ttls.iter().rev().find(|(of, _)| *of == protocol).map(|(_, ttl)| *ttl)
+    }
+
+    /// Sets what runs, once, while the receiving link is asked for its lost frames, under its lock.
+    pub(crate) fn while_asked_for_lost(&self, run: impl FnOnce() + Send + 'static) {
+        lock(&self.frames).while_asked = Some(Box::new(run));
     }
 
     pub(crate) fn held(&self) -> usize {
@@ -106,6 +113,12 @@ impl Link for Wire {
         drop(frames);
         arrived.iter().for_each(|(frame, meta)| take(frame, *meta));
         Ok(count)
+    }
+
+    fn lost(&self) -> u64 {
+        let run = lock(&self.from.frames).while_asked.take();
+        run.into_iter().for_each(|run| run());
+        0
     }
 
     fn has_news(&mut self) -> Result<Option<bool>, LinkError> {
@@ -166,7 +179,10 @@ pub(crate) fn pair(driving: Driving) -> Pair {
         config.ipv4 = Some((address.parse().unwrap(), 24));
         config.ipv6_link_local = false;
         let (from, to) = (from.clone(), to.clone());
-        Network::new(Box::new(Wire { mac, from, to, sent: false }), config, driving).unwrap()
+        Network::builder()
+            .driving(driving)
+            .on(Box::new(Wire { mac, from, to, sent: false }), config)
+            .unwrap()
     };
     let a = network(1, A, &to_a, &to_b, driving);
     let b = network(2, B, &to_b, &to_a, Driving::Thread);

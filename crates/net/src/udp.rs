@@ -9,8 +9,9 @@ use towpath_stack::{Received, SocketError, SocketId, Stack, UdpId};
 
 use crate::driver::Core;
 use crate::options::{self, Options, each, no_address};
-use crate::poller::Poller;
 use crate::wait::Waiter;
+use crate::watch::private::Watchable;
+use crate::watch::{SocketRef, Source};
 use crate::{Network, PortProtocol, error};
 
 struct Inner {
@@ -178,7 +179,8 @@ impl UdpSocket {
         Ok(self.stack(Stack::udp_take_error)?.map(error::socket))
     }
 
-    /// Returns the number of datagrams dropped because the receive queue was full.
+    /// Returns the number of datagrams dropped because the receive queue was full. [`Network::lost`] counts frames that
+    /// were lost before they reached the stack.
     ///
     /// # Errors
     /// Never, while the socket lives.
@@ -289,20 +291,14 @@ impl UdpSocket {
         self.inner().network.checked()?;
         Ok(UdpSocket { inner: self.inner.clone() })
     }
+}
 
-    /// Registers the socket with a poller. If an operation is already possible, the poller has an
-    /// event at once.
-    ///
-    /// # Errors
-    /// Never, while the socket lives.
-    pub fn watch(&self, poller: &Poller, token: u64) -> io::Result<()> {
+impl Source for UdpSocket {}
+
+impl Watchable for UdpSocket {
+    fn socket_ref(&self) -> SocketRef<'_> {
         let Inner { network, id, waiter, .. } = self.inner();
-        let shared = network.checked()?;
-        let registration = poller.registration(token)?;
-        let mut core = shared.core();
-        let ready = core.stack.udp_readiness(*id).map_err(error::socket)?;
-        shared.watch(core, waiter, registration, ready.readable || ready.writable);
-        Ok(())
+        SocketRef::new(network, SocketId::Udp(*id), waiter)
     }
 }
 

@@ -1,11 +1,11 @@
 //! Waiting for a socket: the waiting threads, and their wake-ups.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use crate::lock::lock;
-use crate::poller::Registration;
+use crate::readiness::Ready;
+use crate::watchers::WatcherList;
 
 /// The maximum time that a call may block.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +28,8 @@ pub(crate) struct Waiter {
     pub(crate) leading: AtomicBool,
     /// `true` if the last completed call of the socket wrote or connected.
     pub(crate) wrote: AtomicBool,
-    pub(crate) registration: Mutex<Option<Registration>>,
+    /// What else watches the socket.
+    pub(crate) watchers: WatcherList,
     /// `true` if one event is for one thread, which passes on what it leaves
     /// ([`Waiter::wake_one`]).
     wakes_one: bool,
@@ -40,11 +41,9 @@ impl Waiter {
         Waiter { wakes_one: true, ..Waiter::default() }
     }
 
-    /// Returns `true` if a thread or poller waits for an event. Call it under the stack's lock.
-    pub(crate) fn wanted(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) != 0
-            || self.leading.load(Ordering::Relaxed)
-            || lock(&self.registration).is_some()
+    /// Returns `true` if a thread waits for an event. Call it under the stack's lock.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) != 0 || self.leading.load(Ordering::Relaxed)
     }
 
     /// Returns the number of threads that wait for the condition variable. Call it under the
@@ -53,36 +52,30 @@ impl Waiter {
         self.waiting.load(Ordering::Relaxed) as usize
     }
 
-    /// Reports an event to the waiting threads and the poller. Call it after releasing the stack's
-    /// lock, which the threads need first.
-    pub(crate) fn tell(&self) {
+    /// Reports an event to the waiting threads, and what the socket is ready for to its watchers. Call it
+    /// after releasing the stack's lock, which the threads need first.
+    pub(crate) fn tell(&self, ready: Ready) {
         if self.wakes_one {
             self.wake_one();
         } else {
             self.wake_all();
         }
-        self.tell_poller();
+        self.watchers.tell(ready);
     }
 
     /// Reports an event that the caller's own thread handles next, if the event is for one thread.
-    pub(crate) fn tell_others(&self) {
+    pub(crate) fn tell_others(&self, ready: Ready) {
         if self.wakes_one {
-            self.tell_poller();
+            self.watchers.tell(ready);
         } else {
-            self.tell();
+            self.tell(ready);
         }
     }
 
-    fn tell_poller(&self) {
-        if let Some(registration) = lock(&self.registration).as_ref() {
-            registration.ready();
-        }
-    }
-
-    /// Reports an event that concerns each waiting thread, such as the end of the link.
+    /// Reports the end of the link, which concerns each waiting thread.
     pub(crate) fn tell_all(&self) {
         self.wake_all();
-        self.tell();
+        self.tell(Ready::DEAD);
     }
 
     fn wake_all(&self) {
@@ -120,5 +113,5 @@ impl Waiter {
     }
 }
 
-/// The waiters to wake after releasing the stack's lock.
-pub(crate) type ToTell = Vec<Arc<Waiter>>;
+/// The waiters to wake after releasing the stack's lock, each with what its watchers are told.
+pub(crate) type ToTell = Vec<(Arc<Waiter>, Ready)>;

@@ -7,8 +7,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use crate::testing::{A, Ending, Pair, eventually, is_tcp_without_syn, pair};
-use crate::{Driving, Network, TcpListener, TcpStream};
+use crate::testing::{A, B, Ending, Pair, eventually, is_tcp_without_syn, pair};
+use crate::{Driving, Network, TcpListener, TcpStream, UdpSocket};
 
 const THREADS: usize = 4;
 
@@ -203,4 +203,23 @@ fn a_thread_drains_while_another_one_drives() {
     closing.join().unwrap();
     drop(ending);
     waiting.unwrap().join().unwrap();
+}
+
+/// A thread that finds the link taken leaves its frames to the holder, also to one that only counts.
+#[test]
+fn a_datagram_is_sent_while_another_thread_counts_lost_frames() {
+    let pair = pair(Driving::Thread);
+    let receiver = UdpSocket::bind(&pair.b, format!("{B}:7")).unwrap();
+    receiver.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let sender = UdpSocket::bind(&pair.a, format!("{A}:0")).unwrap();
+    let mut buffer = [0; 16];
+    // The neighbour's link address is known from here on.
+    sender.send_to(b"first", format!("{B}:7")).unwrap();
+    assert_eq!(receiver.recv(&mut buffer).unwrap(), 5);
+    pair.to_a.while_asked_for_lost(move || {
+        let sending = std::thread::spawn(move || sender.send_to(b"second", format!("{B}:7")));
+        assert_eq!(sending.join().unwrap().unwrap(), 6);
+    });
+    assert_eq!(pair.a.lost(), 0);
+    assert_eq!(receiver.recv(&mut buffer).unwrap(), 6);
 }

@@ -21,6 +21,7 @@
 
 mod address;
 mod channels;
+mod create_link;
 mod error;
 mod feed;
 mod generic;
@@ -38,9 +39,10 @@ mod watch;
 
 pub use address::Address;
 pub use channels::{ChannelWatch, Channels};
+pub use create_link::Veth;
 pub use error::Error;
 pub use host_watch::{HostEvent, HostWatch};
-pub use link::{Link, Place, RENAME_ATTEMPTS, Veth};
+pub use link::{Link, Place, RENAME_ATTEMPTS};
 pub use neighbour::{Neighbour, Reachability};
 pub use netdev::XskFeatures;
 pub use prefix::Prefix;

@@ -50,18 +50,13 @@ impl AnswerRate {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fastrand::Rng;
 
     #[test]
     fn the_rate_holds_and_the_count_tells_nothing() {
         let counts = [1u64, 2, 3].map(|seed| {
-            let (mut rate, mut random) = (AnswerRate::new(1000, 0), seed);
-            let mut taken = |now| {
-                let mut next = || {
-                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                    random >> 33
-                };
-                (0..5000).filter(|_| rate.take(now, next())).count()
-            };
+            let (mut rate, mut random) = (AnswerRate::new(1000, 0), Rng::with_seed(seed));
+            let mut taken = |now| (0..5000).filter(|_| rate.take(now, random.u64(..))).count();
             let first = taken(0);
             // The tokens of a tenth of a second.
             let second = taken(100_000_000);

@@ -110,7 +110,7 @@ impl Sum {
 
     /// Adds one 16-bit word. The number of bytes added so far must be even.
     #[inline]
-    pub fn add_word(&mut self, word: u16) {
+    pub(crate) fn add_word(&mut self, word: u16) {
         debug_assert!(!self.odd);
         self.words += u64::from(word.to_be());
     }

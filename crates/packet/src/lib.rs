@@ -11,6 +11,7 @@ mod bytes;
 pub mod checksum;
 mod extension;
 pub mod flow;
+pub mod flow_rule;
 mod fragment;
 pub mod headers;
 pub mod ipv6;
@@ -30,6 +31,7 @@ mod vlan;
 
 pub use answer_rate::AnswerRate;
 pub use checksum::Sum;
+pub use flow_rule::{FlowRule, FlowVlan};
 pub use headers::{Fragment, Headers, Ip, Malformed, Network};
 pub use meta::{Checksum, Meta, Segmentation, SegmentationKind};
 pub use transport::Transport;

@@ -326,11 +326,8 @@ mod tests {
 
     /// Returns numbers from a seed.
     fn numbers(seed: u64) -> impl FnMut() -> u64 {
-        let mut state = seed;
-        move || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            state >> 33
-        }
+        let mut random = fastrand::Rng::with_seed(seed);
+        move || random.u64(..)
     }
 
     fn groups(all: &[Ipv6Addr], now_us: u64) -> Groups {

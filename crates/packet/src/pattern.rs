@@ -94,7 +94,7 @@ fn number(beginning: &[u8; BEGINNING_BYTES], at: usize) -> usize {
 /// `header`, and the packet holds the transport's header (TCP) or datagram (UDP), of which `least`
 /// is the minimum.
 #[inline(always)]
-fn fits(header: usize, total: usize, (least, transport): (usize, usize), len: usize) -> bool {
+fn fits(header: usize, total: usize, least: usize, transport: usize, len: usize) -> bool {
     // The sum is at least that of both minima, so that `total` is not below `header`.
     transport >= least && header + transport <= total && total + 14 <= len && total <= 0xffff
 }
@@ -125,19 +125,19 @@ impl Pattern {
         match self.layout {
             Layout::UdpOverIpv4 => {
                 self.same::<IPV4_WORDS>(beginning, &MASKS[0])
-                    && fits(20, ipv4_bytes(), (8, number(beginning, 38)), len)
+                    && fits(20, ipv4_bytes(), 8, number(beginning, 38), len)
             }
             Layout::TcpOverIpv4 => {
                 self.same::<IPV4_WORDS>(beginning, &MASKS[0])
-                    && fits(20, ipv4_bytes(), (20, tcp_header_bytes(46)), len)
+                    && fits(20, ipv4_bytes(), 20, tcp_header_bytes(46), len)
             }
             Layout::UdpOverIpv6 => {
                 self.same::<WORDS>(beginning, &MASKS[1])
-                    && fits(40, 40 + ipv6_payload_bytes(), (8, number(beginning, 58)), len)
+                    && fits(40, 40 + ipv6_payload_bytes(), 8, number(beginning, 58), len)
             }
             Layout::TcpOverIpv6 => {
                 self.same::<WORDS>(beginning, &MASKS[1])
-                    && fits(40, 40 + ipv6_payload_bytes(), (20, tcp_header_bytes(66)), len)
+                    && fits(40, 40 + ipv6_payload_bytes(), 20, tcp_header_bytes(66), len)
             }
         }
     }

@@ -38,11 +38,11 @@ mod path;
 mod received;
 mod segment;
 
-pub use bth::{BTH_BYTES, Bth, DEFAULT_PKEY};
+pub use bth::{Bth, DEFAULT_PKEY};
 pub use error::RoceError;
 pub use extension::{Aeth, Deth, Extension, NakCode, Reth, Syndrome};
 pub use frame::{MAX_FRAME_HEADER_BYTES, frame_bytes, seal, write_headers};
-pub use icrc::{ICRC_BYTES, has_good_icrc};
+pub use icrc::has_good_icrc;
 pub use opcode::{MAX_EXTENSION_BYTES, Opcode};
 pub use path::{Path, UDP_PORT, ip_packet};
 pub use received::{Received, read_frame};

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use towpath_device::loopback;
+use towpath_device_testing::loopback;
 use towpath_pdu::{ChannelQueue, Limits, Options, PduEndpoint, Session, SessionOptions};
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Subnet, Subnets, WaitStrategy as EngineStrategy};

@@ -9,17 +9,19 @@
 //! Each session numbers its own. The numbers of apertures and tripwires also number words and bits
 //! in the session's server pages, in which the server tells their state.
 
+use zerocopy::{IntoBytes, TryFromBytes};
+
 /// The most memories that a session creates.
 pub const MAX_MEMORIES: u32 = 64;
 /// The most apertures of a session, exported and imported.
-pub const MAX_APERTURES: u32 = 32_768;
+pub(crate) const MAX_APERTURES: u32 = 32_768;
 /// The most tripwires of a session, its own and imported.
-pub const MAX_TRIPWIRES: u32 = 32_768;
+pub(crate) const MAX_TRIPWIRES: u32 = 32_768;
 /// The most other tripwires of a memory that a tripwire may overlap when its owner sets it.
 pub const MAX_OVERLAPPING: usize = 8;
 
 /// The way in which the importers of a memory's apertures reach it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes)]
 #[repr(u32)]
 pub enum Sharing {
     /// By requests alone: no other application maps the memory.
@@ -35,9 +37,7 @@ impl Sharing {
     /// Returns the sharing of a number; `None` if there is no such sharing.
     #[must_use]
     pub fn from_number(number: u32) -> Option<Sharing> {
-        [Sharing::Requests, Sharing::MapRead, Sharing::MapWrite]
-            .into_iter()
-            .find(|one| *one as u32 == number)
+        Sharing::try_read_from_bytes(number.as_bytes()).ok()
     }
 
     /// `true` if importers map the memory.
@@ -48,7 +48,7 @@ impl Sharing {
 }
 
 /// Kinds of access: the rights of an aperture, or those that a tripwire tells of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes)]
 #[repr(u32)]
 pub enum Access {
     /// Reading.
@@ -63,9 +63,7 @@ impl Access {
     /// Returns the access of a number; `None` if there is no such access.
     #[must_use]
     pub fn from_number(number: u32) -> Option<Access> {
-        [Access::Read, Access::Write, Access::ReadWrite]
-            .into_iter()
-            .find(|one| *one as u32 == number)
+        Access::try_read_from_bytes(number.as_bytes()).ok()
     }
 
     /// `true` if this includes reading.

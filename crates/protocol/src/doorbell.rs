@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use rustix::net::{
-    AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair, sockopt,
+    AddressFamily, SendFlags, Shutdown, SocketFlags, SocketType, shutdown, socketpair, sockopt,
 };
 
 /// Makes a doorbell and returns the server's end and the application's end.
@@ -22,4 +22,9 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     crate::peer::lock_filter(&theirs)?;
     let _ = sockopt::set_socket_send_buffer_size(&ours, 4096);
     Ok((ours, theirs))
+}
+
+/// Sends a notification. A full socket already holds one.
+pub fn notify(doorbell: &OwnedFd) {
+    let _ = rustix::net::send(doorbell, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }

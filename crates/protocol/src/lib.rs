@@ -12,6 +12,7 @@
 //! | [`channel`] | a socket that carries messages with descriptors |
 //! | [`doorbell`] | the sockets through which a server notifies its sessions |
 //! | [`peer`] | the identity of the peer |
+//! | [`position`] | the position page: where each engine stands |
 //! | [`requests`] | requests to move bytes between a session's memory and an aperture |
 //! | [`settings`] | the settings that can be changed while a server runs |
 //! | [`store`] | the store of objects that must outlive the server |
@@ -25,6 +26,7 @@ pub mod layout;
 pub mod message;
 pub mod oob;
 pub mod peer;
+pub mod position;
 pub mod requests;
 pub mod settings;
 pub mod store;

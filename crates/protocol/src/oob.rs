@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use towpath_queue::descriptor::MESSAGE_BYTES;
 use towpath_queue::oob::Message;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, transmute};
 
 /// The most bytes of payload.
 pub const PAYLOAD_BYTES: usize = 64;
@@ -52,7 +52,7 @@ const _: () = assert!(size_of::<OobMessage>() == MESSAGE_BYTES as usize);
 const _: () = assert!(size_of::<OobMessage>() == size_of::<Message>());
 
 /// The kind of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes)]
 #[repr(u8)]
 pub enum Kind {
     /// A message.
@@ -76,10 +76,7 @@ impl Kind {
     /// Returns the kind of a number; `None` if there is no such kind.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Kind> {
-        use Kind::{Accept, Close, Plain, Reject, Request, Value};
-        [Plain, Request, Accept, Reject, Close, Value]
-            .into_iter()
-            .find(|kind| *kind as u8 == number)
+        Kind::try_read_from_bytes(&[number]).ok()
     }
 
     /// Returns the most bytes of payload.

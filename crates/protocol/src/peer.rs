@@ -51,6 +51,20 @@ const MAX_GROUPS: usize = 1024;
 /// The user that the kernel reports for a socket without a peer.
 const NO_USER: u32 = u32::MAX;
 
+/// Asks the kernel for the process identifier, the user and the group of a socket's peer (`struct ucred`). The wrapper
+/// of rustix takes an identifier of 0 for an error, and so refuses each peer outside of this process' pid namespace.
+fn credentials(socket: BorrowedFd<'_>) -> io::Result<[u32; 3]> {
+    let mut credentials = [0u32; 3];
+    option(socket, SO_PEERCRED, &mut credentials)?;
+    Ok(credentials)
+}
+
+/// Returns the user of a socket's peer; `None` if the kernel does not say.
+#[must_use]
+pub fn user_of(socket: impl AsFd) -> Option<u32> {
+    credentials(socket.as_fd()).ok().map(|[_, uid, _]| uid).filter(|uid| *uid != NO_USER)
+}
+
 impl Peer {
     /// Asks the kernel for the peer of a socket.
     ///
@@ -59,12 +73,8 @@ impl Peer {
     /// groups.
     pub fn of(socket: impl AsFd) -> io::Result<Peer> {
         let socket = socket.as_fd();
-        // The process identifier, the user and the group of `struct ucred`. The wrapper of rustix takes an identifier
-        // of 0 for an error, and so refuses each peer outside of this process' pid namespace.
-        let mut credentials = [0u32; 3];
-        option(socket, SO_PEERCRED, &mut credentials)
-            .map_err(|error| explained("SO_PEERCRED", &error))?;
-        let [pid, uid, gid] = credentials;
+        let [pid, uid, gid] =
+            credentials(socket).map_err(|error| explained("SO_PEERCRED", &error))?;
         if uid == NO_USER {
             let text = "no process is at the other end, or the socket is no Unix socket";
             return Err(io::Error::new(io::ErrorKind::NotConnected, text));
@@ -112,9 +122,9 @@ const PID_FS_MAGIC: i64 = 0x5049_4446;
 /// # Errors
 /// The error of `poll`.
 pub fn has_ended(process: impl AsFd) -> io::Result<bool> {
-    let mut heard = [PollFd::from_borrowed_fd(process.as_fd(), PollFlags::IN)];
+    let mut descriptors = [PollFd::from_borrowed_fd(process.as_fd(), PollFlags::IN)];
     loop {
-        match poll(&mut heard, Some(&Timespec::default())) {
+        match poll(&mut descriptors, Some(&Timespec::default())) {
             Err(Errno::INTR) => {}
             other => return Ok(other? > 0),
         }
@@ -153,7 +163,7 @@ const SO_PASSRIGHTS: i32 = 83;
 ///
 /// # Errors
 /// The error of `setsockopt`.
-pub fn lock_filter(socket: impl AsFd) -> io::Result<()> {
+pub(crate) fn lock_filter(socket: impl AsFd) -> io::Result<()> {
     set_option(socket.as_fd(), SO_LOCK_FILTER, 1)
 }
 

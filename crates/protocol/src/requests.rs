@@ -6,7 +6,7 @@
 //! request failed.
 
 use towpath_queue::descriptor::MESSAGE_BYTES;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 /// The most local ranges of a request.
 pub const MAX_LOCAL_RANGES: usize = 6;
@@ -74,7 +74,7 @@ pub enum RequestKind {
 }
 
 /// The reason why a request failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes)]
 #[repr(u32)]
 pub enum RequestFault {
     /// The endpoint has no connection, or it ended before the request was carried out.
@@ -100,10 +100,7 @@ impl RequestFault {
     /// Returns the fault of a number; `None` if there is no such fault.
     #[must_use]
     pub fn from_number(number: u32) -> Option<RequestFault> {
-        use RequestFault::{Closed, Flushed, Key, Local, NotReady, Peer, Range, Rights};
-        [Closed, Key, Range, Rights, Local, NotReady, Flushed, Peer]
-            .into_iter()
-            .find(|one| *one as u32 == number)
+        RequestFault::try_read_from_bytes(number.as_bytes()).ok()
     }
 }
 

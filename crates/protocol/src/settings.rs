@@ -6,8 +6,6 @@
 
 mod table;
 
-use std::fmt::Write;
-
 /// A setting. Its number is its index in [`Setting::ALL`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u32)]
@@ -55,6 +53,22 @@ pub enum Scope {
     OwnEndpoint,
 }
 
+/// The people to whom a program shows a setting. The server accepts every setting in any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Audience {
+    /// Operators: the value depends on the machine and on its applications.
+    Operators,
+    /// Operators, apart from some values.
+    OperatorsExcept {
+        /// The values that only experiments need.
+        values: &'static [&'static str],
+        /// Their effect.
+        help: &'static str,
+    },
+    /// Those who repeat the papers' experiments: the value by default suits every operator.
+    Experimenters,
+}
+
 /// The values that a setting takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -76,6 +90,8 @@ pub enum Kind {
 pub struct Spec {
     /// Its name, as people write it.
     pub name: &'static str,
+    /// The people to whom a program shows it.
+    pub audience: Audience,
     /// The object that it belongs to.
     pub scope: Scope,
     /// The values that it takes.
@@ -86,8 +102,26 @@ pub struct Spec {
     pub help: &'static str,
 }
 
+impl Spec {
+    /// `true` if only experiments need the setting.
+    #[must_use]
+    pub fn is_experimental(&self) -> bool {
+        self.audience == Audience::Experimenters
+    }
+
+    /// Returns the words among its values that only experiments need.
+    #[must_use]
+    pub fn experimental_values(&self) -> &'static [&'static str] {
+        match (self.audience, self.kind) {
+            (Audience::OperatorsExcept { values, .. }, _) => values,
+            (Audience::Experimenters, Kind::Word(words)) => words,
+            _ => &[],
+        }
+    }
+}
+
 /// Switched off and on.
-pub const OFF_ON: Kind = Kind::Word(&["off", "on"]);
+const OFF_ON: Kind = Kind::Word(&["off", "on"]);
 
 impl Setting {
     /// Returns the setting of this number, which a peer may have sent; `None` if there is none.
@@ -157,17 +191,18 @@ impl Setting {
     pub fn possible(self) -> String {
         match self.spec().kind {
             Kind::Number { least, most, unit } => format!("{least} to {most} {unit}"),
+            Kind::Word(words) => listed(words.iter().copied()),
+        }
+    }
+
+    /// Returns the possible values that operators need, in words.
+    #[must_use]
+    pub fn possible_for_operators(self) -> String {
+        let experimental = self.spec().experimental_values();
+        match self.spec().kind {
+            Kind::Number { .. } => self.possible(),
             Kind::Word(words) => {
-                let mut text = String::new();
-                for (place, word) in words.iter().enumerate() {
-                    let between = match place {
-                        0 => "",
-                        _ if place + 1 == words.len() => " or ",
-                        _ => ", ",
-                    };
-                    let _ = write!(text, "{between}{word}");
-                }
-                text
+                listed(words.iter().copied().filter(|word| !experimental.contains(word)))
             }
         }
     }
@@ -179,6 +214,13 @@ impl Setting {
             possible: self.possible(),
         }
     }
+}
+
+/// Joins words for a sentence: "off, lazy or eager".
+fn listed(words: impl Iterator<Item = &'static str>) -> String {
+    let mut words: Vec<_> = words.collect();
+    let last = words.pop().unwrap_or_default();
+    if words.is_empty() { last.to_owned() } else { format!("{} or {last}", words.join(", ")) }
 }
 
 /// Why a setting was not changed.
@@ -295,6 +337,29 @@ mod tests {
             assert!(!unit.contains('0'), "{}: {unit}", spec.name);
         }
         assert!(with_zero > 10, "{with_zero} settings have a zero");
+    }
+
+    /// An operator reads of no setting and of no value that the list does not show.
+    #[test]
+    fn operators_read_of_no_experiment() {
+        let (experiments, operators): (Vec<_>, Vec<_>) =
+            Setting::ALL.iter().partition(|(_, spec)| spec.is_experimental());
+        assert_eq!((operators.len(), experiments.len()), (21, 8));
+        for (setting, spec) in operators {
+            for (_, hidden) in &experiments {
+                // "notify" is a word as well.
+                let named = hidden.name.contains('_') && spec.help.contains(hidden.name);
+                let set = spec.help.contains(&format!("{}=", hidden.name));
+                assert!(!named && !set, "{}: {}", spec.name, hidden.name);
+            }
+            for value in spec.experimental_values() {
+                assert!(!spec.help.contains(value), "{}: {value}", spec.name);
+            }
+            let first = setting.show(spec.default);
+            assert!(!spec.experimental_values().contains(&&*first), "{}={first}", spec.name);
+        }
+        assert_eq!(Setting::Watchdog.possible_for_operators(), "off or lazy");
+        assert_eq!(Setting::Watchdog.possible(), "off, lazy, eager or timestamp");
     }
 
     #[test]

@@ -63,9 +63,9 @@ pub struct PoolShape {
 
 impl PoolShape {
     /// The maximum number of buffers of a pool.
-    pub const MAX_BUFFERS: u32 = 1 << 24;
+    const MAX_BUFFERS: u32 = 1 << 24;
     /// The largest buffer, in bytes.
-    pub const MAX_BUFFER_BYTES: u32 = 1 << 18;
+    const MAX_BUFFER_BYTES: u32 = 1 << 18;
 
     /// Returns the shape of a pool of `buffers` buffers that hold `data_bytes` each. A buffer's
     /// size is the sum of `data_bytes` and the headroom, rounded up to an odd number of 128-byte
@@ -164,7 +164,7 @@ impl Descriptor {
     /// # Errors
     /// The check that failed.
     #[inline]
-    pub fn check_next(
+    pub(crate) fn check_next(
         words: [u64; 2],
         pool: &PoolShape,
         allowed: u16,
@@ -230,7 +230,7 @@ impl Descriptor {
     /// `true` if the packet continues in the next descriptor.
     #[inline]
     #[must_use]
-    pub fn goes_on(&self) -> bool {
+    pub fn has_next(&self) -> bool {
         self.flags & MORE != 0
     }
 

@@ -3,7 +3,7 @@
 //! Each slot has a line of words that the asking side writes, and a line that the answering side writes:
 //!
 //! ```text
-//! asking side       word 0   the number of the last question   words 1 to 4   its arguments
+//! asking side       word 0   the number of the last question   words 1 to 6   its arguments
 //! answering side    word 0   the number of the last answer     word 1         the outcome
 //! ```
 //! The number is stored last. A side that loads it with the acquire order sees the words before it, and all that the
@@ -12,7 +12,7 @@
 use crate::ring::{FarMemory, NearMemory};
 
 /// The number of arguments of a question.
-pub const ARGUMENTS: usize = 4;
+pub const ARGUMENTS: usize = 6;
 /// The bytes of a slot's words, on each side.
 pub const SLOT_BYTES: usize = 64;
 

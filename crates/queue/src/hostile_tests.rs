@@ -3,24 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
+
 use crate::Violation;
 use crate::descriptor::{Descriptor, EXPEDITED, HEADROOM_BYTES, MAX_CHAIN, META, MORE, TOGETHER};
 use crate::events::{self, Acknowledger, EventShape, Marker};
 use crate::test_memory::{Memory, Pair};
 use crate::word::LINE_WORDS;
-
-/// A small generator, so that a seed replays a run.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-}
 
 fn is_inside(descriptor: &Descriptor, pair: &Pair) -> bool {
     descriptor.buffer < pair.pool.buffers()
@@ -43,10 +32,10 @@ fn checked_descriptors_are_the_used_ones() {
         let peer = scope.spawn(|| {
             let descriptors = 2 * LINE_WORDS;
             let provided = descriptors + 16;
-            let mut turn = 0u64;
+            let mut round = 0u64;
             while !stop.load(Ordering::Relaxed) {
-                turn += 1;
-                let one = if turn.is_multiple_of(2) { good } else { bad };
+                round += 1;
+                let one = if round.is_multiple_of(2) { good } else { bad };
                 for slot in 0..8 {
                     let words = one.to_words();
                     pair.application
@@ -56,10 +45,10 @@ fn checked_descriptors_are_the_used_ones() {
                         .word(descriptors + 2 * slot + 1)
                         .store(words[1], Ordering::Relaxed);
                     let buffer =
-                        if turn.is_multiple_of(2) { slot as u64 } else { u64::MAX - slot as u64 };
+                        if round.is_multiple_of(2) { slot as u64 } else { u64::MAX - slot as u64 };
                     pair.application.word(provided + slot).store(buffer, Ordering::Relaxed);
                 }
-                let index = if turn.is_multiple_of(3) { 1u64 << 40 } else { 1 };
+                let index = if round.is_multiple_of(3) { 1u64 << 40 } else { 1 };
                 pair.application.word(0).store(index, Ordering::Release);
                 pair.application.word(LINE_WORDS).store(index, Ordering::Release);
             }
@@ -115,7 +104,7 @@ fn checked_descriptors_are_the_used_ones() {
 fn random_words_give_a_violation_or_stay_in_the_pool() {
     let seed = 0x7041_7a55;
     println!("seed {seed:#x}");
-    let mut random = Random(seed);
+    let mut random = Rng::with_seed(seed);
     let mut seen = std::collections::BTreeSet::new();
     let mut packets = 0;
     for _ in 0..30_000 {
@@ -130,17 +119,15 @@ fn random_words_give_a_violation_or_stay_in_the_pool() {
         }
         producer.publish();
         consumer.publish();
-        for _ in 0..random.next() % 4 {
-            let word = (random.next() % pair.application.len() as u64) as usize;
-            let value = match random.next() % 4 {
-                0 => random.next(),
-                1 => random.next() % 32,
-                2 => {
-                    pair.application.word(word).load(Ordering::Relaxed) ^ 1 << (random.next() % 64)
-                }
+        for _ in 0..random.u64(..4) {
+            let word = random.usize(..pair.application.len());
+            let value = match random.u64(..4) {
+                0 => random.u64(..),
+                1 => random.u64(..32),
+                2 => pair.application.word(word).load(Ordering::Relaxed) ^ 1 << random.u64(..64),
                 _ => pair
                     .application
-                    .word((random.next() % pair.application.len() as u64) as usize)
+                    .word(random.usize(..pair.application.len()))
                     .load(Ordering::Relaxed),
             };
             pair.application.word(word).store(value, Ordering::Relaxed);

@@ -205,9 +205,9 @@ proptest! {
                 _ => {
                     let mut found = Vec::new();
                     // The acknowledger uses up its last observation before it observes again.
-                    while acknowledger.take(queue_pair % 5 + 1, |set| found.push(set)).unwrap() > 0 {}
+                    while acknowledger.take(queue_pair % 5 + 1, |pair| found.push(pair)).unwrap() > 0 {}
                     prop_assert_eq!(found.len(), known);
-                    for set in found { prop_assert_eq!(pending.pop_front(), Some(set)); }
+                    for pair in found { prop_assert_eq!(pending.pop_front(), Some(pair)); }
                     known = 0;
                     prop_assert!(acknowledger.is_idle().unwrap());
                 }

@@ -25,8 +25,14 @@
 //! [`Violation`], after which the rings are of no more use. Wrong bytes are wrong messages, and a
 //! wrong wanted position wakes the peer too often, or never.
 
+mod shape;
+
 use crate::Violation;
 use crate::tripwire::{Fenced, fence};
+
+pub use shape::RingShape;
+pub(crate) use shape::{CONSUMED, DATA, WANTED};
+use shape::{FRAMING_BYTES, HEADER_BYTES, SENT};
 
 /// Memory that the peer writes.
 pub trait NearMemory {
@@ -53,89 +59,14 @@ pub trait FarMemory {
     fn prefetch(&self, offset: usize, len: usize);
 }
 
-pub(crate) const CONSUMED: usize = 0;
-const SENT: usize = 64;
-pub(crate) const WANTED: usize = 128;
-pub(crate) const DATA: usize = 256;
-
-const HEADER_BYTES: u64 = 8;
-/// A header, and the zero behind the message.
-const FRAMING_BYTES: u64 = 2 * HEADER_BYTES;
 const LINE_BYTES: u64 = 64;
 const LEN: u64 = 0xffff_ffff;
 pub(crate) const MESSAGE: u64 = 1;
 pub(crate) const END: u64 = 2;
 
-/// How many bytes a sender puts into a batch before it publishes: at most this, and an eighth of
-/// the ring.
-const BATCH_BYTES: u64 = 4096;
 /// A sender prefetches this many bytes ahead; a receiver up to twice as many, at most to the
 /// position that was published.
 const AHEAD_BYTES: u64 = 1024;
-
-/// The length of a ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RingShape {
-    bytes: u64,
-}
-
-impl RingShape {
-    /// Returns the shape of a ring of `bytes` bytes: a power of two from 64 to 2^29. Returns `None`
-    /// for any other length.
-    #[must_use]
-    pub const fn new(bytes: usize) -> Option<RingShape> {
-        if bytes.is_power_of_two() && bytes >= 64 && bytes <= 1 << 29 {
-            Some(RingShape { bytes: bytes as u64 })
-        } else {
-            None
-        }
-    }
-
-    /// Returns the shape of the ring in a memory of `bytes` bytes; `None` if no ring has that
-    /// length.
-    #[must_use]
-    pub const fn in_memory(bytes: usize) -> Option<RingShape> {
-        match bytes.checked_sub(DATA) {
-            Some(bytes) => RingShape::new(bytes),
-            None => None,
-        }
-    }
-
-    /// Returns how many bytes of memory the ring takes.
-    #[must_use]
-    pub const fn memory_bytes(self) -> usize {
-        DATA + self.bytes as usize
-    }
-
-    /// Returns the length in bytes of the longest message.
-    #[must_use]
-    pub const fn max_message(self) -> usize {
-        (self.bytes - FRAMING_BYTES) as usize
-    }
-
-    /// Returns the offsets of the words that must be zero in new memory.
-    #[must_use]
-    pub const fn zeros() -> [usize; 4] {
-        [CONSUMED, SENT, WANTED, DATA]
-    }
-
-    #[inline]
-    fn offset(self, position: u64) -> usize {
-        DATA + (position & (self.bytes - 1)) as usize
-    }
-
-    /// Returns after how many bytes a sender publishes.
-    #[inline]
-    fn batch_bytes(self) -> u64 {
-        BATCH_BYTES.min(self.bytes / 8)
-    }
-
-    /// Returns how many bytes lie between an offset and the ring's end.
-    #[inline]
-    fn bytes_to_end(self, offset: usize) -> usize {
-        self.memory_bytes() - offset
-    }
-}
 
 /// Returns how many bytes of a ring a message of `len` bytes takes with its header.
 #[inline]

@@ -1,5 +1,7 @@
 //! Rings: what is sent is received, and what the peer writes does no harm.
 
+use fastrand::Rng;
+
 use crate::Violation;
 use crate::ring::{CONSUMED, DATA, END, MESSAGE, Next, RingEnd, RingShape, WANTED};
 use crate::test_memory::Memory;
@@ -53,13 +55,8 @@ fn shapes_are_powers_of_two() {
 /// Sides that send, receive and give up at random agree with a queue of vectors.
 #[test]
 fn messages_are_those_of_a_queue() {
-    let mut random = 0x9e37_79b9_u32;
-    let mut next = |below: usize| {
-        random ^= random << 13;
-        random ^= random >> 17;
-        random ^= random << 5;
-        random as usize % below
-    };
+    let mut random = Rng::with_seed(0x9e37_79b9);
+    let mut next = |below: usize| random.usize(..below);
     let ([mut one, mut other], _) = ends([64, 256]);
     let mut queues = [std::collections::VecDeque::new(), std::collections::VecDeque::new()];
     let mut received = [0; 2];
@@ -178,14 +175,12 @@ fn what_a_peer_cannot_have_written_is_a_violation() {
 /// Whatever stands in the peer's memory, a side reads and writes inside of the memories.
 #[test]
 fn any_memory_is_read_inside() {
-    let mut random = 1_u64;
+    let mut random = Rng::with_seed(1);
     for round in 0..if cfg!(miri) { 200 } else { 20_000 } {
         let ([mut one, mut other], [near, _]) = ends([64, 64]);
         for index in 0..near.len() {
-            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            let word = random >> 33;
             let kind = [0, MESSAGE, MESSAGE, MESSAGE, MESSAGE, MESSAGE, END, 3];
-            let word = (word % 56) | (kind[(word >> 8) as usize % 8] << 32);
+            let word = random.u64(..56) | (kind[random.usize(..8)] << 32);
             near.word(index).store(word, core::sync::atomic::Ordering::Relaxed);
         }
         for step in 0..40 {

@@ -57,7 +57,7 @@ impl Published {
     /// Returns how far the index is ahead of the published one.
     #[inline]
     #[must_use]
-    pub fn unpublished(&self) -> u32 {
+    pub(crate) fn unpublished(&self) -> u32 {
         self.now.wrapping_sub(self.published)
     }
 

@@ -59,7 +59,7 @@ fn run_stopped(stores: u64, body: impl FnOnce()) -> bool {
     }
 }
 
-const FRAMES: u32 = 32;
+const BUFFERS: u32 = 32;
 
 /// The wire's record: how often the server sent each packet number, and how many packets arrived.
 #[derive(Default)]
@@ -78,7 +78,7 @@ struct Manner {
 /// Runs one poll iteration of a server. The server takes all waiting packets batch by batch, puts
 /// the last packet of a batch back once, and sends and completes the packets. Then the server
 /// delivers two packets (one of them a chain of two), and publishes.
-fn turn(server: &mut ServerSide, wire: &mut Wire, manner: Manner) {
+fn iterate(server: &mut ServerSide, wire: &mut Wire, manner: Manner) {
     let mut packet = [Descriptor::default(); MAX_CHAIN];
     let mut put_back = false;
     server.transmit.observe().unwrap();
@@ -165,10 +165,10 @@ fn one_life_and_its_successor(
     before: Manner,
     after: Manner,
 ) -> bool {
-    let pair = Pair::new(16, FRAMES);
+    let pair = Pair::new(16, BUFFERS);
     let (mut producer, mut consumer) = pair.application();
-    let mut transmit_free = FreeBuffers::new(0, FRAMES);
-    let mut receive_free = FreeBuffers::new(0, FRAMES);
+    let mut transmit_free = FreeBuffers::new(0, BUFFERS);
+    let mut receive_free = FreeBuffers::new(0, BUFFERS);
     let mut wire = Wire::default();
     let mut number = 0;
     let mut received = Vec::new();
@@ -201,12 +201,12 @@ fn one_life_and_its_successor(
         }
         consumer.publish();
         if round == stopped_round {
-            stopped = !run_stopped(stores, || turn(&mut server, &mut wire, before));
+            stopped = !run_stopped(stores, || iterate(&mut server, &mut wire, before));
             if stopped {
                 server = pair.server();
             }
         } else {
-            turn(&mut server, &mut wire, if stopped { after } else { before });
+            iterate(&mut server, &mut wire, if stopped { after } else { before });
         }
         producer.reclaim(|buffer| transmit_free.release(buffer)).unwrap();
         consumer.observe().unwrap();
@@ -224,16 +224,16 @@ fn one_life_and_its_successor(
         }
         // Conservation: each buffer is either free, or in the application's queue and perhaps held
         // by the server. The server's ledger agrees.
-        let mut places = vec![0; FRAMES as usize];
+        let mut places = vec![0; BUFFERS as usize];
         transmit_free.as_slice().iter().for_each(|buffer| places[*buffer as usize] += 1);
-        for buffer in 0..FRAMES {
+        for buffer in 0..BUFFERS {
             if server.transmit_ledger.holds(buffer) {
                 assert_eq!(places[buffer as usize], 0, "buffer {buffer} has two holders");
             }
         }
-        assert_eq!(transmit_free.len() as u32 + producer.in_flight(), FRAMES);
+        assert_eq!(transmit_free.len() as u32 + producer.in_flight(), BUFFERS);
         let with_server = consumer.in_flight();
-        assert_eq!(receive_free.len() as u32 + with_server, FRAMES);
+        assert_eq!(receive_free.len() as u32 + with_server, BUFFERS);
         for buffer in receive_free.as_slice() {
             assert!(!server.receive_ledger.holds(*buffer), "buffer {buffer} has two holders");
         }
@@ -241,7 +241,7 @@ fn one_life_and_its_successor(
     assert!(number > 16, "no slot was used again");
     // The server sent every accepted packet once, or twice if the stopped poll iteration sent it.
     producer.reclaim(|buffer| transmit_free.release(buffer)).unwrap();
-    assert_eq!(transmit_free.len() as u32, FRAMES);
+    assert_eq!(transmit_free.len() as u32, BUFFERS);
     for packet in 1..=number {
         let times = wire.sent.get(&packet).copied().unwrap_or(0);
         assert!((1..=2).contains(&times), "packet {packet} was sent {times} times");
@@ -258,7 +258,7 @@ fn one_life_and_its_successor(
 /// The successor does not send a packet again whose completion was noted before the crash.
 #[test]
 fn packets_completed_out_of_order_are_not_sent_again() {
-    let pair = Pair::new(16, FRAMES);
+    let pair = Pair::new(16, BUFFERS);
     let (mut producer, _) = pair.application();
     for buffer in 0..4 {
         let one =
@@ -298,7 +298,7 @@ fn packets_completed_out_of_order_are_not_sent_again() {
 /// A successor that skips a noted packet clears the note, and sends the next packet in that slot.
 #[test]
 fn a_completion_note_applies_to_one_packet() {
-    let pair = Pair::new(8, FRAMES);
+    let pair = Pair::new(8, BUFFERS);
     let (mut producer, _) = pair.application();
     let mut push = |buffer| {
         let one = Descriptor { buffer, start: HEADROOM_BYTES, len: 60, ..Default::default() };

@@ -136,13 +136,8 @@ fn losses_leave_a_flow_half_of_the_wire() {
     let mut flow = Flow::new(0);
     let mut queue: VecDeque<(usize, Vec<u8>)> = VecDeque::new();
     let mut frame = vec![0; 8192];
-    let (mut busy_until, mut random) = (0, 88_172_645_463_325_252_u64);
-    let mut is_lost = || {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random.is_multiple_of(100)
-    };
+    let (mut busy_until, mut random) = (0, fastrand::Rng::with_seed(1));
+    let mut is_lost = || random.u64(..100) == 0;
     let until = 1_000_000_000;
     let mut now = 0;
     while now < until {

@@ -46,8 +46,8 @@ pub struct Connection {
     requester: Requester,
     responder: Responder,
     rate: Rate,
-    /// When the peer was last heard.
-    heard: u64,
+    /// When a packet of the peer last arrived.
+    last_received: u64,
     /// Since when it has left packets without an answer.
     silent_since: Option<u64>,
     /// When the peer was last told of congestion, and whether it is to be told.
@@ -79,7 +79,7 @@ impl Connection {
             requester: Requester::new(first, mtu, reads),
             responder: Responder::new(progress, mtu),
             rate: Rate::default(),
-            heard: now,
+            last_received: now,
             silent_since: None,
             notified: None,
             notifies: false,
@@ -170,7 +170,7 @@ impl Connection {
         if self.ended.is_some() {
             return true;
         }
-        self.heard = now;
+        self.last_received = now;
         self.set_ready();
         self.notifies |= marked;
         let psn = Psn::new(segment.bth.psn);
@@ -307,8 +307,8 @@ impl Connection {
         if self.requester.check_time(now) {
             self.rate.lost(self.requester.round_trip(), now);
         }
-        if self.requester.is_empty() && now >= self.heard + self.timing.quiet {
-            self.heard = now;
+        if self.requester.is_empty() && now >= self.last_received + self.timing.quiet {
+            self.last_received = now;
             self.push_probe(now);
         }
         true
@@ -334,7 +334,7 @@ impl Connection {
         if self.ended.is_some() {
             return None;
         }
-        let quiet = self.requester.is_empty().then_some(self.heard + self.timing.quiet);
+        let quiet = self.requester.is_empty().then_some(self.last_received + self.timing.quiet);
         let dead = self.silent_since.map(|since| since + self.timing.dead);
         let notification = self.notified.filter(|_| self.notifies).map(|at| at + NOTIFICATION_NS);
         let paced = self.rate.next_due().filter(|_| self.paced);

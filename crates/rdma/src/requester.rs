@@ -5,6 +5,7 @@
 //! again with all behind it. Writes wait until the reads before them are complete.
 
 mod answers;
+mod timeout;
 
 use std::collections::VecDeque;
 
@@ -13,9 +14,9 @@ use towpath_packet::roce::{Opcode, Reth};
 use crate::Psn;
 
 /// The most bytes of one read request: its owner answers several of them in turn with others.
-pub const READ_BYTES: u64 = 64 << 10;
+const READ_BYTES: u64 = 64 << 10;
 /// The most read requests without a complete answer.
-pub const MOST_READS: u32 = 16;
+pub(crate) const MOST_READS: u32 = 16;
 /// The most bytes under way, within `WINDOW_PACKETS`. A round trip takes 1 ms if both engines wait 0.5 ms for
 /// more packets (`wait=auto`), so this allows 1 GB/s.
 const WINDOW_BYTES: u32 = 1 << 20;
@@ -23,11 +24,8 @@ const WINDOW_BYTES: u32 = 1 << 20;
 const LIMITED_WINDOW_BYTES: u32 = 256 << 10;
 /// The limits of the packets under way.
 const WINDOW_PACKETS: std::ops::RangeInclusive<u32> = 64..=256;
-/// The shortest time until packets are sent again without an answer, and the first and the longest
-/// one, in nanoseconds.
-const LEAST_TIMEOUT_NS: u64 = 16_000_000;
+/// The time until packets are sent again without an answer, before any is measured, in nanoseconds.
 const FIRST_TIMEOUT_NS: u64 = 100_000_000;
-const MOST_TIMEOUT_NS: u64 = 1_000_000_000;
 
 /// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -416,51 +414,6 @@ impl Requester {
             offset,
             len: len as usize,
         })
-    }
-
-    /// Smooths the time that answers take (RFC 6298, section 2).
-    fn measure(&mut self, time: u64) {
-        let Some(smoothed) = self.smoothed else {
-            (self.smoothed, self.variation) = (Some(time), time / 2);
-            return;
-        };
-        self.variation = (3 * self.variation + smoothed.abs_diff(time)) / 4;
-        self.smoothed = Some((7 * smoothed + time) / 8);
-    }
-
-    fn usual_timeout(&self) -> u64 {
-        let Some(smoothed) = self.smoothed else { return FIRST_TIMEOUT_NS };
-        (smoothed + 4 * self.variation).clamp(LEAST_TIMEOUT_NS, MOST_TIMEOUT_NS)
-    }
-
-    /// Sends what is under way again if the peer has not answered for too long. Returns `true` if
-    /// so.
-    pub fn check_time(&mut self, now: u64) -> bool {
-        if self.timeout_at().is_none_or(|at| now < at) {
-            return false;
-        }
-        self.goes_back = false;
-        self.go_back(now);
-        self.timeout = (self.timeout * 2).min(MOST_TIMEOUT_NS);
-        true
-    }
-
-    fn timeout_at(&self) -> Option<u64> {
-        (self.oldest != self.next).then_some(self.since + self.timeout)
-    }
-
-    /// Returns the time at which there is something to do without a packet of the peer, in
-    /// nanoseconds. `is_paced`: the next packet waits for another time.
-    #[must_use]
-    pub fn next_due(&self, is_paced: bool) -> Option<u64> {
-        let not_ready = self.not_ready_until.filter(|_| !is_paced);
-        not_ready.or_else(|| self.timeout_at())
-    }
-
-    /// Returns since when the peer's queue has had no room, in nanoseconds.
-    #[must_use]
-    pub fn not_ready_since(&self) -> Option<u64> {
-        self.not_ready_since
     }
 
     /// Returns `true` if a packet waits for an answer, or for the peer's queue.

@@ -117,7 +117,7 @@ impl Responder {
 
     /// Returns `true` if there is something to send.
     #[must_use]
-    pub fn has_answers(&self) -> bool {
+    pub(crate) fn has_answers(&self) -> bool {
         !self.answers.is_empty()
     }
 
@@ -313,7 +313,7 @@ impl Responder {
 
     /// Returns the next answer. The caller copies the bytes of its range, and calls
     /// [`Responder::refuse_read`] if it may not.
-    pub fn next_reply(&mut self) -> Option<Reply> {
+    pub(crate) fn next_reply(&mut self) -> Option<Reply> {
         let front = self.answers.front_mut()?;
         let (psn, range, is_first, messages) = match front {
             Answer::Acknowledge { psn, aeth } => {
@@ -361,7 +361,7 @@ impl Responder {
 
     /// Refuses a read whose bytes may not be read any more. The connection ends once the answers are
     /// sent.
-    pub fn refuse_read(&mut self, psn: Psn) {
+    pub(crate) fn refuse_read(&mut self, psn: Psn) {
         self.refused = true;
         self.answers.clear();
         self.answer(psn, Syndrome::Nak(NakCode::RemoteAccess));

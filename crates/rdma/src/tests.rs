@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
+use fastrand::Rng;
 use proptest::prelude::*;
 use towpath_packet::roce::{
     Aeth, Bth, Extension, Opcode, Path, Reth, Segment, Syndrome, read_frame,
@@ -141,7 +142,7 @@ struct World {
     sides: [Side; 2],
     wires: [VecDeque<Vec<u8>>; 2],
     now: u64,
-    random: u64,
+    random: Rng,
     /// Of 1 000 packets, how many are lost, come twice, and are overtaken.
     faults: [u64; 3],
     opcodes: Vec<Opcode>,
@@ -173,14 +174,11 @@ impl World {
             Side { connection, application: Application::new() }
         };
         let (sides, wires) = ([side(0), side(1)], [VecDeque::new(), VecDeque::new()]);
-        World { sides, wires, now: 0, random: seed | 1, faults, opcodes: Vec::new() }
+        World { sides, wires, now: 0, random: Rng::with_seed(seed), faults, opcodes: Vec::new() }
     }
 
     fn random(&mut self, below: u64) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random % below
+        self.random.u64(..below)
     }
 
     fn push(&mut self, side: usize, kind: WorkKind, address: u64, bytes: u64) -> u64 {

@@ -4,152 +4,18 @@
 //! gets the addresses that have been free for the longest time. Packets for the last holder, and
 //! neighbours' cache entries for it, persist for a while.
 
+mod lease;
+mod range;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-use towpath_packet::ipv6::link_local;
-
 use crate::policy::{AddressRange, Reservation, Terms};
-use crate::rights::Addresses;
+use range::Range;
 
-/// The networks from which the server gives addresses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Subnets {
-    /// IPv4.
-    pub ipv4: Option<Subnet<Ipv4Addr>>,
-    /// IPv6.
-    pub ipv6: Option<Subnet<Ipv6Addr>>,
-}
-
-/// A network from which the server gives addresses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Subnet<A> {
-    /// The address of the host, or of the gateway, in this network. No application gets it.
-    pub own: A,
-    /// The prefix length: 1 to 30 for IPv4, 1 to 120 for IPv6.
-    pub bits: u8,
-    /// The gateway to other networks.
-    pub gateway: Option<A>,
-    /// The first and the last address for applications; `None` for all of the network.
-    pub leases: Option<(A, A)>,
-}
-
-impl<A: Copy> Subnet<A> {
-    /// Creates a subnet whose addresses are all for applications, but for that of its gateway.
-    #[must_use]
-    pub const fn new(gateway: A, bits: u8) -> Subnet<A> {
-        Subnet { own: gateway, bits, gateway: Some(gateway), leases: None }
-    }
-}
-
-/// The addresses of one family that a pool gives, as numbers.
-#[derive(Clone, Copy, Debug)]
-struct Range {
-    first: u128,
-    /// The number of addresses, those of host and gateway included.
-    count: u128,
-    bits: u8,
-    /// The addresses that no application gets.
-    excluded: [Option<u128>; 2],
-    gateway: Option<u128>,
-}
-
-impl Range {
-    /// Returns the range of a subnet of addresses of `width` bits; `None` if it has no room.
-    fn new<A: Copy>(
-        subnet: &Subnet<A>,
-        (width, most): (u8, u8),
-        number: impl Fn(A) -> u128,
-    ) -> Option<Range> {
-        let bits = subnet.bits;
-        if !(1..=most).contains(&bits) {
-            return None;
-        }
-        let own = number(subnet.own);
-        let hosts = (1u128 << (width - bits)) - 1;
-        let network = own & !hosts;
-        // The network's first address is no host's, and the last one is IPv4's for broadcast.
-        let (lowest, highest) = (network + 1, network + hosts - 1);
-        let (first, last) = match subnet.leases {
-            Some((first, last)) => (number(first).max(lowest), number(last).min(highest)),
-            None => (lowest, highest),
-        };
-        let gateway = subnet.gateway.map(number);
-        let count = last.checked_sub(first)? + 1;
-        Some(Range { first, count, bits, excluded: [Some(own), gateway], gateway })
-    }
-
-    /// Returns the address of an index, from 1.
-    fn at(&self, index: u32) -> u128 {
-        self.first + u128::from(index) - 1
-    }
-
-    /// Returns the index of an address.
-    fn index_of(&self, address: u128) -> Option<u32> {
-        let index = address.checked_sub(self.first)?;
-        u32::try_from(index).ok()?.checked_add(1).filter(|_| index < self.count)
-    }
-
-    fn excludes(&self, index: u32) -> bool {
-        self.excluded.contains(&Some(self.at(index)))
-    }
-}
-
-/// Addresses given to a session, by index in the pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Lease {
-    host_number: u32,
-    /// `true` if the addresses are the host's own, and the MAC address the device's.
-    pub shared: bool,
-    /// The session's MAC address; locally administered, unless it is shared.
-    pub mac: [u8; 6],
-    /// The session's IPv4 address and prefix length.
-    pub ipv4: Option<(Ipv4Addr, u8)>,
-    /// The IPv4 gateway.
-    pub ipv4_gateway: Option<Ipv4Addr>,
-    /// The session's IPv6 address and prefix length.
-    pub ipv6: Option<(Ipv6Addr, u8)>,
-    /// The IPv6 gateway.
-    pub ipv6_gateway: Option<Ipv6Addr>,
-}
-
-impl Lease {
-    /// Returns the index of the addresses in the pool; 0 for shared ones.
-    pub(crate) fn host_number(&self) -> u32 {
-        self.host_number
-    }
-
-    /// Returns a lease of the host's own addresses. It comes from no pool.
-    #[must_use]
-    pub(crate) fn shared(
-        mac: [u8; 6],
-        ipv4: Option<(Ipv4Addr, u8)>,
-        ipv6: Option<(Ipv6Addr, u8)>,
-    ) -> Lease {
-        Lease {
-            host_number: 0,
-            shared: true,
-            mac,
-            ipv4,
-            ipv4_gateway: None,
-            ipv6,
-            ipv6_gateway: None,
-        }
-    }
-
-    /// Returns the addresses that a session with this lease may send from.
-    #[must_use]
-    pub(crate) fn addresses(&self) -> Addresses {
-        Addresses {
-            ipv4: self.ipv4.map(|(ip, _)| ip.to_bits()),
-            ipv6: [
-                self.ipv6.map(|(ip, _)| ip.to_bits()),
-                (!self.shared).then(|| link_local(self.mac).to_bits()),
-            ],
-        }
-    }
-}
+pub(crate) use lease::{Holder, Lease};
+pub use range::{Subnet, Subnets};
 
 /// The reasons for which the pool gives no lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -198,15 +64,6 @@ pub enum PoolError {
     Subnet(&'static str),
 }
 
-/// The holder of a lease: an application, identified by its user and its name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Holder {
-    /// The application's user.
-    pub uid: u32,
-    /// The name of the application's session.
-    pub name: String,
-}
-
 /// Returned leases that the pool remembers with their holders.
 const REMEMBERED: usize = 1024;
 
@@ -248,9 +105,9 @@ impl Pool {
         let mut last = (1 << 24) - 2;
         let range = |family, range: Option<Range>| range.ok_or(PoolError::Subnet(family));
         let number = |ip: Ipv4Addr| u128::from(ip.to_bits());
-        let ipv4 = subnets.ipv4.map(|one| range("IPv4", Range::new(&one, (32, 30), number)));
+        let ipv4 = subnets.ipv4.map(|one| range("IPv4", Range::new(&one, 32, 30, number)));
         let number = |ip: Ipv6Addr| ip.to_bits();
-        let ipv6 = subnets.ipv6.map(|one| range("IPv6", Range::new(&one, (128, 120), number)));
+        let ipv6 = subnets.ipv6.map(|one| range("IPv6", Range::new(&one, 128, 120, number)));
         let (ipv4, ipv6) = (ipv4.transpose()?, ipv6.transpose()?);
         for range in ipv4.iter().chain(&ipv6) {
             last = last.min(u32::try_from(range.count).unwrap_or(u32::MAX));

@@ -1,40 +1,41 @@
 //! Connections: the listening sockets, and the rights of the peers that connect.
 //!
 //! The server listens at two sockets. Only over the administration socket, root and the server's user are
-//! administrators. A container can have the applications' socket without the other one: then its root, which has the
+//! administrators. A container can have the applications' socket without the administration socket: then its root, which has the
 //! number of the host's root, gets what the policy grants to root.
 
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::{SocketFlags, accept_with};
+use towpath_engine::account::Party;
 use towpath_protocol::message::{ErrorBody, Message, Refusal};
-use towpath_protocol::peer::{Peer, is_same_process};
+use towpath_protocol::peer::{self, Peer, is_same_process};
 use tracing::{info, warn};
 
-use crate::account::{Party, may_administer};
-use crate::connection::{Connection, Progress, Refused};
+use crate::application::Application;
+use crate::connection::Connection;
 use crate::control::Control;
 use crate::policy::{Admission, Entrance};
+use crate::refusal::Refused;
+use crate::socket::BACKLOG;
 use crate::worker::link::Packet;
 use crate::worker::wire::command;
 use crate::worker::workers::Owner;
 
-/// Connections that the control thread accepts per wake-up and socket.
-const ACCEPTS: usize = 16;
-
-/// The time without new connections after one that the server could not accept.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+/// Connections that the control thread admits per wake-up. The same wake-up handles at most one message of each worker.
+const ADMISSIONS: usize = 2;
 
 impl Control {
-    /// Accepts connections of one of the two sockets.
+    /// Accepts connections of one of the two sockets, at most as many as the kernel's queue holds. They wait for
+    /// [`Control::admit_arrivals`].
     pub(crate) fn accept(&mut self, entrance: Entrance) {
-        for _ in 0..ACCEPTS {
-            let Some(listeners) = &self.parts.listeners else { return };
-            match accept_with(listeners.of(entrance), SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
-            {
-                Ok(socket) => self.adopt(socket, entrance),
+        for _ in 0..=BACKLOG {
+            if self.access.arrivals.is_full(entrance) {
+                return;
+            }
+            let Some(accepted) = self.access.accept(entrance) else { return };
+            match accepted {
+                Ok(socket) => self.arrive(socket, entrance),
                 Err(Errno::AGAIN) => return,
                 // Another connection may wait.
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
@@ -43,9 +44,32 @@ impl Control {
         }
     }
 
+    fn arrive(&mut self, socket: OwnedFd, entrance: Entrance) {
+        let uid = peer::user_of(&socket);
+        let Some(uid) = self.access.arrivals.add(uid, (socket, entrance)) else { return };
+        let is_allowed = match uid {
+            Some(uid) => self.access.allows_line(Party::User(uid)),
+            None => self.access.allows_own_line(),
+        };
+        if is_allowed {
+            warn!(
+                uid,
+                "too many connections of this user wait for admission; the server closed the newest one without reading it"
+            );
+        }
+    }
+
+    /// Admits up to [`ADMISSIONS`] accepted connections, in turn for each user.
+    pub(crate) fn admit_arrivals(&mut self) {
+        for _ in 0..ADMISSIONS {
+            let Some((socket, entrance)) = self.access.arrivals.next() else { return };
+            self.adopt(socket, entrance);
+        }
+    }
+
     /// Logs the error of `accept4`, and stops listening for a while: the listening socket stays readable.
     fn pause_accepting(&mut self, errno: Errno) {
-        if self.log.allows(Party::Administrator(self.own_uid)) {
+        if self.access.allows_own_line() {
             match errno {
                 Errno::MFILE | Errno::NFILE => {
                     warn!("no descriptors left for a new connection; raise the limit (ulimit -n)");
@@ -56,23 +80,7 @@ impl Control {
                 _ => warn!("cannot accept a connection: accept4: {errno}; the server tries again"),
             }
         }
-        if let Some(listeners) = &self.parts.listeners {
-            listeners.forget(&self.epoll);
-            self.listens_again = Some(Instant::now() + ACCEPT_PAUSE);
-        }
-    }
-
-    /// Listens for connections again after [`ACCEPT_PAUSE`].
-    pub(crate) fn listen_again(&mut self) {
-        if self.listens_again.is_none_or(|at| Instant::now() < at) {
-            return;
-        }
-        self.listens_again = None;
-        if let Some(listeners) = &self.parts.listeners
-            && listeners.watch(&self.epoll).is_err()
-        {
-            self.listens_again = Some(Instant::now() + ACCEPT_PAUSE);
-        }
+        self.access.pause_accepting(self.wakeups.set());
     }
 
     /// Takes on a connection. The control thread decides only by the kernel's credentials of the
@@ -90,13 +98,14 @@ impl Control {
             Ok(admitted) => admitted,
             Err((refusal, text)) => {
                 self.log_refusal(&peer, entrance, &text);
-                let line = (refusal, format!("{}: {text}", self.parts.info.name));
-                return self.turn_away(socket, Owner::Refused, line);
+                let refused = (refusal, format!("{}: {text}", self.device.name()));
+                return self.turn_away(socket, Owner::Refused, refused);
             }
         };
+        self.access.arrivals.know(peer.uid);
         let account = admission.account(peer.uid);
         let owner = Owner::of(account);
-        if !self.connections.has_room(&self.parts.policy, account) {
+        if !self.connections.usage().has_room(self.access.policy(), account) {
             let text = "your user, its group or this server has as many control connections as \
                         are allowed; end some applications, or raise the server's limits \
                         connections, sessions-per-user or sessions-per-group";
@@ -112,30 +121,26 @@ impl Control {
                         the server's limit (ulimit -n)";
             return self.turn_away(socket, owner, (Refusal::Limit, text.into()));
         };
-        let token = self.next_token;
-        self.next_token += 1;
+        let token = self.connections.numbers_mut().take_token();
         // The worker watches the process. This thread keeps the descriptor for the store, and to
         // compare processes when an application claims a session.
         let process = peer.process.as_ref().and_then(|process| process.try_clone().ok());
         let descriptors = [Some(socket), process].into_iter().flatten().collect();
         let adopt = Packet::new(command::ADOPT, token, command::TIMED).with(descriptors);
-        let trusted = may_administer(peer.uid, self.own_uid);
-        let connection = Connection::new(worker, (peer, entrance), admission, trusted);
-        self.connections.insert(token, connection);
+        let trusted = self.access.may_administer(peer.uid);
+        let application = Application::new(worker, peer, entrance, admission, trusted);
+        self.connections.insert(token, Connection::new(application));
         self.workers.count(worker, true);
         self.workers.tell(worker, owner, adopt);
     }
 
     /// Returns a peer's rights, and the socket that these rights are of.
     fn admit(&self, peer: &Peer, entrance: Entrance) -> Result<(Admission, Entrance), Refused> {
-        let ask = |entrance| {
-            self.parts.policy.standing(peer, entrance, self.own_uid, self.all_users_known)
-        };
-        match ask(entrance) {
+        match self.access.admit(peer, entrance) {
             Ok(admission) => Ok((admission, entrance)),
             // The application comes back for its session, which a server with one socket for all let it have.
             Err(_) if self.has_earlier_session(peer) => {
-                Ok((ask(Entrance::Earlier)?, Entrance::Earlier))
+                Ok((self.access.admit(peer, Entrance::Earlier)?, Entrance::Earlier))
             }
             Err(refused) => Err(refused),
         }
@@ -144,45 +149,30 @@ impl Control {
     /// Returns `true` if a session of an earlier version's server waits for this process.
     fn has_earlier_session(&self, peer: &Peer) -> bool {
         let Some(process) = &peer.process else { return false };
-        self.unclaimed.iter().filter_map(|(_, token)| self.connections.get(*token)).any(|one| {
-            one.entrance == Entrance::Earlier
-                && matches!(one.progress, Progress::Unclaimed)
-                && one.peer.uid == peer.uid
-                && one
-                    .peer
-                    .process
-                    .as_ref()
-                    .is_some_and(|theirs| is_same_process(process, theirs).unwrap_or(false))
+        let unclaimed = self.connections.unclaimed().tokens();
+        let mut unclaimed = unclaimed.filter_map(|token| self.connections.get(token));
+        unclaimed.any(|one| {
+            let Application { entrance, peer: theirs, .. } = &one.application;
+            let is_same = |theirs: &OwnedFd| is_same_process(process, theirs).unwrap_or(false);
+            *entrance == Entrance::Earlier
+                && one.is_unclaimed()
+                && theirs.uid == peer.uid
+                && theirs.process.as_ref().is_some_and(is_same)
         })
     }
 
     fn log_refusal(&mut self, peer: &Peer, entrance: Entrance, text: &str) {
-        if entrance == Entrance::Applications && may_administer(peer.uid, self.own_uid) {
-            self.warn_of_admin_socket(peer.uid, peer.pid, text);
-        } else if self.log.allows(Party::User(peer.uid)) {
+        if entrance == Entrance::Applications && self.access.may_administer(peer.uid) {
+            self.access.warn_of_admin_socket(peer.uid, peer.pid, text);
+        } else if self.access.allows_line(Party::User(peer.uid)) {
             info!(uid = peer.uid, pid = peer.pid, "refused: {text}");
-        }
-    }
-
-    /// Warns that root or the server's user asked at the applications' socket for what only an administrator may,
-    /// once a minute at most.
-    pub(crate) fn warn_of_admin_socket(&mut self, uid: u32, pid: i32, text: &str) {
-        let Some(listeners) = &self.parts.listeners else { return };
-        if may_administer(uid, self.own_uid) && self.admin_warnings.allows(uid, Instant::now()) {
-            let admin = listeners.admin_path.display();
-            warn!(
-                uid,
-                pid,
-                "refused: {text}; SOCKET.admin is {admin}, where programs that are built with this version of Towpath \
-                 connect by themselves"
-            );
         }
     }
 
     /// Returns `true` if the server may log a line because of a connection's user now.
     pub(crate) fn log_allows_for(&mut self, token: u64) -> bool {
-        let user = self.connections.get(token).map(|one| one.account.user());
-        user.is_some_and(|user| self.log.allows(user))
+        let user = self.connections.get(token).map(|one| one.application.account.user());
+        user.is_some_and(|user| self.access.allows_line(user))
     }
 
     /// Refuses a connection.
@@ -192,9 +182,9 @@ impl Control {
         // connection without reading it.
         let Some(worker) = self.worker_of(owner) else { return };
         if self.workers.is_flooded(worker) {
-            if self.log.allows(Party::Administrator(self.own_uid)) {
+            if self.access.allows_own_line() {
                 warn!(
-                    "more connections to refuse than a worker keeps up with: one is closed unheard"
+                    "a worker cannot refuse connections fast enough; the server closed a connection without reading it"
                 );
             }
             return;

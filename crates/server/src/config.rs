@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use rustix::thread::CpuSet;
 use towpath_device::DeviceError;
+use towpath_engine::Budgets;
 use towpath_protocol::admin_socket::MOST_PATH_BYTES;
 use towpath_protocol::layout::MAX_LANES;
 use towpath_protocol::settings::{Setting, Values};
 
 use crate::addresses::{Pool, PoolError, Subnets};
-use crate::engine::Budgets;
 use crate::host::HostAccess;
 use crate::policy::Policy;
-use crate::position::Crash;
+use towpath_protocol::position::Crash;
 
 /// The configuration of a server.
 #[derive(Clone, Debug)]
@@ -62,7 +62,7 @@ pub struct Config {
     /// session that two servers served when they crashed or hung within ten minutes.
     pub crash: Option<Crash>,
     /// The number of this server: higher than the number of each earlier server that left objects of
-    /// the device ([`KeeperAccess::server_number`](crate::KeeperAccess::server_number)); 0 by default.
+    /// the device ([`KeeperAccess::server_number`](towpath_keeper::KeeperAccess::server_number)); 0 by default.
     /// The device's objects have it at the end of their names in the store.
     pub server_number: u32,
     /// `true` if a successor resumes the sessions of a server that leaves; `false` by default. If `true`, the server
@@ -135,6 +135,11 @@ impl PolicyError {
             other => PolicyError::Reservation(other),
         }
     }
+}
+
+/// Returns the error for a resource that is not available.
+pub(crate) fn resources<E: Into<io::Error>>(what: &'static str) -> impl Fn(E) -> StartError {
+    move |cause| StartError::Resources { what, cause: cause.into() }
 }
 
 /// The least MTU with connections to other hosts: 256 bytes of payload, and 80 of headers.

@@ -1,39 +1,29 @@
 //! All control connections, found by their various keys at a cost that does not grow with their
-//! number; and the resources of each user and each group ([`memory`] counts their memory).
+//! number; and the resources of each user and each group ([`usage`] has their limits, [`memory`] the charge for
+//! memory).
 
 mod memory;
+mod usage;
 
 use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
 
-use crate::account::{Account, Party};
-use crate::connection::{Connection, Progress};
-use crate::policy::{Limits, Policy};
+use towpath_engine::account::{Account, Party};
+use towpath_engine::session::Session;
+use towpath_protocol::message::Refusal;
 
-/// The resources that a user or a group uses.
-#[derive(Clone, Copy, Debug, Default)]
-struct Usage {
-    connections: usize,
-    sessions: usize,
-    /// All of its bytes, including `unfreeable_bytes`.
-    bytes: usize,
-    /// Bytes of sessions that have ended, which the server cannot free.
-    unfreeable_bytes: usize,
-    /// `unfreeable_bytes`, and those that the end of sessions may add.
-    older_bytes: usize,
-}
+use crate::apertures::objects::Entry;
+use crate::apertures::tables::ApertureTables;
+use crate::application::Application;
+use crate::connection::{Connection, State, WithSession};
+use crate::control_session::{Attaching, ControlSession, MappedSession, SessionPhase};
+use crate::mapping_jobs::Job;
+use crate::numbers::Numbers;
+use crate::refusal::Refused;
+use crate::unclaimed::UnclaimedSessions;
+use usage::Usage;
 
-impl Usage {
-    /// Returns the end of a refusal's text: the bytes that no end of a session frees.
-    fn unfreeable(&self) -> String {
-        match self.unfreeable_bytes {
-            0 => String::new(),
-            bytes => format!(
-                "; {bytes} of these bytes are of ended sessions, whose applications had the server allocate \
-                 their memory: build them with this version of Towpath, or restart the server"
-            ),
-        }
-    }
-}
+pub(crate) use usage::SessionMemory;
 
 /// The memory of an older application that a worker seals and perhaps allocates.
 #[derive(Clone, Copy, Debug)]
@@ -44,27 +34,60 @@ struct Preparation {
 }
 
 /// The connections by their tokens.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Connections {
     all: BTreeMap<u64, Connection>,
     /// Tokens by session number.
-    numbers: HashMap<u32, u64>,
-    users: HashMap<Party, Usage>,
-    groups: HashMap<Party, Usage>,
-    /// The bytes of all sessions together.
-    bytes: usize,
-    /// The bytes of granted users' sessions.
-    granted_bytes: usize,
-    /// The part of `granted_bytes` that no end of a session frees, or may free.
-    older_bytes: usize,
+    tokens: HashMap<u32, u64>,
+    usage: Usage,
+    numbers: Numbers,
+    unclaimed: UnclaimedSessions,
     /// The memory of older applications that workers seal and perhaps allocate, by the token.
     preparing: HashMap<u64, Preparation>,
 }
 
 impl Connections {
+    /// Begins without connections. `counters`: the number of notification counters. `claim_timeout`: how long a session
+    /// of an earlier server waits for its application.
+    pub(crate) fn new(counters: u32, claim_timeout: Duration) -> Connections {
+        Connections {
+            all: BTreeMap::new(),
+            tokens: HashMap::new(),
+            usage: Usage::default(),
+            numbers: Numbers::new(counters),
+            unclaimed: UnclaimedSessions::new(claim_timeout),
+            preparing: HashMap::new(),
+        }
+    }
+
+    /// Returns the use of resources, and its limits.
+    pub(crate) fn usage(&self) -> &Usage {
+        &self.usage
+    }
+
+    /// Returns the use of resources for changes.
+    pub(crate) fn usage_mut(&mut self) -> &mut Usage {
+        &mut self.usage
+    }
+
+    /// Returns the numbers for connections and sessions.
+    pub(crate) fn numbers_mut(&mut self) -> &mut Numbers {
+        &mut self.numbers
+    }
+
+    /// Returns the sessions of an earlier server that wait for their applications.
+    pub(crate) fn unclaimed(&self) -> &UnclaimedSessions {
+        &self.unclaimed
+    }
+
+    /// Returns the sessions of an earlier server for changes.
+    pub(crate) fn unclaimed_mut(&mut self) -> &mut UnclaimedSessions {
+        &mut self.unclaimed
+    }
+
     /// Enters a new connection that has yet to attach.
     pub(crate) fn insert(&mut self, token: u64, connection: Connection) {
-        self.charge(connection.account, |held| held.connections += 1);
+        self.usage.connections.add(connection.application.account);
         self.all.insert(token, connection);
     }
 
@@ -72,23 +95,8 @@ impl Connections {
     pub(crate) fn remove(&mut self, token: u64) -> Option<Connection> {
         self.take_number(token);
         let connection = self.all.remove(&token)?;
-        self.charge(connection.account, |held| held.connections -= 1);
+        self.usage.connections.give_back(connection.application.account);
         Some(connection)
-    }
-
-    /// Changes the usage of a user and its group.
-    fn charge(&mut self, account: Account, change: impl Fn(&mut Usage)) {
-        let apply = |all: &mut HashMap<Party, Usage>, key| {
-            let held = all.entry(key).or_default();
-            change(held);
-            if held.connections == 0 && held.sessions == 0 && held.bytes == 0 {
-                all.remove(&key);
-            }
-        };
-        apply(&mut self.users, account.user());
-        if let Some(group) = account.group {
-            apply(&mut self.groups, Party::Group(group));
-        }
     }
 
     pub(crate) fn get(&self, token: u64) -> Option<&Connection> {
@@ -99,6 +107,152 @@ impl Connections {
         self.all.get_mut(&token)
     }
 
+    /// Returns the application and the session of a connection, if there is a session.
+    pub(crate) fn with_session(&mut self, token: u64) -> Option<WithSession<'_>> {
+        self.get_mut(token)?.with_session()
+    }
+
+    /// Returns the application and the session of a connection, if the application uses the session.
+    pub(crate) fn live(&mut self, token: u64) -> Option<WithSession<'_>> {
+        self.get_mut(token).filter(|one| one.live().is_some())?.with_session()
+    }
+
+    /// Returns the application of a connection that has had no session yet. `what`: the name of the request.
+    ///
+    /// # Errors
+    /// Fails with the line that the server sends to the peer.
+    pub(crate) fn without_session(&self, token: u64, what: &str) -> Result<&Application, Refused> {
+        let new = self.get(token).filter(|one| matches!(one.state, State::New));
+        new.map(|one| &one.application).ok_or_else(|| {
+            (Refusal::State, format!("{what}: this connection has a session already"))
+        })
+    }
+
+    /// Records that a connection has a session, whose memory its application is about to map.
+    pub(crate) fn begin_attaching(
+        &mut self,
+        token: u64,
+        memory: SessionMemory,
+        attaching: Attaching,
+    ) {
+        self.give_number(token, attaching.session.number, memory);
+        if let Some(connection) = self.get_mut(token) {
+            connection.state = State::Attaching(Box::new(attaching));
+        }
+    }
+
+    /// Records that an application has mapped the memory of its session, and takes a notification counter for the
+    /// session, if one is left. Returns `None` if the application was given nothing to map.
+    pub(crate) fn begin_mapping(&mut self, token: u64) -> Option<&Attaching> {
+        match &mut self.all.get_mut(&token)?.state {
+            State::Attaching(attaching) if attaching.counter.is_none() => {
+                attaching.counter = self.numbers.take_counter();
+                Some(attaching)
+            }
+            _ => None,
+        }
+    }
+
+    /// Takes the session of a connection, if the server has yet to map the session's memory.
+    pub(crate) fn take_attaching(&mut self, token: u64) -> Option<(Account, Attaching)> {
+        let connection = self.get_mut(token)?;
+        Some((connection.application.account, connection.take_attaching()?))
+    }
+
+    /// Returns the connection of a session, by the session's number.
+    pub(crate) fn of_session(&self, number: u32) -> Option<&Connection> {
+        self.get(self.token_of(number)?)
+    }
+
+    /// Returns the connection of a session for changes, and its token, by the session's number.
+    pub(crate) fn of_session_mut(&mut self, number: u32) -> Option<(u64, &mut Connection)> {
+        let token = self.token_of(number)?;
+        Some((token, self.get_mut(token)?))
+    }
+
+    /// Records that an engine has returned its part of a session. Returns the job that unmaps the session, and the user
+    /// of the job, once all engines of `lanes` lanes have returned their parts.
+    pub(crate) fn return_part(&mut self, part: Session, lanes: usize) -> Option<(Party, Job)> {
+        let (token, connection) = self.of_session_mut(part.number())?;
+        let user = connection.application.account.user();
+        let mapped = connection.mapped_mut()?;
+        mapped.phase = SessionPhase::Over;
+        mapped.returned.push(part);
+        if mapped.returned.len() < lanes {
+            return None;
+        }
+        let (mappings, sessions) = (mapped.mappings.clone(), std::mem::take(&mut mapped.returned));
+        Some((user, Job::Release { token, mappings, sessions }))
+    }
+
+    /// Moves a session from the connection `old`, which stood for the session's application, to the application's own
+    /// connection. Returns what stood for the application, and the application's own connection.
+    pub(crate) fn move_session(
+        &mut self,
+        old: u64,
+        token: u64,
+        counter: u32,
+    ) -> Option<(Application, &mut Connection)> {
+        let unclaimed = self.get_mut(old)?;
+        // The charge moves to the other connection.
+        let is_unfreeable = std::mem::take(&mut unclaimed.is_unfreeable);
+        let unfreeable = unclaimed.unfreeable_bytes;
+        let memory = SessionMemory { bytes: unclaimed.bytes, unfreeable };
+        let mut unclaimed = self.remove(old)?;
+        let MappedSession { session, mappings, pins, .. } = unclaimed.take_mapped()?;
+        self.give_number(token, session.number, memory);
+        let (phase, counter) = (SessionPhase::Live, Some(counter));
+        let mapped = MappedSession::new(session, phase, mappings, pins, counter);
+        let connection = self.get_mut(token)?;
+        connection.is_unfreeable = is_unfreeable;
+        connection.state = State::Mapped(Box::new(mapped));
+        Some((unclaimed.application, connection))
+    }
+
+    /// Returns the memories, apertures and tripwires of a session, also if its application has yet to claim it.
+    pub(crate) fn apertures_of(&self, number: u32) -> Option<&ApertureTables> {
+        self.of_session(number)?.apertures()
+    }
+
+    /// Returns an aperture of a session for changes.
+    pub(crate) fn aperture_mut(&mut self, session: u32, number: u32) -> Option<&mut Entry> {
+        let (_, connection) = self.of_session_mut(session)?;
+        connection.apertures_mut()?.aperture_mut(number)
+    }
+
+    /// Takes a session whose memory is unmapped.
+    pub(crate) fn take_mapped(&mut self, token: u64) -> Option<(u64, Account, MappedSession)> {
+        let connection = self.get_mut(token)?;
+        let Application { worker, account, .. } = connection.application;
+        Some((worker, account, connection.take_mapped()?))
+    }
+
+    /// Returns the memories, apertures and tripwires of a connection's session for changes, if it can have some.
+    pub(crate) fn apertures_mut(&mut self, token: u64) -> Option<&mut ApertureTables> {
+        self.get_mut(token)?.apertures_mut()
+    }
+
+    /// Takes the session whose memory a worker has sealed and allocated, unless the application has gone meanwhile.
+    pub(crate) fn take_prepared(&mut self, token: u64) -> Option<(&mut Connection, Attaching)> {
+        let connection = self.get_mut(token)?;
+        if !matches!(&connection.state, State::Attaching(attaching) if attaching.counter.is_some())
+        {
+            return None;
+        }
+        let attaching = connection.take_attaching()?;
+        Some((connection, attaching))
+    }
+
+    /// Returns the session of a connection, if there is one.
+    pub(crate) fn session(&self, token: u64) -> Option<&ControlSession> {
+        self.get(token)?.session()
+    }
+
+    /// Returns the session of a connection for changes, if there is one.
+    pub(crate) fn session_mut(&mut self, token: u64) -> Option<&mut ControlSession> {
+        self.get_mut(token)?.session_mut()
+    }
+
     /// Returns the connections whose tokens are `first` or more, in order.
     pub(crate) fn from(&self, first: u64) -> impl Iterator<Item = (u64, &Connection)> {
         self.all.range(first..).map(|(token, connection)| (*token, connection))
@@ -106,12 +260,15 @@ impl Connections {
 
     /// Returns the connections that have sessions, in any order.
     pub(crate) fn sessions(&self) -> impl Iterator<Item = &Connection> {
-        self.numbers.values().filter_map(|token| self.all.get(token))
+        self.tokens.values().filter_map(|token| self.all.get(token))
     }
 
     /// Returns the tokens of a worker's connections.
     pub(crate) fn of_worker(&self, worker: u64) -> Vec<u64> {
-        self.from(0).filter(|(_, one)| one.worker == worker).map(|(token, _)| token).collect()
+        self.from(0)
+            .filter(|(_, one)| one.application.worker == worker)
+            .map(|(token, _)| token)
+            .collect()
     }
 
     /// Returns the tokens of all connections.
@@ -119,77 +276,20 @@ impl Connections {
         self.all.keys().copied().collect()
     }
 
-    /// Returns `true` if there is room for one more connection of this account.
-    pub(crate) fn has_room(&self, policy: &Policy, account: Account) -> bool {
-        let connections = |held: Option<&Usage>| held.map_or(0, |held| held.connections);
-        let theirs = connections(self.users.get(&account.user()));
-        let groups = account.group.and_then(|group| self.groups.get(&Party::Group(group)));
-        // However many user numbers a group's member has, half of the connections are left for
-        // other users.
-        let most = (policy.sessions_per_group * 2).min(policy.connections.div_ceil(2));
-        self.all.len() < policy.connections
-            && theirs < policy.connections_per_user()
-            && connections(groups) < most
-    }
-
-    /// Returns the reason for which there is no room for one more session of this account, of
-    /// `bytes` bytes. `unfreeable` of these may stay the account's after the session's end.
-    pub(crate) fn is_full(
-        &self,
-        (policy, limits): (&Policy, &Limits),
-        account: Account,
-        (bytes, unfreeable): (usize, usize),
-        addresses: usize,
-    ) -> Option<String> {
-        let uid = account.uid;
-        let held = self.users.get(&account.user()).copied().unwrap_or_default();
-        if held.sessions >= limits.sessions_per_user {
-            let count = held.sessions;
-            return Some(format!(
-                "user {uid} has {count} sessions, the most allowed (sessions-per-user of the server \
-                 or the policy); end one"
-            ));
-        }
-        if let Some(text) = self.exceeds(limits, account, bytes) {
-            return Some(format!(
-                "with this session, {text}; end another session, or ask for less"
-            ));
-        }
-        if let Some(text) = self.exceeds_unfreeable(limits, account, unfreeable) {
-            return Some(text);
-        }
-        let group = account.group?;
-        let held = self.groups.get(&Party::Group(group)).copied().unwrap_or_default();
-        // However many user numbers a group's member has, half of the addresses are left for other
-        // users.
-        let most = policy.sessions_per_group.min(addresses.div_ceil(2));
-        (held.sessions >= most).then(|| {
-            let count = held.sessions;
-            format!(
-                "the users let in by group {group} have {count} sessions, the most allowed \
-                 (sessions-per-group); end one"
-            )
-        })
-    }
-
     /// Returns the token of a session's connection.
     pub(crate) fn token_of(&self, number: u32) -> Option<u64> {
-        self.numbers.get(&number).copied()
+        self.tokens.get(&number).copied()
     }
 
-    /// Records that a connection has a session, of `bytes` bytes.
-    pub(crate) fn give_number(&mut self, token: u64, number: u32, bytes: usize) {
+    /// Records that a connection has a session.
+    pub(crate) fn give_number(&mut self, token: u64, number: u32, memory: SessionMemory) {
         let Some(connection) = self.all.get_mut(&token) else { return };
-        (connection.number, connection.bytes) = (number, bytes);
-        let (account, older) = (connection.account, connection.unfreeable_bytes.min(bytes));
-        connection.unfreeable_bytes = older;
-        self.numbers.insert(number, token);
-        self.older_bytes += older;
-        self.charge(account, |held| {
-            held.sessions += 1;
-            held.older_bytes += older;
-        });
-        self.charge_memory(account, bytes);
+        let SessionMemory { bytes, unfreeable } = memory;
+        let memory = SessionMemory { bytes, unfreeable: unfreeable.min(bytes) };
+        connection.number = number;
+        (connection.bytes, connection.unfreeable_bytes) = (bytes, memory.unfreeable);
+        self.tokens.insert(number, token);
+        self.usage.begin_session(connection.application.account, memory);
     }
 
     /// Records that a connection has no session any more. Returns the session's former number; 0:
@@ -198,41 +298,35 @@ impl Connections {
         let Some(connection) = self.all.get_mut(&token) else { return 0 };
         let number = std::mem::take(&mut connection.number);
         if number != 0 {
-            let account = connection.account;
+            let account = connection.application.account;
             let older = std::mem::take(&mut connection.unfreeable_bytes);
             let kept = if std::mem::take(&mut connection.is_unfreeable) { older } else { 0 };
-            let bytes = connection.bytes - kept;
-            self.numbers.remove(&number);
-            self.discharge_memory(account, bytes);
-            self.older_bytes -= older - kept;
-            self.charge(account, |held| {
-                held.sessions -= 1;
-                held.older_bytes -= older - kept;
-                held.unfreeable_bytes += kept;
-            });
+            let memory = SessionMemory { bytes: connection.bytes, unfreeable: older };
+            self.tokens.remove(&number);
+            self.usage.end_session(account, memory, kept);
         }
         number
     }
 
-    /// Returns the connection of a live session, by its number.
-    pub(crate) fn living(&mut self, number: u32) -> Option<&mut Connection> {
+    /// Returns a live session, by its number.
+    pub(crate) fn living(&mut self, number: u32) -> Option<&mut ControlSession> {
         let token = self.token_of(number)?;
-        self.all.get_mut(&token).filter(|one| matches!(one.progress, Progress::Lives))
+        self.live(token).map(|one| one.session)
     }
 
     /// Returns `true` if a user has sessions by its grant.
     pub(crate) fn has_granted_sessions(&self, uid: u32) -> bool {
-        self.users.get(&Party::User(uid)).is_some_and(|held| held.sessions > 0)
+        self.usage.sessions.of(Party::User(uid)) > 0
     }
 
     /// Returns the account of a user that has a connection by a grant.
     pub(crate) fn granted_account_of(&self, uid: u32) -> Option<Account> {
-        let mut accounts = self.all.values().map(|one| one.account);
+        let mut accounts = self.all.values().map(|one| one.application.account);
         accounts.find(|account| account.uid == uid && account.is_limited)
     }
 
     /// Returns `true` if sessions of more than one user exist.
     pub(crate) fn serve_several(&self) -> bool {
-        self.users.values().filter(|held| held.sessions > 0).nth(1).is_some()
+        self.usage.sessions.users() > 1
     }
 }

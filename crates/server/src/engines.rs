@@ -11,11 +11,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 
 use towpath_device::DeviceError;
+use towpath_engine::apertures::memory::EngineMemory;
+use towpath_engine::commands::{Command, EngineReport};
+use towpath_packet::FlowRule;
 use towpath_protocol::message::Created;
 
-use crate::engine::apertures::memory::EngineMemory;
-use crate::engine::commands::{Command, EngineReport};
-use crate::engine::demux::Rule;
+use crate::direct_notification::DirectNotification;
 use crate::user_page::UserPage;
 
 /// The reply to a connection once all engines have executed a command.
@@ -24,7 +25,7 @@ pub(crate) enum Reply {
     Done(u64),
     /// The engines have removed an endpoint: for a connection that asked, and with the rule whose
     /// port is free now.
-    Closed(Option<u64>, Option<Rule>),
+    Closed(Option<u64>, Option<FlowRule>),
     /// The endpoint's number, and its port if it has one.
     Opened(u64, u32, u16),
     /// The engine has entered a memory.
@@ -78,16 +79,43 @@ pub(crate) struct Engines {
     replies: HashMap<u64, (Reply, usize)>,
     /// The first error that ended an engine.
     failure: Option<DeviceError>,
+    /// Whether the engines themselves notify applications, by the last command about it.
+    notification: DirectNotification,
 }
 
 impl Engines {
     pub(crate) fn new(ends: Vec<EngineEnd>) -> Engines {
-        Engines { ends, next_ticket: 0, replies: HashMap::new(), failure: None }
+        let notification = DirectNotification::new();
+        Engines { ends, next_ticket: 0, replies: HashMap::new(), failure: None, notification }
     }
 
     /// Returns the number of lanes.
     pub(crate) fn lanes(&self) -> usize {
         self.ends.len()
+    }
+
+    /// Returns `true` if the engines themselves notify applications.
+    pub(crate) fn notify_directly(&self) -> bool {
+        self.notification.is_direct()
+    }
+
+    /// Decides whether the engines themselves notify applications, and tells them if that changes. `untrusted`: an
+    /// untrusted user that has or had a session; `serve_several`: `true` if several users have sessions. Returns `true`
+    /// if the engines do not notify any more.
+    pub(crate) fn decide_notification(
+        &mut self,
+        untrusted: Option<u32>,
+        serve_several: bool,
+    ) -> bool {
+        if let Some(uid) = untrusted {
+            self.notification.note_untrusted(uid);
+        }
+        if !self.notification.decide(serve_several) {
+            return false;
+        }
+        let directly = self.notification.is_direct();
+        self.command(Command::Notify { directly }, Reply::Nothing);
+        !directly
     }
 
     /// Gives a command to all engines. [`Engines::executed`] returns the reply once all have
@@ -97,7 +125,7 @@ impl Engines {
         self.command_each(commands, reply);
     }
 
-    /// Gives each engine a command of its own: the first one to the first engine, and so on.
+    /// Gives each engine its own command: the first command to the first engine, and so on.
     /// Engines beyond these get none.
     pub(crate) fn command_each(&mut self, commands: Vec<Command>, reply: Reply) {
         self.next_ticket += 1;
@@ -155,31 +183,35 @@ impl Engines {
     }
 }
 
+/// The engine's side of the channels, in tests.
 #[cfg(test)]
-mod tests {
-    use std::sync::mpsc::channel;
+pub(crate) type EngineSide = (Receiver<(u64, Command)>, Sender<EngineReport>);
 
-    use rustix::event::{EventfdFlags, eventfd};
-    use towpath_protocol::settings::Setting;
-
-    use super::*;
-
-    type EngineSide = (Receiver<(u64, Command)>, Sender<EngineReport>);
-
-    fn engines(lanes: usize) -> (Engines, Vec<EngineSide>) {
+#[cfg(test)]
+impl Engines {
+    /// Makes channels to engines that a test plays.
+    pub(crate) fn of_test(lanes: usize) -> (Engines, Vec<EngineSide>) {
         let end = |_| {
-            let (commands, theirs) = channel();
-            let (reporter, reports) = channel();
-            let wake = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+            let (commands, theirs) = std::sync::mpsc::channel();
+            let (reporter, reports) = std::sync::mpsc::channel();
+            let flags = rustix::event::EventfdFlags::NONBLOCK;
+            let wake = Arc::new(rustix::event::eventfd(0, flags).unwrap());
             (EngineEnd { commands, reports, wake, has_ended: false }, (theirs, reporter))
         };
         let (ends, sides) = (0..lanes).map(end).unzip();
         (Engines::new(ends), sides)
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use towpath_protocol::settings::Setting;
+
+    use super::*;
 
     #[test]
     fn a_command_is_done_once_all_engines_have_executed_it() {
-        let (mut engines, sides) = engines(2);
+        let (mut engines, sides) = Engines::of_test(2);
         engines.command(Command::Link { up: true }, Reply::Done(7));
         let tickets = sides.iter().map(|(commands, _)| commands.try_recv().unwrap().0);
         let tickets: Vec<u64> = tickets.collect();
@@ -191,7 +223,7 @@ mod tests {
 
     #[test]
     fn each_lane_has_an_equal_share_of_a_rate() {
-        let (mut engines, sides) = engines(2);
+        let (mut engines, sides) = Engines::of_test(2);
         for (setting, value) in [(Setting::RatePps, 9), (Setting::Weight, 9)] {
             let set = Command::Set { setting, session: 1, endpoint: 0, value };
             engines.command(set, Reply::Nothing);
@@ -206,8 +238,20 @@ mod tests {
     }
 
     #[test]
+    fn the_engines_are_told_once_that_workers_notify() {
+        let (mut engines, sides) = Engines::of_test(1);
+        assert!(!engines.decide_notification(Some(7), false) && engines.notify_directly());
+        assert!(sides[0].0.try_recv().is_err());
+        assert!(engines.decide_notification(Some(8), false) && !engines.notify_directly());
+        let (_, command) = sides[0].0.try_recv().unwrap();
+        assert!(matches!(command, Command::Notify { directly: false }), "{command:?}");
+        assert!(!engines.decide_notification(None, true));
+        assert!(sides[0].0.try_recv().is_err());
+    }
+
+    #[test]
     fn the_first_error_counts_once_all_engines_have_ended() {
-        let (mut engines, mut sides) = engines(2);
+        let (mut engines, mut sides) = Engines::of_test(2);
         // An engine that panics only drops its ends.
         drop(sides.pop());
         let Some(EngineReport::Ended(outcome)) = engines.next_report("tap7") else { panic!() };

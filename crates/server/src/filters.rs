@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::net::IpAddr;
 
-use towpath_device::{Device, Filter, FilterError, FlowRule, FlowVlan};
+use towpath_device::{Device, Filter, FilterError};
 use towpath_packet::headers::{ETHERTYPE_ARP, PROTOCOL_ICMPV6, PROTOCOL_UDP};
 use towpath_packet::roce::UDP_PORT;
+use towpath_packet::{FlowRule, FlowVlan};
 
-use crate::connection::Opened;
-use crate::engine::demux::{Rule, Vlan};
+use crate::control_endpoint::ControlEndpoint;
 
 /// Which part applies a filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,8 +143,8 @@ impl Filters {
     }
 }
 
-/// Returns the filters for what an endpoint receives.
-pub(crate) fn of_endpoint(opened: &Opened) -> Vec<Filter> {
+/// Returns the filters for the packets that an endpoint receives.
+pub(crate) fn of_endpoint(opened: &ControlEndpoint) -> Vec<Filter> {
     if opened.listening.is_some() {
         return vec![Filter::Everything];
     }
@@ -152,7 +152,7 @@ pub(crate) fn of_endpoint(opened: &Opened) -> Vec<Filter> {
         return Vec::new();
     }
     let mut filters = vec![
-        Filter::Flow(flow(&opened.rule)),
+        Filter::Flow(opened.rule),
         opened.rule.mac.map_or(Filter::Everything, Filter::Address),
     ];
     if opened.group || !opened.reachable.is_empty() {
@@ -177,21 +177,9 @@ fn of_reachable(ip: IpAddr, mac: [u8; 6]) -> [Filter; 2] {
     [Filter::Flow(packets), Filter::Flow(addresses)]
 }
 
-/// Converts a flow rule to the device's type.
-pub(crate) fn flow(rule: &Rule) -> FlowRule {
-    let Rule { mac, vlan, ethertype, ip, protocol, port, remote_ip, remote_port } = *rule;
-    let vlan = match vlan {
-        Vlan::Any => FlowVlan::Any,
-        Vlan::Untagged => FlowVlan::Untagged,
-        Vlan::Number(number) => FlowVlan::Number(number),
-    };
-    FlowRule { mac, vlan, ethertype, ip, protocol, port, remote_ip, remote_port }
-}
-
 #[cfg(test)]
 mod tests {
-    use towpath_device::loopback::{self, Cable, LoopbackDevice, Reception};
-    use towpath_protocol::settings::Values;
+    use towpath_device_testing::loopback::{self, Cable, LoopbackDevice, Reception};
 
     use super::*;
 
@@ -297,40 +285,16 @@ mod tests {
 
     #[test]
     fn an_endpoint_wants_its_flow_its_address_and_groups() {
-        let rule = Rule {
+        let rule = FlowRule {
             mac: Some([2, 0, 0, 0, 0, 1]),
-            vlan: Vlan::Number(7),
-            port: Some(2000),
-            ..Rule::default()
-        };
-        let opened = |rule, group| Opened {
-            rule,
-            listening: None,
-            is_for_neighbours: false,
-            group,
-            offload: false,
-            within_vlan: false,
-            sends: true,
-            roles: (crate::policy::Roles::NONE, false),
-            revoked: false,
-            out_of_band: false,
-            oob: Vec::new(),
-            reachable: Vec::new(),
-            sequence: 0,
-            queue_pair: 0,
-            settings: Values::default(),
-            granted_priority: 0,
-        };
-        let flow = FlowRule {
-            mac: rule.mac,
             vlan: FlowVlan::Number(7),
             port: Some(2000),
             ..FlowRule::default()
         };
-        let with_groups = [Filter::Flow(flow), ONE, Filter::AllGroups];
+        let opened = |rule, group| ControlEndpoint { group, ..ControlEndpoint::of_rule(rule) };
+        let with_groups = [Filter::Flow(rule), ONE, Filter::AllGroups];
         assert_eq!(of_endpoint(&opened(rule, true)), with_groups);
-        let any = Rule { mac: None, ..rule };
-        let flow = Filter::Flow(FlowRule { mac: None, ..flow });
-        assert_eq!(of_endpoint(&opened(any, false)), [flow, Filter::Everything]);
+        let any = FlowRule { mac: None, ..rule };
+        assert_eq!(of_endpoint(&opened(any, false)), [Filter::Flow(any), Filter::Everything]);
     }
 }

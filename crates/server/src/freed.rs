@@ -8,8 +8,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use crate::account::{Account, Party};
-use crate::engine::freed::MOST_FREED;
+use towpath_engine::account::{Account, Party};
+use towpath_engine::freed::MOST_FREED;
 
 /// The time for which the engines answer for a freed lease. Linux gives a connection up after 924.6 s without an
 /// acknowledgement (`tcp_retries2`), so each peer that sends data gets a reset in this time.

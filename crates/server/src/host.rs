@@ -6,8 +6,8 @@
 //! The kernel's routes and neighbours hold for the applications as well (`neighbours`). The server
 //! asks a process that has the privilege for each act that needs one (`keeper`).
 
+mod neighbour_lookups;
 mod neighbours;
-mod requests;
 
 use std::collections::HashMap;
 use std::io;
@@ -17,20 +17,20 @@ use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 use towpath_device::Info;
+use towpath_engine::account::Account;
+use towpath_engine::account::Party;
+use towpath_engine::shares::{Exceeded, ShareLimits, Shares, Whose};
 use towpath_netlink::{Address, HostWatch, Netlink};
+use towpath_packet::FlowRule;
 use towpath_protocol::message::Refusal;
 
-use crate::account::Account;
-use crate::account::Party;
 use crate::addresses::Lease;
-use crate::connection::Refused;
-use crate::engine::demux::Rule;
-use crate::keeper::{FollowedInterface, KeeperAccess, PortProtocol, port_name};
-use crate::log::LogLimit;
 use crate::policy::{Policy, PortRange, Terms};
 use crate::ports_in_use::{PortsInUse, free_ports};
-use crate::shares::{Exceeded, ShareLimits, Shares, Whose};
+use crate::refusal::Refused;
 use neighbours::Neighbours;
+use towpath_keeper::LogLimit;
+use towpath_keeper::{FollowedInterface, KeeperAccess, PortProtocol, port_name};
 
 /// The most granted ports that the server tries for a request with port 0.
 const PORTS_TRIED: usize = 64;
@@ -110,7 +110,7 @@ pub(crate) struct Host {
     /// Where the search for a free port of granted ranges begins.
     next_port: usize,
     neighbours: Neighbours,
-    log: LogLimit,
+    log: LogLimit<Party>,
 }
 
 impl Host {
@@ -138,7 +138,7 @@ impl Host {
             interface_addresses: Vec::new(),
             ports: HashMap::new(),
             ports_in_use: PortsInUse::default(),
-            port_shares: Shares::new(ShareLimits::NONE),
+            port_shares: Shares::default(),
             next_port: 0,
             neighbours: Neighbours::default(),
             log: LogLimit::default(),
@@ -203,13 +203,12 @@ impl Host {
     /// Fails with the line that the server sends to the peer.
     pub(crate) fn hold(
         &mut self,
-        rule: &Rule,
+        rule: &FlowRule,
         account: Account,
         terms: &Terms,
         policy: &Policy,
     ) -> Result<u16, Refused> {
-        let (Some(protocol), Some(ip), Some(port)) = (port_protocol(rule), rule.ip, rule.port)
-        else {
+        let Some((protocol, local)) = port_of(rule) else {
             return Err((Refusal::Malformed, "open: the rule has no port".into()));
         };
         if account.is_limited
@@ -217,16 +216,16 @@ impl Host {
         {
             return Err((Refusal::Limit, format!("open: {text}; close one")));
         }
-        let granted = terms.ports.as_ref().filter(|_| port == 0);
+        let granted = terms.ports.as_ref().filter(|_| local.port() == 0);
         let tried = match granted {
             Some(ranges) => self.free_of(ranges, protocol, rule),
-            None => vec![port],
+            None => vec![local.port()],
         };
         let mut refused = Errno::ADDRINUSE;
         for port in tried {
-            match self.keeper.hold(protocol, SocketAddr::new(ip, port)) {
+            match self.keeper.hold(protocol, SocketAddr::new(local.ip(), port)) {
                 Ok((socket, port)) => {
-                    self.note(protocol, SocketAddr::new(ip, port), socket, account);
+                    self.note(protocol, SocketAddr::new(local.ip(), port), socket, account);
                     return Ok(port);
                 }
                 Err(Errno::ADDRINUSE) => {}
@@ -246,19 +245,16 @@ impl Host {
     /// Fails with the reason, in words.
     pub(crate) fn hold_again(
         &mut self,
-        rule: &Rule,
+        rule: &FlowRule,
         account: Account,
         ports: &mut HashMap<String, OwnedFd>,
     ) -> Result<String, String> {
-        let (Some(protocol), Some(ip), Some(port)) = (port_protocol(rule), rule.ip, rule.port)
-        else {
-            return Err("its rule has no port".to_owned());
-        };
-        let local = SocketAddr::new(ip, port);
+        let (protocol, local) = port_of(rule).ok_or("its rule has no port")?;
         let name = port_name(protocol, local);
         let socket = ports.remove(&name);
-        let socket =
-            socket.ok_or_else(|| format!("the keeper does not hold port {port} of {ip}"))?;
+        let socket = socket.ok_or_else(|| {
+            format!("the keeper does not hold port {} of {}", local.port(), local.ip())
+        })?;
         self.note(protocol, local, socket, account);
         Ok(name)
     }
@@ -284,7 +280,8 @@ impl Host {
             granted: policy.host_ports,
             ..ShareLimits::NONE
         };
-        let Exceeded { whose, most } = self.port_shares.check_within(limits, account).err()?;
+        let Exceeded { whose, most, .. } =
+            self.port_shares.check_within(limits, account, 1).err()?;
         let ports = format!("{most} ports of the host, the most allowed");
         Some(match whose {
             Whose::Party(Party::User(uid) | Party::Administrator(uid)) => {
@@ -298,7 +295,12 @@ impl Host {
     }
 
     /// Returns some ports of granted ranges that no application has, from another one each time.
-    fn free_of(&mut self, ranges: &[PortRange], protocol: PortProtocol, rule: &Rule) -> Vec<u16> {
+    fn free_of(
+        &mut self,
+        ranges: &[PortRange],
+        protocol: PortProtocol,
+        rule: &FlowRule,
+    ) -> Vec<u16> {
         let theirs = ranges.iter().filter(|range| Some(range.protocol) == rule.protocol);
         let ranges: Vec<_> = theirs.map(|range| range.first..=range.last).collect();
         let Some(ip) = rule.ip else { return Vec::new() };
@@ -312,16 +314,15 @@ impl Host {
     }
 
     /// Releases the port of a rule.
-    pub(crate) fn release(&mut self, rule: &Rule) {
-        if let (Some(protocol), Some(ip), Some(port)) = (port_protocol(rule), rule.ip, rule.port) {
-            let local = SocketAddr::new(ip, port);
-            // Without the keeper, the port is free as soon as this socket is closed.
-            if let Some(held) = self.ports.remove(&(protocol, local)) {
-                self.ports_in_use.remove(&(protocol, ip), port);
-                self.port_shares.give_back(held.account);
-                self.keeper.release(protocol, local);
-            }
-        }
+    pub(crate) fn release(&mut self, rule: &FlowRule) {
+        let Some(held) = port_of(rule).and_then(|port| self.ports.remove_entry(&port)) else {
+            return;
+        };
+        let ((protocol, local), Held { account, .. }) = held;
+        self.ports_in_use.remove(&(protocol, local.ip()), local.port());
+        self.port_shares.give_back(account);
+        // Without the keeper, the port is free as soon as this socket is closed.
+        self.keeper.release(protocol, local);
     }
 }
 
@@ -342,8 +343,13 @@ fn ranges_from(ranges: &[RangeInclusive<u16>], start: usize) -> Vec<RangeInclusi
     from
 }
 
+/// Returns the port of a rule, if the kernel holds such ports.
+fn port_of(rule: &FlowRule) -> Option<(PortProtocol, SocketAddr)> {
+    Some((port_protocol(rule)?, SocketAddr::new(rule.ip?, rule.port?)))
+}
+
 /// Returns the protocol of a rule if it is one whose ports the kernel holds.
-pub(crate) fn port_protocol(rule: &Rule) -> Option<PortProtocol> {
+pub(crate) fn port_protocol(rule: &FlowRule) -> Option<PortProtocol> {
     match rule.protocol? {
         6 => Some(PortProtocol::Tcp),
         17 => Some(PortProtocol::Udp),
@@ -352,7 +358,7 @@ pub(crate) fn port_protocol(rule: &Rule) -> Option<PortProtocol> {
 }
 
 /// Returns the refusal for a port that the kernel does not give.
-fn explain(errno: Errno, rule: &Rule, interface: &str) -> Refused {
+fn explain(errno: Errno, rule: &FlowRule, interface: &str) -> Refused {
     let protocol = if rule.protocol == Some(6) { "TCP" } else { "UDP" };
     if errno == Errno::ADDRINUSE && rule.port == Some(0) {
         let text = format!("open: no {protocol} port that your user may use is free; close one");

@@ -1,109 +1,94 @@
 //! The driver server: one process, one device, many applications.
 //!
-//! The server has one thread per lane and a control thread. The **engine** (`engine`) moves packets
+//! The server has one thread per lane and a control thread. The **engine** ([`towpath_engine`]) moves packets
 //! and does nothing else. The **control** thread (`control`) accepts applications, decides their
 //! rights, prepares their memory, and hands finished objects over; attaching never delays a packet.
 //!
 //! | module | holds |
 //! |---|---|
-//! | `engine` | the poll iteration and its parts: see there |
-//! | `rights` | the packets that an endpoint may send |
-//! | `control` | connections, attach, endpoints, reports |
+//! | `control`, `event_loop` | the control thread: its parts, its loop |
+//! | `access`, `arrivals`, `admitting` | the policy and the listening sockets; connections that begin |
+//! | `worker_reports`, `requests`, `answers` | reports of workers; requests of connections; answers |
+//! | `session_begin`, `session_end` | beginning and end of sessions |
+//! | `application`, `control_session`, `control_endpoint` | an application, a session and an endpoint, as the control thread knows them |
 //! | `connections` | all connections, found by token, number and user |
 //! | `addresses` | the addresses of sessions |
 //! | `policy` | the rights of users |
 //! | `host` | sharing the host's own addresses: ports, routes, neighbours |
-//! | `keeper` | the process that starts servers, does privileged acts, and holds objects |
 //! | `resume` | sessions of a killed server |
-//! | `position` | where each engine stands, for the keeper and the next server |
 //! | `prepare` | the memory of a session, before the engine gets it |
 //! | `worker` | a process per user for system calls that an application can prolong |
 
 #![deny(unsafe_code)]
 
-mod account;
+mod access;
 mod addresses;
 mod admitting;
-mod answering;
+mod answers;
 mod apertures;
-mod ceding;
-mod clock;
+mod application;
+mod arrivals;
 mod config;
 mod connection;
 mod connections;
 mod control;
-mod copying;
-mod engine;
+mod control_endpoint;
+mod control_request;
+mod control_session;
+mod device_control;
+mod device_events;
+mod device_settings;
+mod direct_notification;
 mod engines;
-mod events;
+mod event_loop;
 mod filters;
 mod freed;
+mod hardware_queue_results;
 mod host;
-mod keeper;
 mod listeners;
-mod log;
+mod mapping_jobs;
+mod numbered;
+mod numbers;
 mod open;
 mod own_queues;
-mod peers;
 mod policy;
 mod ports_in_use;
-mod position;
 mod prepare;
+mod queue_allocation;
 mod queue_opener;
-mod reach;
+mod refusal;
 mod report;
 mod requests;
 mod resume;
+mod resumed_request;
 mod revocation;
-mod rights;
-mod roles;
+mod rules_in_use;
 mod server;
-mod shares;
+mod server_run;
+mod session_addresses;
+mod session_begin;
+mod session_end;
 #[cfg(all(test, towpath_simulation))]
 mod simulation;
-mod slow;
 mod socket;
 mod state_pages;
+mod turns;
+mod unclaimed;
 mod user_page;
+mod wakeups;
 mod worker;
+mod worker_reports;
 
 pub use addresses::{Subnet, Subnets};
 pub use config::{Config, PolicyError, StartError};
-pub use engine::WaitStrategy;
-pub use engine::demux::FlowCache;
-pub use engine::solo::packet_costs;
 pub use host::HostAccess;
-pub use keeper::{
-    Begin, Continued, DeviceState, DeviceStatus, FollowedInterface, Follows, KeeperAccess,
-    KeeperOptions, KeeperStore, LeftObjects, ServerEnd, Start, Supervised, Supervision, Upgrade,
-    device_status, drop_capabilities, followed_interface, keeper_path, status_path, supervise,
-    take_device_objects, upgrade,
-};
 pub use policy::{
     AddressRange, Admission, Entrance, Grant, Policy, PolicyChange, PortRange, Reservation, Role,
     Roles, Standing, Terms,
 };
-pub use position::Crash;
 pub use prepare::session_bytes;
-pub use reach::Reach;
 pub use server::Server;
+pub use towpath_engine::WaitStrategy;
+pub use towpath_engine::demux::FlowCache;
+pub use towpath_engine::reach::Reach;
 pub use towpath_protocol::settings::{Setting, SettingError, Values};
-
-/// The engine's parts, for the laboratory and for tests of several threads. Programs that embed a
-/// server do not need them, and they change without notice.
-#[doc(hidden)]
-pub mod internals {
-    pub use crate::engine::commands::Command;
-    pub use crate::engine::demux::{
-        Destination, Direction as LookupDirection, FlowCounts, FlowTable, REST, Rule, Vlan, WINDOW,
-    };
-    pub use crate::engine::last_sent::LastSent;
-    pub use crate::engine::relays::Relays;
-    pub use crate::engine::remote::own_address::OwnAddress;
-    pub use crate::engine::session::{Doorbell, Endpoint, Memories, Session};
-    pub use crate::engine::solo::{Solo, Traffic, direct_and_queued, without_and_with_captures};
-    pub use crate::engine::watchdog::{Arming, Verdict, Watchdog};
-    pub use crate::engine::{Budgets, Engine, Link};
-    pub use crate::position::Position;
-    pub use crate::rights::{Addresses, Rights};
-}

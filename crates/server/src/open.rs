@@ -2,34 +2,36 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
+use towpath_engine::commands::Listening;
+use towpath_engine::reach::Reach;
 use towpath_packet::headers::{
     ETHERTYPE_SERVICE_VLAN, ETHERTYPE_VLAN, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP,
 };
+use towpath_packet::{FlowRule, FlowVlan};
 use towpath_protocol::layout::SessionShape;
 use towpath_protocol::message::{self, Open, Refusal};
 use towpath_protocol::settings::{Setting, Values};
 
 use crate::addresses::Lease;
-use crate::connection::{Connection, Opened, Refused};
-use crate::engine::commands::Listening;
-use crate::engine::demux::{Rule, Vlan};
+use crate::application::Application;
+use crate::control_endpoint::ControlEndpoint;
+use crate::control_session::ControlSession;
 use crate::host::port_protocol;
-use crate::policy::{Roles, Standing};
-use crate::reach::Reach;
+use crate::refusal::Refused;
+use crate::session_addresses::SessionAddresses;
 
-/// Reads an open message, and checks it against the session's resources and rights. `free`: `true`
-/// if administrators may use any address.
+/// Reads an open message, and checks it against the resources and rights of an application's session.
+/// `addresses`: those of the server.
 ///
 /// # Errors
 /// Fails with the line that the server sends to the peer.
 pub(crate) fn read_open(
     open: &Open,
-    connection: &Connection,
-    free: bool,
-) -> Result<Opened, Refused> {
-    let (Some(lease), Some(shape)) = (&connection.lease, &connection.shape) else {
-        return Err((Refusal::State, "open: there is no session on this connection".into()));
-    };
+    application: &Application,
+    session: &ControlSession,
+    addresses: &SessionAddresses,
+) -> Result<ControlEndpoint, Refused> {
+    let ControlSession { lease, shape, endpoints, .. } = session;
     if open.given & !message::RULE_ALL != 0 || open.flags & !message::OPEN_ALL != 0 {
         return Err(malformed("fields or flags that this version does not have"));
     }
@@ -38,14 +40,14 @@ pub(crate) fn read_open(
             format!("open: queue pair {}; the session has {}", open.queue_pair, shape.queue_pairs);
         return Err((Refusal::NotFound, text));
     }
-    let administrator = connection.standing == Standing::Administrator;
+    let administrator = application.is_administrators();
     let listening = read_listening(open)?;
-    let is_for_neighbours = read_is_for_neighbours(open, connection, lease)?;
+    let is_for_neighbours = read_is_for_neighbours(open, session)?;
     check_fields(open)?;
     let (ip, remote_ip) = read_ips(open)?;
     if let Some(ip) = ip
         && !lease.addresses().has(ip)
-        && !(administrator && free)
+        && !(administrator && addresses.are_free())
     {
         return Err(denied(format!("address {ip} was not given to this session")));
     }
@@ -55,22 +57,22 @@ pub(crate) fn read_open(
     let group = open.flags & message::OPEN_GROUP != 0;
     if !is_for_neighbours {
         check_shared(&rule, listening, group, lease)?;
-        connection.allow(&rule, listening, group).map_err(denied)?;
+        application.allow(lease, &rule, listening, group).map_err(denied)?;
     }
-    connection.check_listening(listening).map_err(denied)?;
-    let out_of_band = read_out_of_band(open, connection, shape)?;
+    application.check_listening(endpoints, listening).map_err(denied)?;
+    let out_of_band = read_out_of_band(open, application, shape)?;
     let sends = match listening {
         None => true,
-        Some(Listening::Promiscuous) => connection.terms.allow_every_flow(),
+        Some(Listening::Promiscuous) => application.terms.allow_every_flow(),
         Some(Listening::Capture) => false,
     };
     let mut settings = Values::default();
-    for (setting, value) in &connection.terms.settings {
+    for (setting, value) in &application.terms.settings {
         // The policy has only values that are possible.
         let _ = settings.set(*setting, *value);
     }
     let granted_priority = settings.get(Setting::Priority);
-    Ok(Opened {
+    let mut opened = ControlEndpoint {
         rule,
         listening,
         is_for_neighbours,
@@ -79,15 +81,16 @@ pub(crate) fn read_open(
         within_vlan: open.flags & message::OPEN_WITHIN_VLAN != 0,
         queue_pair: open.queue_pair,
         sends,
-        roles: (Roles::NONE, false),
-        revoked: false,
         out_of_band,
-        oob: Vec::new(),
-        reachable: Vec::new(),
         sequence: open.sequence,
         settings,
         granted_priority,
-    })
+        ..ControlEndpoint::default()
+    };
+    if addresses.rules().has_rdma() {
+        opened.allow_other_hosts(lease, &application.terms);
+    }
+    Ok(opened)
 }
 
 fn malformed(text: &str) -> Refused {
@@ -122,24 +125,20 @@ fn read_listening(open: &Open) -> Result<Option<Listening>, Refused> {
 
 /// Returns `true` if the endpoint asks for link addresses. A session that shares the host's
 /// addresses has one such endpoint.
-fn read_is_for_neighbours(
-    open: &Open,
-    connection: &Connection,
-    lease: &Lease,
-) -> Result<bool, Refused> {
+fn read_is_for_neighbours(open: &Open, session: &ControlSession) -> Result<bool, Refused> {
     if open.flags & message::OPEN_NEIGHBOURS == 0 {
         return Ok(false);
     }
     if open.given != 0 || open.flags != message::OPEN_NEIGHBOURS {
         return Err(malformed("an endpoint for link addresses has no flow rule and no flags"));
     }
-    if !lease.shared {
+    if !session.lease.shared {
         return Err(malformed(
             "an endpoint for link addresses, in a session with addresses of its own; send ARP \
              requests and neighbour solicitations on any endpoint instead",
         ));
     }
-    if connection.endpoints.iter().flatten().any(|one| one.is_for_neighbours) {
+    if session.endpoints.all().any(|(_, one)| one.is_for_neighbours) {
         let text = "open: the session has an endpoint for link addresses already; use that one";
         return Err((Refusal::Limit, text.to_owned()));
     }
@@ -149,7 +148,7 @@ fn read_is_for_neighbours(
 /// Returns `true` if the endpoint takes and sends out-of-band messages.
 fn read_out_of_band(
     open: &Open,
-    connection: &Connection,
+    application: &Application,
     shape: &SessionShape,
 ) -> Result<bool, Refused> {
     if open.flags & message::OPEN_OUT_OF_BAND == 0 {
@@ -171,7 +170,7 @@ fn read_out_of_band(
              without remote address, remote port and VLAN",
         ));
     }
-    if connection.terms.out_of_band == Reach::None {
+    if application.terms.out_of_band == Reach::None {
         return Err(denied(
             "your user may not exchange out-of-band messages; ask the administrator for a grant",
         ));
@@ -223,7 +222,7 @@ fn read_ips(open: &Open) -> Result<(Option<IpAddr>, Option<IpAddr>), Refused> {
 
 /// Checks that a rule of a session with shared addresses is for one port.
 fn check_shared(
-    rule: &Rule,
+    rule: &FlowRule,
     listening: Option<Listening>,
     group: bool,
     lease: &Lease,
@@ -239,7 +238,7 @@ fn check_shared(
         ));
     }
     let has_no_other_field = rule.mac == Some(lease.mac)
-        && rule.vlan == Vlan::Untagged
+        && rule.vlan == FlowVlan::Untagged
         && rule.ethertype.is_none()
         && rule.remote_ip.is_none()
         && rule.remote_port.is_none()
@@ -266,14 +265,14 @@ fn check_mac(open: &Open, lease: &Lease, administrator: bool) -> Result<(), Refu
 }
 
 /// Returns the flow rule of a checked message.
-fn read_rule(open: &Open, mac: [u8; 6], ip: Option<IpAddr>, remote_ip: Option<IpAddr>) -> Rule {
+fn read_rule(open: &Open, mac: [u8; 6], ip: Option<IpAddr>, remote_ip: Option<IpAddr>) -> FlowRule {
     let has = |field| has(open, field);
-    Rule {
+    FlowRule {
         mac: (!has(message::RULE_ANY_MAC)).then_some(mac),
         vlan: match (has(message::RULE_ANY_VLAN), has(message::RULE_VLAN)) {
-            (true, _) => Vlan::Any,
-            (false, true) => Vlan::Number(open.vlan),
-            (false, false) => Vlan::Untagged,
+            (true, _) => FlowVlan::Any,
+            (false, true) => FlowVlan::Number(open.vlan),
+            (false, false) => FlowVlan::Untagged,
         },
         ethertype: has(message::RULE_ETHERTYPE).then_some(open.ethertype),
         ip,

@@ -3,9 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
+use towpath_engine::own::BounceFile;
 use towpath_queue::PoolShape;
 
-use crate::engine::own::HeaderMemory;
 use crate::prepare::Mapped;
 use crate::queue_opener::{Done, QueueOpener, Task};
 
@@ -19,7 +19,7 @@ pub(crate) const MAX_BYTES: usize = 32 << 20;
 #[derive(Debug)]
 pub(crate) struct OwnQueues {
     /// The bounce buffers, from which the device sends; `None` for a device without such queues.
-    headers: Option<HeaderMemory>,
+    bounce_file: Option<BounceFile>,
     /// The thread that opens and closes them; `None` for a device without such queues.
     opener: Option<QueueOpener>,
     /// The hardware queues that sessions have, by number.
@@ -32,36 +32,24 @@ pub(crate) struct OwnQueues {
     /// Hardware queues that the kernel did not give back yet, and the time of the next attempt.
     late: Vec<u32>,
     next_attempt: Option<Instant>,
-    /// `true` if the device cannot choose packets by their flows.
-    takes_all: bool,
     /// The open queues, and the one that receives all packets.
     open: HashSet<u32>,
     directed: Option<u32>,
 }
 
 impl OwnQueues {
-    pub(crate) fn new(
-        headers: Option<HeaderMemory>,
-        opener: Option<QueueOpener>,
-        takes_all: bool,
-    ) -> OwnQueues {
+    pub(crate) fn new(bounce_file: Option<BounceFile>, opener: Option<QueueOpener>) -> OwnQueues {
         OwnQueues {
-            headers,
+            bounce_file,
             opener,
             taken: HashSet::new(),
             tried: HashSet::new(),
             waiting: HashMap::new(),
             late: Vec::new(),
             next_attempt: None,
-            takes_all,
             open: HashSet::new(),
             directed: None,
         }
-    }
-
-    /// Returns `true` if the device cannot choose packets by their flows.
-    pub(crate) fn takes_all(&self) -> bool {
-        self.takes_all
     }
 
     /// Records that a session's hardware queue is open.
@@ -85,13 +73,13 @@ impl OwnQueues {
     }
 
     /// Returns the bounce buffers.
-    pub(crate) fn headers(&self) -> Option<&HeaderMemory> {
-        self.headers.as_ref()
+    pub(crate) fn bounce_file(&self) -> Option<&BounceFile> {
+        self.bounce_file.as_ref()
     }
 
     /// Returns `true` if sessions can have hardware queues, as found at the start.
     pub(crate) fn are_ready(&self) -> bool {
-        self.headers.is_some() && self.opener.is_some()
+        self.bounce_file.is_some() && self.opener.is_some()
     }
 
     /// Records that a session is to have a hardware queue.
@@ -121,7 +109,7 @@ impl OwnQueues {
         }
     }
 
-    /// Returns what the thread has done.
+    /// Returns the next result of the thread.
     pub(crate) fn next_done(&self) -> Option<Done> {
         self.opener.as_ref()?.next_done()
     }
@@ -186,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_late_queue_is_asked_for_once_after_a_pause() {
-        let mut queues = OwnQueues::new(None, None, false);
+        let mut queues = OwnQueues::new(None, None);
         assert_eq!((queues.next_deadline(), queues.take_late()), (None, vec![]));
         queues.try_later(3);
         assert!(queues.next_deadline().unwrap() <= PAUSE && queues.take_late().is_empty());

@@ -6,12 +6,17 @@ mod terms;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use towpath_engine::account::Account;
 use towpath_protocol::message::Refusal;
 use towpath_protocol::peer::{OVERFLOW_UID, Peer};
 
-use crate::account::{Account, may_administer};
-pub use crate::roles::{Role, Roles};
 pub use terms::{AddressRange, PortRange, Terms};
+pub use towpath_engine::roles::{Role, Roles};
+
+/// Returns `true` if a user has all rights over the administration socket. `own`: the server's user.
+pub(crate) fn may_administer(uid: u32, own: u32) -> bool {
+    uid == 0 || uid == own
+}
 
 /// Grants and limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -279,7 +284,8 @@ mod tests {
     /// Returns what a policy says of a peer, without the terms.
     fn standing(
         policy: &Policy,
-        (peer, entrance): (&Peer, Entrance),
+        peer: &Peer,
+        entrance: Entrance,
         own: u32,
         all_known: bool,
     ) -> Result<(Standing, Option<u32>), Refusal> {
@@ -292,7 +298,7 @@ mod tests {
     fn only_administrators_and_named_users_are_admitted() {
         let grant = Grant { users: vec![7], groups: vec![70], ..Grant::default() };
         let policy = Policy { grants: vec![grant], ..Policy::default() };
-        let at = |entrance, peer: &Peer| standing(&policy, (peer, entrance), 500, false);
+        let at = |entrance, peer: &Peer| standing(&policy, peer, entrance, 500, false);
         for administrator in [peer(0, 0, &[]), peer(500, 1, &[])] {
             let all = Ok((Standing::Administrator, None));
             assert_eq!(at(Administrators, &administrator), all);
@@ -316,8 +322,8 @@ mod tests {
         assert_eq!(of(&unknown), Err(Refusal::Permission));
         // A server that runs as the overflow user cannot tell its own user from users without a
         // number.
-        let unknown = (&unknown, Administrators);
-        let of = |all_known| standing(&policy, unknown, OVERFLOW_UID, all_known).ok();
+        let own = OVERFLOW_UID;
+        let of = |known| standing(&policy, &unknown, Administrators, own, known).ok();
         assert_eq!(of(false), None);
         assert_eq!(of(true), Some((Standing::Administrator, None)));
     }

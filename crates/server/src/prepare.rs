@@ -12,18 +12,17 @@ use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fs::SealFlags;
+use towpath_engine::account::Account;
+use towpath_engine::apertures::states::APERTURE_BYTES;
+use towpath_engine::oob::queue::oob_bytes;
+use towpath_engine::own::{BounceFile, Offsets};
+use towpath_engine::relays::Relay;
+use towpath_engine::session::doorbell::Doorbell;
+use towpath_engine::session::memories::{Mappings, Memories};
+use towpath_engine::session::{ENDPOINT_BYTES, QUEUE_PAIR_BYTES, Session};
 use towpath_memory::{FilePart, Mapping, PAGE_BYTES, SharedFile, own_words};
 use towpath_protocol::layout::{ALLOCATES_SINCE, CLOSED_WORD, SessionShape};
 use towpath_protocol::store::Store;
-
-use crate::account::Account;
-use crate::engine::apertures::states::APERTURE_BYTES;
-use crate::engine::oob::queue::oob_bytes;
-use crate::engine::own::{HeaderMemory, Offsets};
-use crate::engine::relays::Relay;
-use crate::engine::session::{
-    Doorbell, ENDPOINT_BYTES, Mappings, Memories, QUEUE_PAIR_BYTES, Session,
-};
 
 /// The memory files of a session. The last close of a file frees its memory, which takes time.
 #[derive(Debug)]
@@ -282,14 +281,14 @@ impl Prepared {
     ///
     /// # Errors
     /// Fails if there is no memory.
-    pub(crate) fn join(&mut self, headers: &HeaderMemory) -> io::Result<()> {
+    pub(crate) fn join(&mut self, bounce: &BounceFile) -> io::Result<()> {
         let (receive, transmit) = (&self.files.receive_pool, &self.files.transmit_pool);
         let whole = |file| FilePart { file, offset: 0, len: SharedFile::len(file) };
-        let mapping = Mapping::joined(&[whole(receive), whole(transmit), headers.part()])?;
+        let mapping = Mapping::joined(&[whole(receive), whole(transmit), bounce.part()])?;
         mapping.keep_from_children()?;
         let end = receive.len() + transmit.len();
         u32::try_from(mapping.len()).map_err(|_| rustix::io::Errno::FBIG)?;
-        let offsets = Offsets { transmit: receive.len() as u32, headers: end as u32 };
+        let offsets = Offsets { transmit: receive.len() as u32, bounce: end as u32 };
         self.joined = Some((Arc::new(mapping), offsets));
         Ok(())
     }
@@ -321,7 +320,7 @@ impl Prepared {
         self.files.readable_armed()
     }
 
-    /// Maps what the application writes, as the application does before the worker seals it.
+    /// Maps the words that the application writes, as the application does before the worker seals them.
     #[cfg(all(test, towpath_simulation))]
     pub(crate) fn application_words(&self) -> io::Result<towpath_queue::OwnWords> {
         Ok(own_words(self.files.application.map_writable()?))

@@ -9,8 +9,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use towpath_device::{DeviceError, HardwareQueue, OpenedOwnQueue, OwnMemory, OwnQueues};
+use towpath_engine::session::Session;
 
-use crate::engine::session::Session;
 use crate::prepare::Mapped;
 
 /// A step of the thread with one hardware queue.
@@ -90,7 +90,7 @@ impl QueueOpener {
         }
     }
 
-    /// Returns what is done, in the order of the tasks.
+    /// Returns the next result, in the order of the tasks.
     pub(crate) fn next_done(&self) -> Option<Done> {
         self.done.try_recv().ok()
     }

@@ -10,6 +10,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::Serialize;
+use towpath_engine::commands::Listening;
+use towpath_engine::oob::connection::EndpointName;
+use towpath_packet::{FlowRule, FlowVlan};
 
 use towpath_memory::{Mapping, peer_words};
 use towpath_protocol::layout::{
@@ -17,11 +20,9 @@ use towpath_protocol::layout::{
 };
 use towpath_protocol::message::{Cursor, MAX_PAGE_BYTES};
 
-use crate::addresses::Lease;
-use crate::connection::{Connection, Opened, Progress};
-use crate::engine::commands::Listening;
-use crate::engine::demux::{Rule, Vlan};
-use crate::engine::oob::connection::EndpointName;
+use crate::connection::Connection;
+use crate::control_endpoint::ControlEndpoint;
+use crate::control_session::{ControlSession, MappedSession, SessionPhase};
 use crate::policy::Policy;
 use crate::prepare::MEMORIES;
 use connections::EndpointConnection;
@@ -61,7 +62,7 @@ pub(crate) struct Device {
     pub version: &'static str,
     /// Addresses that the subnet has for sessions.
     pub addresses: usize,
-    /// Of these, those that sessions have.
+    /// The number of these addresses that sessions have.
     pub addresses_in_use: usize,
     /// Bytes of memory that all sessions may have together; `None` without a limit.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -166,7 +167,7 @@ pub(crate) fn mac_text([a, b, c, d, e, f]: [u8; 6]) -> String {
     format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
 }
 
-fn rule_text(rule: &Rule) -> String {
+fn rule_text(rule: &FlowRule) -> String {
     let mut text = match rule.mac {
         Some(mac) => format!("mac {}", mac_text(mac)),
         None => "any mac".to_owned(),
@@ -179,9 +180,9 @@ fn rule_text(rule: &Rule) -> String {
     add(
         "vlan",
         match rule.vlan {
-            Vlan::Any => Some("any".to_owned()),
-            Vlan::Untagged => None,
-            Vlan::Number(number) => Some(number.to_string()),
+            FlowVlan::Any => Some("any".to_owned()),
+            FlowVlan::Untagged => None,
+            FlowVlan::Number(number) => Some(number.to_string()),
         },
     );
     add("ethertype", rule.ethertype.map(|one| format!("{one:#06x}")));
@@ -193,7 +194,7 @@ fn rule_text(rule: &Rule) -> String {
     text
 }
 
-fn receives(opened: &Opened) -> String {
+fn receives(opened: &ControlEndpoint) -> String {
     if opened.revoked {
         return "nothing: closed, because the policy changed".to_owned();
     }
@@ -292,12 +293,12 @@ pub(crate) fn page<'a>(
 }
 
 /// Returns the number of descriptors that the server and its keeper hold for a session.
-fn descriptors(connection: &Connection, lease: &Lease) -> usize {
-    let holds_port = |one: &&Opened| lease.shared && one.rule.port.is_some();
-    let ports = connection.endpoints.iter().flatten().filter(holds_port).count();
+fn descriptors(MappedSession { session, pins, .. }: &MappedSession) -> usize {
+    let holds_port = |one: &ControlEndpoint| session.lease.shared && one.rule.port.is_some();
+    let ports = session.endpoints.all().filter(|(_, one)| holds_port(one)).count();
     // Its record and its process.
-    let recorded = if connection.record.is_some() { 2 } else { 0 };
-    MEMORIES.len() + recorded + connection.pins.len() + ports
+    let recorded = if session.record.is_some() { 2 } else { 0 };
+    MEMORIES.len() + recorded + pins.len() + ports
 }
 
 /// Returns a session's part of the report, with its endpoints from the first one on. `None`: the
@@ -308,11 +309,11 @@ fn session<'a>(
     first: u32,
 ) -> Option<(Session, impl Iterator<Item = Endpoint> + use<'a>)> {
     let lanes = context.lanes;
-    let (Progress::Lives | Progress::Unclaimed, Some(lease), Some(shape), Some(mappings)) =
-        (&connection.progress, &connection.lease, &connection.shape, &connection.mappings)
-    else {
+    let mapped = connection.mapped()?;
+    if !matches!(mapped.phase, SessionPhase::Live | SessionPhase::Unclaimed) {
         return None;
-    };
+    }
+    let MappedSession { session: ControlSession { name, lease, shape, .. }, mappings, .. } = mapped;
     let (words, lane_words) = (peer_words(&mappings.server), shape.server_words());
     let pages = |lane| shape.server_peer(&words.part(lane * lane_words, lane_words));
     let pages: Vec<_> = (0..lanes).map(pages).collect();
@@ -323,20 +324,20 @@ fn session<'a>(
     let parts: Vec<PeerWords> = pages.into_iter().map(|pages| pages.counters).collect();
     let connected = peer_words(&mappings.ledger);
     let connected = shape.connection_words().map(|at| connected.part(at.start, at.len()));
-    let from = connection.endpoints.iter().enumerate().skip(first as usize);
-    let endpoints = from.filter_map(move |(number, opened)| {
-        let opened = opened.as_ref()?;
+    let from = mapped.session.endpoints.all().skip_while(move |(number, _)| *number < first);
+    let endpoints = from.map(move |(endpoint, opened)| {
+        let number = endpoint as usize;
         let start = number * ENDPOINT_COUNTERS;
         let read = |words: &PeerWords| counters::read(words, start, &counters::Endpoint::ALL);
         let messages = queues.get(number).filter(|_| opened.out_of_band);
-        let own = EndpointName { session: connection.number, endpoint: number as u32 };
+        let own = EndpointName { session: connection.number, endpoint };
         let connected = connected.as_ref().filter(|_| opened.out_of_band);
         let connection = connected
             .and_then(|words| EndpointConnection::read(own, words.observe(number), &context.hosts));
         let messages =
             messages.map(|words| counters::read(words, COUNTERS_WORD, &counters::OutOfBand::ALL));
-        Some(Endpoint {
-            endpoint: number as u32,
+        Endpoint {
+            endpoint,
             queue_pair: opened.queue_pair,
             receives: receives(opened),
             settings: opened.settings.changed().collect(),
@@ -345,25 +346,25 @@ fn session<'a>(
                 .into_iter()
                 .chain(messages.into_iter().flatten())
                 .collect(),
-        })
+        }
     });
     let session = Session {
         session: connection.number,
-        name: connection.name.clone(),
-        pid: connection.peer.pid,
-        uid: connection.peer.uid,
-        trusted: connection.trusted,
-        unclaimed: matches!(connection.progress, Progress::Unclaimed),
+        name: name.clone(),
+        pid: connection.application.peer.pid,
+        uid: connection.application.peer.uid,
+        trusted: connection.application.trusted,
+        unclaimed: mapped.phase == SessionPhase::Unclaimed,
         mac: mac_text(lease.mac),
         ipv4: lease.ipv4.map(|(ip, prefix)| format!("{ip}/{prefix}")),
         ipv6: lease.ipv6.map(|(ip, prefix)| format!("{ip}/{prefix}")),
         queue_pairs: shape.queue_pairs,
         bytes: connection.bytes,
-        bytes_limit: context.policy.limits(&connection.terms).session_bytes,
+        bytes_limit: context.policy.limits(&connection.application.terms).session_bytes,
         transmit_buffers: shape.transmit_pool.buffers(),
         receive_buffers: shape.receive_pool.buffers() as usize * lanes,
-        pins: connection.pins.len(),
-        descriptors: descriptors(connection, lease),
+        pins: mapped.pins.len(),
+        descriptors: descriptors(mapped),
         engine_ns: (!times.is_empty()).then(|| times.iter().sum()),
         endpoints: Vec::new(),
     };

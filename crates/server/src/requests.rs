@@ -1,21 +1,21 @@
 //! The requests of a connection to the control thread, and their replies.
 
 mod attach;
-mod endpoints;
+pub(crate) mod endpoints;
 mod settings;
 
 use towpath_memory::peer_words;
 use towpath_protocol::message::{Cursor, Message, Refusal};
 use towpath_protocol::settings::Setting;
 
-use crate::connection::Refused;
+use crate::application::Application;
 use crate::control::Control;
-use crate::events::unserved;
-use crate::policy::Standing;
+use crate::device_control::unserved;
+use crate::refusal::Refused;
 use crate::report;
 
 impl Control {
-    pub(crate) fn asked(&mut self, token: u64, message: Message) {
+    pub(crate) fn dispatch(&mut self, token: u64, message: Message) {
         let outcome = match message {
             Message::Attach(attach) => self.attach(token, &attach),
             Message::Mapped => self.mapped(token),
@@ -48,45 +48,47 @@ impl Control {
 
     /// Warns root and the server's user if the applications' socket is the reason of a refusal.
     fn warn_of_rights(&mut self, token: u64, (refusal, text): &Refused) {
-        let Some(connection) = self.connections.get(token) else { return };
-        if *refusal == Refusal::Permission && !connection.is_administrators() {
-            let (uid, pid) = (connection.peer.uid, connection.peer.pid);
-            self.warn_of_admin_socket(uid, pid, text);
+        let application = self.connections.get(token).map(|one| &one.application);
+        if *refusal == Refusal::Permission
+            && let Some(application) = application.filter(|one| !one.is_administrators())
+        {
+            let (uid, pid) = (application.peer.uid, application.peer.pid);
+            self.access.warn_of_admin_socket(uid, pid, text);
         }
     }
 
     fn report(&mut self, token: u64, cursor: Cursor) -> Result<(), Refused> {
-        let Some(connection) = self.connections.get(token) else { return Ok(()) };
         if cursor.reserved != 0 {
             return Err((Refusal::Malformed, "report: the reserved field must be 0".into()));
         }
-        let all = connection.standing == Standing::Administrator;
-        let user = connection.account.user();
-        let lanes = self.parts.engines.lanes();
+        let application = self.connections.get(token).map(|one| &one.application);
+        let all = application.is_some_and(Application::is_administrators);
+        let user = application.map(|one| one.account.user());
+        let lanes = self.engines.lanes();
         let device = (cursor == Cursor::default()).then(|| report::Device {
-            name: self.parts.info.name.clone(),
-            mac: report::mac_text(self.parts.info.mac),
-            mtu: self.parts.info.mtu,
-            wait: Setting::Wait.show(self.parts.settings.get(Setting::Wait)),
-            settings: self.parts.settings.shown(true).collect(),
-            epoch: self.parts.epoch,
-            uptime_s: self.started.elapsed().as_secs(),
+            name: self.device.name().to_owned(),
+            mac: report::mac_text(self.device.info().mac),
+            mtu: self.device.info().mtu,
+            wait: Setting::Wait.show(self.device.settings().values().get(Setting::Wait)),
+            settings: self.device.settings().values().shown(true).collect(),
+            epoch: self.server_run.epoch(),
+            uptime_s: self.server_run.uptime().as_secs(),
             version: env!("CARGO_PKG_VERSION"),
-            addresses: if self.parts.gives_addresses { self.parts.pool.size() } else { 0 },
-            addresses_in_use: self.parts.pool.given(),
-            total_bytes: Some(self.parts.policy.total_bytes).filter(|most| *most < usize::MAX),
-            bytes_in_use: self.connections.bytes(),
-            counters: report::device_counters(&self.parts.state_mapping, lanes),
-            unserved_queues: self.hardware_queues.map_or(0, unserved),
-            hardware: self.parts.device.statistics().into_iter().collect(),
-            lanes: report::lane_counters(&self.parts.state_mapping, lanes),
+            addresses: self.addresses.counts().0,
+            addresses_in_use: self.addresses.counts().1,
+            total_bytes: Some(self.access.policy().total_bytes).filter(|most| *most < usize::MAX),
+            bytes_in_use: self.connections.usage().bytes(),
+            counters: report::device_counters(self.pages.mapping(), lanes),
+            unserved_queues: self.device.unserved_queues().map_or(0, unserved),
+            hardware: self.device.device_mut().statistics().into_iter().collect(),
+            lanes: report::lane_counters(self.pages.mapping(), lanes),
         });
         let shown = self
             .connections
             .from(cursor.connection)
-            .filter(|(_, one)| all || one.account.user() == user);
-        let hosts = report::OtherHosts::new(self.parts.rdma.as_ref().map(peer_words));
-        let context = report::Context { lanes, policy: &self.parts.policy, hosts };
+            .filter(|(_, one)| all || Some(one.application.account.user()) == user);
+        let hosts = report::OtherHosts::new(self.pages.rdma_ledger().map(peer_words));
+        let context = report::Context { lanes, policy: self.access.policy(), hosts };
         let (next, text) = report::page(device, &context, shown, cursor)
             .map_err(|error| (Refusal::Limit, format!("report: {error}")))?;
         self.answer(token, &Message::Reported(next, text));

@@ -2,8 +2,8 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `record` | what a server notes of each session for a successor |
-//! | `left` | what an earlier server left in the store, by sessions |
+//! | `record` | the record of each session for a successor |
+//! | `left` | the objects of an earlier server in the store, by sessions |
 //! | `restore` | the start: sessions, rules and ports as before, without their applications |
 //! | `settings` | the device's settings that were changed |
 //! | `claim` | an application that comes back for its session |
@@ -12,7 +12,7 @@
 //! engines deliver packets to all sessions from the first poll iteration on. A session is
 //! *unclaimed* until its application has connected again: the engines neither take packets from it
 //! nor mark events, since both event queues may be inconsistent. The application restarts its event
-//! queues and sends `resume`, the engines restart theirs, and the session goes on.
+//! queues and sends `resume`, the engines restart theirs, and the session continues.
 
 mod claim;
 pub(crate) mod left;

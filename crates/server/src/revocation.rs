@@ -1,16 +1,19 @@
-//! A change of the policy while sessions live: what it does not grant any more is closed.
+//! A change of the policy while sessions live: sessions and endpoints that it does not grant any more are closed.
 
+use towpath_engine::commands::Command;
+use towpath_engine::reach::Reach;
 use towpath_protocol::layout::CLOSED_BY_POLICY;
 use tracing::info;
 
 use crate::addresses::Lease;
+use crate::application::Application;
 use crate::config::PolicyError;
-use crate::connection::{Connection, Ending, Opened, Progress};
+use crate::connection::State;
 use crate::control::Control;
-use crate::engine::commands::Command;
+use crate::control_endpoint::ControlEndpoint;
+use crate::control_session::{ControlSession, Ending, SessionPhase};
 use crate::engines::Reply;
 use crate::policy::{Policy, PolicyChange, Terms};
-use crate::reach::Reach;
 use crate::worker::link::Packet;
 use crate::worker::wire::command;
 
@@ -21,12 +24,8 @@ impl Control {
     /// # Errors
     /// Fails if the policy reserves an address that the device does not have, and changes nothing.
     pub(crate) fn set_policy(&mut self, policy: Policy) -> Result<PolicyChange, PolicyError> {
-        let pool = &mut self.parts.pool;
-        if let Err(error) = pool.reserve(&policy.reservations) {
-            return Err(PolicyError::of(error, pool));
-        }
-        let connections = self.parts.policy.connections;
-        self.parts.policy = Policy { connections, ..policy };
+        self.addresses.reserve(&policy)?;
+        self.access.set_policy(policy);
         let mut change = PolicyChange::default();
         for token in self.connections.of_all() {
             if self.admit_again(token) {
@@ -40,25 +39,27 @@ impl Control {
         Ok(change)
     }
 
-    /// Asks the policy again about a connection. Returns `true` if it may go on.
+    /// Asks the policy again about a connection. Returns `true` if the connection may continue.
     pub(crate) fn admit_again(&mut self, token: u64) -> bool {
-        let (own, all_known) = (self.own_uid, self.all_users_known);
-        let policy = &self.parts.policy;
         let Some(connection) = self.connections.get_mut(token) else { return true };
-        let Ok(admission) = policy.standing(&connection.peer, connection.entrance, own, all_known)
-        else {
+        let application = &connection.application;
+        let Ok(admission) = self.access.admit(&application.peer, application.entrance) else {
             return false;
         };
-        if connection.lease.as_ref().is_some_and(|lease| !allow_lease(&admission.terms, lease)) {
+        if connection.session().is_some_and(|one| !allow_lease(&admission.terms, &one.lease)) {
             return false;
         }
-        (connection.standing, connection.terms) = (admission.standing, admission.terms);
         let session = connection.number;
-        let forbidden = connection.terms.forbidden_packets_per_second;
-        let reach = connection.terms.out_of_band;
-        let lives = matches!(connection.progress, Progress::Lives | Progress::Unclaimed);
+        let forbidden = admission.terms.forbidden_packets_per_second;
+        let reach = admission.terms.out_of_band;
+        let application = &mut connection.application;
+        (application.standing, application.terms) = (admission.standing, admission.terms);
         // The terms also hold for the last packets of a session whose application has ended.
-        if lives || connection.ending == Ending::AfterPackets {
+        let is_served = connection.mapped().is_some_and(|one| {
+            matches!(one.phase, SessionPhase::Live | SessionPhase::Unclaimed)
+                || one.ending == Ending::AfterPackets
+        });
+        if is_served {
             let terms = Command::SetTerms { session, forbidden, reach };
             self.command(terms, Reply::Nothing);
         }
@@ -74,25 +75,27 @@ impl Control {
     /// and one for the log. Returns `true` if there was one.
     pub(crate) fn close_session(&mut self, token: u64, reason: u32, why: &str) -> bool {
         let Some(connection) = self.connections.get_mut(token) else { return false };
-        let (number, account, name) = (connection.number, connection.account, &connection.name);
-        match connection.progress {
-            // The session is over already. Either the application has yet to close the connection, or the engines still
-            // send its last packets.
-            Progress::Over => {
-                if connection.ending == Ending::AfterPackets {
-                    self.end_session(token, reason, Ending::AtOnce);
-                }
-                return false;
-            }
-            Progress::Lives | Progress::Unclaimed => {
+        let (number, account) = (connection.number, connection.application.account);
+        match &mut connection.state {
+            // The application has yet to close the connection.
+            State::Ended => return false,
+            State::Mapped(mapped) if mapped.phase != SessionPhase::Populating => {
                 // The application closes the connection when it has read the reason.
-                connection.progress = Progress::Over;
-                if self.log.allows(account.user()) {
+                let before = std::mem::replace(&mut mapped.phase, SessionPhase::Over);
+                if before == SessionPhase::Over {
+                    // The engines may still send its last packets.
+                    if mapped.ending == Ending::AfterPackets {
+                        self.end_session(token, reason, Ending::AtOnce);
+                    }
+                    return false;
+                }
+                if self.access.allows_line(account.user()) {
+                    let name = &mapped.session.name;
                     info!(session = number, name, uid = account.uid, "closed: {why}");
                 }
                 self.end_session(token, reason, Ending::AtOnce);
             }
-            _ => {
+            State::New | State::Attaching(_) | State::Mapped(_) => {
                 self.tell_worker(token, Packet::new(command::CLOSE_CONNECTION, token, 0));
                 self.connection_ended(token);
             }
@@ -103,20 +106,22 @@ impl Control {
     /// Closes the endpoints of a connection that the policy does not grant any more. Returns their
     /// number.
     pub(crate) fn revoke_endpoints(&mut self, token: u64) -> usize {
-        let Some(connection) = self.connections.get(token) else { return 0 };
-        let (session, revoked) = (connection.number, not_granted(connection));
-        for number in &revoked {
-            let Some(connection) = self.connections.get_mut(token) else { break };
-            let Some(opened) = connection.endpoints[*number as usize].as_mut() else { continue };
-            let before = opened.clone();
-            opened.revoked = true;
-            if let Some(record) = &mut connection.record {
-                record.revoke(*number);
+        let Some(of) = self.connections.with_session(token) else { return 0 };
+        let (session, numbers) = (of.session.number, not_granted(of.application, of.session));
+        let mut revoked = Vec::with_capacity(numbers.len());
+        for number in numbers {
+            if let Some(opened) = of.session.endpoints.get_mut(number) {
+                revoked.push((number, opened.clone()));
+                opened.revoked = true;
             }
-            self.forget_rule(&before);
-            let number = *number;
+            if let Some(record) = &mut of.session.record {
+                record.revoke(number);
+            }
+        }
+        for (number, before) in &revoked {
+            self.forget_rule(before);
             let rule = before.has_rule().then_some(before.rule);
-            let revoke = Command::RevokeEndpoint { session, number };
+            let revoke = Command::RevokeEndpoint { session, number: *number };
             self.command(revoke, Reply::Closed(None, rule));
         }
         revoked.len()
@@ -131,30 +136,26 @@ fn allow_lease(terms: &Terms, lease: &Lease) -> bool {
 
 /// Returns `true` if the terms allow an endpoint as it is. An endpoint keeps the rights to send that it was opened
 /// with.
-fn allow_endpoint(connection: &Connection, opened: &Opened) -> bool {
-    let terms = &connection.terms;
+fn allow_endpoint(application: &Application, lease: &Lease, opened: &ControlEndpoint) -> bool {
+    let terms = &application.terms;
     if opened.out_of_band && terms.out_of_band == Reach::None {
         return false;
     }
     if !opened.reachable.is_empty() && !terms.rdma {
         return false;
     }
-    let ((roles, is_named), (granted, names)) = (opened.roles, connection.roles());
+    let ((roles, is_named), (granted, names)) = (opened.roles, application.roles());
     if !roles.are_within(granted) || is_named && opened.rule.ethertype.is_some() && !names {
         return false;
     }
     opened.is_for_neighbours
-        || connection.allow(&opened.rule, opened.listening, opened.group).is_ok()
+        || application.allow(lease, &opened.rule, opened.listening, opened.group).is_ok()
             && (opened.listening.is_none() || !opened.sends || terms.allow_every_flow())
 }
 
-/// Returns the numbers of the endpoints that the connection's terms do not allow.
-fn not_granted(connection: &Connection) -> Vec<u32> {
-    let endpoints = (0..).zip(&connection.endpoints);
-    let opened = endpoints.filter_map(|(number, one)| Some((number, one.as_ref()?)));
-    opened
-        .filter(|(_, one)| !one.revoked)
-        .filter(|(_, one)| !allow_endpoint(connection, one))
-        .map(|(number, _)| number)
-        .collect()
+/// Returns the numbers of the endpoints that the application's terms do not allow.
+fn not_granted(application: &Application, session: &ControlSession) -> Vec<u32> {
+    let opened = session.endpoints.all().filter(|(_, one)| !one.revoked);
+    let refused = opened.filter(|(_, one)| !allow_endpoint(application, &session.lease, one));
+    refused.map(|(number, _)| number).collect()
 }

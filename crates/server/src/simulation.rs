@@ -5,7 +5,7 @@
 //!
 //! The engine's own `run` is the main line. At each of its stores into shared memory, at each
 //! reading of the clock, at most calls of the device and while it sleeps, the others may act
-//! ([`towpath_queue::simulation`]). There the server may also be killed; the next one goes on with
+//! ([`towpath_queue::simulation`]). There the server may also be killed; the next one continues with
 //! the sessions' memories. The control thread's part is played by `control`, which prepares,
 //! restores and claims sessions by the same functions; its own processes and sockets are tested
 //! with real kills.
@@ -32,6 +32,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use towpath_client::{Options, WaitStrategy};
+use towpath_engine::relays::Relays;
+use towpath_engine::testing::{BUDGETS, event};
+use towpath_engine::{Budgets, ControlLink, Engine};
 use towpath_protocol::settings::{Setting, Values};
 use towpath_queue::simulation::{self, Point, Schedule};
 
@@ -42,10 +45,7 @@ use random::Random;
 use wire::{SimulatedDevice, Wire};
 use world::World;
 
-use crate::engine::relays::Relays;
-use crate::engine::wiring::{BUDGETS, event};
-use crate::engine::{Budgets, Engine, Link};
-use crate::position::Position;
+use towpath_protocol::position::Position;
 
 /// The watchdog's window: shorter than many stalls of the device.
 const WATCHDOG_MS: u64 = 500;
@@ -116,13 +116,13 @@ impl Schedule for Seed {
 fn engine(world: &World) -> (Engine, EngineEnds) {
     let (commands, engine_commands) = channel();
     let (engine_reports, reports) = channel();
-    let wake = Arc::new(event().unwrap());
-    let link = Link {
+    let wake = Arc::new(event());
+    let link = ControlLink {
         lane: 0,
         commands: engine_commands,
-        events: engine_reports,
+        reports: engine_reports,
         wake: wake.clone(),
-        control_wake: Arc::new(event().unwrap()),
+        control_wake: Arc::new(event()),
         relays: Relays::none().unwrap(),
         has_successor: true,
         position: Position::default(),
@@ -167,7 +167,7 @@ fn live(seed: &Rc<Seed>) -> bool {
         world.outcome.busy_kills += u32::from(sent > got);
     } else {
         let World { keeper, server, .. } = &mut *world;
-        assert!(keeper.hear(server), "the engine ended without a report");
+        assert!(keeper.handle_reports(server), "the engine ended without a report");
     }
     world.outcome.resets += world.server.resets;
     // What the server had of connections and descriptors ends with it.
@@ -198,10 +198,8 @@ fn simulate(number: u64) -> Outcome {
     };
     let mut keeper = Keeper::new(&path, &options);
     let application = |one| {
-        let (attached, words) = keeper.attach(&path, &options);
-        let words = (Some(one) == plan.hostile).then_some(words);
-        let hostile = (plan.hostile, words);
-        Application::new(attached, (one, plan.applications), plan.packets, hostile)
+        let attached = keeper.attach(&path, &options);
+        Application::new(attached, one, &plan)
     };
     let applications: Vec<Application> = (0..plan.applications).map(application).collect();
     keeper.connect();
@@ -233,7 +231,7 @@ fn simulate(number: u64) -> Outcome {
             true => world.outcome.kills += 1,
             false => world.outcome.upgrades += 1,
         }
-        // While no server runs, the others go on.
+        // While no server runs, the other parties act.
         for _ in 0..world.random.below(40) {
             world.turn();
         }
@@ -262,7 +260,7 @@ fn run(seeds: Range<u64>) -> Vec<(u64, std::thread::Result<Outcome>)> {
     })
 }
 
-/// Runs the seeds of the environment, a thousand by default, and says what they did.
+/// Runs the seeds of the environment, a thousand by default, and prints the outcomes.
 #[test]
 fn every_seed_keeps_its_packets() {
     let number = |name, default| {

@@ -9,52 +9,46 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
+use towpath_engine::account::Account;
+use towpath_engine::commands::Command;
 use towpath_memory::SharedFile;
 use towpath_protocol::layout::STATE_WORDS;
 use tracing::warn;
 
-use crate::account::Account;
 use crate::control::Control;
-use crate::engine::commands::Command;
 use crate::engines::Reply;
 use crate::resume::left::state_name;
 use crate::user_page::UserPage;
 use crate::worker::workers::Owner;
 
 impl Control {
-    /// Removes the pages of the users who have no session to resume.
-    pub(crate) fn forget_unused_pages(&mut self) {
-        let users: Vec<u32> = self.user_pages.keys().copied().collect();
-        users.into_iter().for_each(|uid| self.forget_user_page(uid));
-    }
-
     /// Makes the state page of a user, if there is none and the user's applications need one.
     pub(crate) fn make_user_page(&mut self, account: Account) -> io::Result<()> {
         let uid = account.uid;
-        if !account.is_limited || self.user_pages.contains_key(&uid) {
+        if !account.is_limited || self.pages.has(uid) {
             return Ok(());
         }
-        let bytes = self.parts.engines.lanes() * STATE_WORDS * 8;
+        let bytes = self.engines.lanes() * STATE_WORDS * 8;
         let file = SharedFile::create("towpath-state", bytes)?;
         file.seal_seals()?;
-        self.parts.store.put(&state_name(uid), file.as_fd())?;
+        self.store.put(&state_name(uid), file.as_fd())?;
         let added = self.add_user_page(uid, file);
-        added.inspect_err(|_| drop(self.parts.store.remove(&state_name(uid))))
+        added.inspect_err(|_| drop(self.store.remove(&state_name(uid))))
     }
 
     /// Has the engines write their sleep flags into a user's page.
     fn add_user_page(&mut self, uid: u32, file: SharedFile) -> io::Result<()> {
-        let (page, flags) = UserPage::map(file, self.parts.engines.lanes())?;
-        self.user_pages.insert(uid, page);
+        let (page, flags) = UserPage::map(file, self.engines.lanes())?;
+        self.pages.insert(uid, page);
         let add = |flag| Command::AddFlag { user: uid, flag: Box::new(flag) };
-        self.parts.engines.command_each(flags.into_iter().map(add).collect(), Reply::Nothing);
+        self.engines.command_each(flags.into_iter().map(add).collect(), Reply::Nothing);
         Ok(())
     }
 
     /// Takes over the pages of an earlier server, before its sessions. Returns the users whose page is not usable:
     /// their sessions cannot be resumed, because the applications would never learn that an engine sleeps.
     pub(crate) fn restore_user_pages(&mut self, left: BTreeMap<u32, OwnedFd>) -> BTreeSet<u32> {
-        let bytes = self.parts.engines.lanes() * STATE_WORDS * 8;
+        let bytes = self.engines.lanes() * STATE_WORDS * 8;
         let mut lost = BTreeSet::new();
         for (uid, file) in left {
             let adopted = SharedFile::adopt(file).and_then(|file| {
@@ -65,7 +59,7 @@ impl Control {
             });
             if let Err(error) = adopted {
                 warn!(uid, "the state page of an earlier server is not usable: {error}");
-                let unused = self.parts.store.remove(&state_name(uid));
+                let unused = self.store.remove(&state_name(uid));
                 self.workers.close(unused);
                 lost.insert(uid);
             }
@@ -78,13 +72,13 @@ impl Control {
         if self.connections.has_granted_sessions(uid) {
             return;
         }
-        if let Some(page) = self.user_pages.remove(&uid) {
+        if let Some(page) = self.pages.remove(uid) {
             // The user's next page has the same name.
-            let kept = self.parts.store.remove(&state_name(uid));
+            let kept = self.store.remove(&state_name(uid));
             // The engines still write the page.
             self.workers.close_by(Owner::User(uid), kept, 0);
             let remove = Command::RemoveFlag { user: uid };
-            self.parts.engines.command(remove, Reply::FlagRemoved(uid, Box::new(page)));
+            self.engines.command(remove, Reply::FlagRemoved(uid, Box::new(page)));
         }
     }
 

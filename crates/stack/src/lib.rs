@@ -88,7 +88,7 @@ mod wheel;
 
 pub use config::{Config, ConfigError, CongestionControl, KeepAlive, Limits, Offload, TcpConfig};
 pub use counters::Counters;
-pub use socket::{ListenerId, Readiness, SocketError, SocketId, TcpId, UdpId};
+pub use socket::{ListenerId, Readiness, SocketError, SocketId, SocketInfo, TcpId, UdpId};
 pub use stack::Stack;
 pub use tcp::{Shutdown, TcpInfo, TcpState};
 pub use time::Instant;

@@ -1,5 +1,9 @@
 //! Ids, errors and readiness, common to sockets of all kinds.
 
+use std::net::SocketAddr;
+
+use crate::TcpState;
+
 /// Identifies a UDP socket of a stack. An id becomes invalid when its socket ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UdpId {
@@ -32,16 +36,42 @@ pub enum SocketId {
     Tcp(TcpId),
 }
 
-/// The operations that a socket can do without waiting.
+/// What a socket is ready for. A condition that concerns both directions, such as a reset, sets several
+/// of these.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Readiness {
     /// `true` if a read or an accept would not have to wait: for data, a connection, the end of the
     /// stream or an error.
     pub readable: bool,
-    /// `true` if a write would not have to wait.
+    /// `true` if a write would not have to wait, also if it would fail.
     pub writable: bool,
-    /// `true` if the connection is closed in both directions, or an error is pending.
-    pub closed: bool,
+    /// `true` if no further data will arrive: the peer closed its direction, this side does not read
+    /// any more, or the connection is over.
+    pub read_closed: bool,
+    /// `true` if this side cannot write any more.
+    pub write_closed: bool,
+    /// `true` if an error is pending.
+    pub error: bool,
+    /// `true` if the received data has urgent data that was not read.
+    pub urgent: bool,
+}
+
+/// A socket, as lists show it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SocketInfo {
+    /// The socket's id.
+    pub id: SocketId,
+    /// Its address and port.
+    pub local: SocketAddr,
+    /// The peer's address and port, if the socket is connected.
+    pub peer: Option<SocketAddr>,
+    /// The state of a connection; `None` for other sockets.
+    pub state: Option<TcpState>,
+    /// What waits to be read: bytes of a connection, bytes of datagrams and their addresses, or connections to accept.
+    pub received: usize,
+    /// What waits to be sent or acknowledged: bytes of a connection.
+    pub unsent: usize,
 }
 
 /// The reason why an operation on a socket failed.

@@ -83,7 +83,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             .map(|seconds| Instant::now() + Duration::from_secs(seconds.get() as u64)),
     };
     let outcome = capture.run(&mut session, endpoint, &signals, &limits);
-    let dropped = dropped(&session, endpoint);
+    let dropped = session.counters(endpoint).rx_dropped();
     let outcome = match outcome {
         Err(End::Write(error)) => Err(End::Write(error)),
         // The file keeps the packets captured before a server's end.
@@ -251,21 +251,21 @@ impl Capture {
         let (notified, ended, gone) = {
             let doorbell = session.as_fd();
             let reader = self.reader.as_ref().map_or(doorbell, |reader| reader.as_fd());
-            let mut heard = [
+            let mut polled = [
                 PollFd::from_borrowed_fd(doorbell, PollFlags::IN),
                 PollFd::new(signals, PollFlags::IN),
                 // No events are requested: poll(2) reports errors and hang-ups in any case.
                 PollFd::from_borrowed_fd(reader, PollFlags::empty()),
             ];
-            match poll(&mut heard, timeout.as_ref()) {
+            match poll(&mut polled, timeout.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => return Err(End::Failed(format!("waiting: {}", says(&errno.into())))),
             }
             let gone = PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL;
             (
-                !heard[0].revents().is_empty(),
-                !heard[1].revents().is_empty(),
-                self.reader.is_some() && heard[2].revents().intersects(gone),
+                !polled[0].revents().is_empty(),
+                !polled[1].revents().is_empty(),
+                self.reader.is_some() && polled[2].revents().intersects(gone),
             )
         };
         if notified {
@@ -285,16 +285,6 @@ impl Capture {
 
 /// Returns `true` if a signal asked for the end.
 fn asked(signals: &Signals) -> bool {
-    let mut heard = [PollFd::new(signals, PollFlags::IN)];
-    poll(&mut heard, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|count| count > 0)
-}
-
-/// Returns the number of packets that the server dropped instead of capturing.
-fn dropped(session: &Session, endpoint: Endpoint) -> u64 {
-    let counters = session.counters(endpoint);
-    counters
-        .iter()
-        .filter(|(name, _)| name.starts_with("rx_dropped_"))
-        .map(|(_, count)| count)
-        .sum()
+    let mut polled = [PollFd::new(signals, PollFlags::IN)];
+    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|count| count > 0)
 }

@@ -149,7 +149,7 @@ fn visible(command: &Command, shell: Shell) -> Command {
 }
 
 /// Returns the words of the table of settings for an argument: the values of the setting with its
-/// name, or settings with their values, if the argument takes settings.
+/// name, or settings with their values, if the argument takes settings. Settings and values for experiments are left out.
 fn words(argument: &str) -> Vec<String> {
     if argument != "changes" && argument != "set" {
         return match Setting::named(argument).map(|setting| setting.spec().kind) {
@@ -160,12 +160,14 @@ fn words(argument: &str) -> Vec<String> {
     let mut all = Vec::new();
     for (setting, spec) in Setting::ALL {
         // A starting server has no endpoints yet, and --wait sets its wait strategy.
-        if argument == "set" && (spec.scope != Scope::Device || *setting == Setting::Wait) {
+        let unset = argument == "set" && (spec.scope != Scope::Device || *setting == Setting::Wait);
+        if unset || spec.is_experimental() {
             continue;
         }
         match spec.kind {
             Kind::Word(words) => {
-                all.extend(words.iter().map(|word| format!("{}={word}", spec.name)));
+                let shown = words.iter().filter(|word| !spec.experimental_values().contains(word));
+                all.extend(shown.map(|word| format!("{}={word}", spec.name)));
             }
             Kind::Number { .. } => all.push(format!("{}=", spec.name)),
         }

@@ -4,7 +4,7 @@
 mod claim;
 mod sysfs;
 
-use towpath_device::pci::{self, PciAddress};
+use towpath_device_pci::{PciAddress, is_supported};
 
 use crate::failure::{Failure, print};
 use crate::table::Table;
@@ -71,7 +71,7 @@ fn list() -> Result<(), Failure> {
     for card in cards {
         let Card { address, vendor, device, interfaces, driver, group } = card;
         let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
-        let is_known = pci::is_supported(vendor, device);
+        let is_known = is_supported(vendor, device);
         table.row([
             address.to_string(),
             format!("{vendor:04x}:{device:04x}"),

@@ -11,8 +11,8 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use towpath_client::administration_socket;
+use towpath_keeper::device_status;
 use towpath_protocol::admin_socket::{is_admin_socket, without_admin};
-use towpath_server::device_status;
 
 use crate::failure::Failure;
 

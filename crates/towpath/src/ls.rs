@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use towpath_server::{DeviceState, DeviceStatus};
+use towpath_keeper::{DeviceState, DeviceStatus};
 
 use crate::failure::{Failure, print};
 use crate::find::ServerName;
@@ -88,7 +88,7 @@ fn ask_all(sockets: &[PathBuf]) -> Vec<serde_json::Value> {
 /// Returns the reason to show for a server that did not answer in time, with the remedy.
 fn late_reason(socket: &Path) -> String {
     let within = format!("the server did not answer within {} s", ANSWER_TIMEOUT.as_secs());
-    match towpath_server::device_status(socket) {
+    match towpath_keeper::device_status(socket) {
         Some(status) => format!(
             "{within}; see whether its process is stopped (ps --ppid {}), and continue it with kill -CONT PID; \
              or end it with kill -KILL PID, and its keeper starts another server",
@@ -102,7 +102,7 @@ fn late_reason(socket: &Path) -> String {
 fn unanswered(socket: &Path, is_late: bool, reason: &str) -> serde_json::Value {
     let name = socket.file_name().unwrap_or_default().to_string_lossy();
     let name = name.strip_suffix(".sock").unwrap_or(&name);
-    let status = towpath_server::device_status(socket);
+    let status = towpath_keeper::device_status(socket);
     // The keeper knows the interface's present name.
     let name = status
         .as_ref()

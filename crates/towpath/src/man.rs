@@ -147,19 +147,17 @@ fn listed(roff: &mut Roff, heading: &str, terms: &[(&str, &str)]) {
     }
 }
 
-/// Adds the table of settings.
+/// Adds the table of settings, without those for experiments.
 fn list_settings(roff: &mut Roff) {
     for (heading, of_device) in
         [("SETTINGS OF THE DEVICE", true), ("SETTINGS OF AN ENDPOINT", false)]
     {
-        let settings = Setting::ALL.iter();
-        let settings: Vec<_> =
-            settings.filter(|(_, spec)| (spec.scope == Scope::Device) == of_device).collect();
-        if !settings.is_empty() {
-            roff.control("SH", [heading]);
-        }
+        roff.control("SH", [heading]);
+        let settings = Setting::ALL.iter().filter(|(_, spec)| {
+            (spec.scope == Scope::Device) == of_device && !spec.is_experimental()
+        });
         for (setting, spec) in settings {
-            let possible = roman(format!("={}", setting.possible()));
+            let possible = roman(format!("={}", setting.possible_for_operators()));
             let first = setting.show(spec.default);
             let help = format!("{}. The default is {first}.", capitalised(spec.help));
             roff.control("TP", []).text([bold(spec.name), possible]).text([roman(help)]);

@@ -140,8 +140,8 @@ pub(crate) fn connections() -> Result<(), RefusedCall> {
     try_call("sendmsg", "2.6", sent)?;
     // A TAP device's packets leave by this call.
     try_call("writev", "2.6", rustix::io::writev(&near, &parts).map(drop))?;
-    let mut heard = [PollFd::new(&far, PollFlags::IN)];
-    try_call("ppoll", "2.6.16", poll(&mut heard, Some(&Timespec { tv_sec: 1, tv_nsec: 0 })))?;
+    let mut polled = [PollFd::new(&far, PollFlags::IN)];
+    try_call("ppoll", "2.6.16", poll(&mut polled, Some(&Timespec { tv_sec: 1, tv_nsec: 0 })))?;
     let (mut none, mut byte) = (RecvAncillaryBuffer::default(), [0]);
     let mut parts = [IoSliceMut::new(&mut byte)];
     let received = rustix::net::recvmsg(&far, &mut parts, &mut none, RecvFlags::DONTWAIT);

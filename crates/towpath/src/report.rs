@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Deserialize;
 use towpath_client::AttachError;
-use towpath_server::{DeviceState, DeviceStatus, device_status};
+use towpath_keeper::{DeviceState, DeviceStatus, device_status};
 
 use crate::failure::Failure;
 

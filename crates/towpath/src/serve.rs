@@ -16,6 +16,7 @@ mod ready;
 pub(crate) mod server;
 mod servers;
 mod settings;
+mod toml_text;
 pub(crate) mod up;
 pub(crate) mod values;
 
@@ -44,7 +45,7 @@ Examples:
   towpath serve --device auto:eth0 --share-host --user towpath --allow-group net
   towpath serve --config /etc/towpath/tap0.toml --log debug
   towpath serve --config /etc/towpath/tap0.toml --print-config
-  towpath serve --device tap:tap0 --address 10.77.0.1/24 --fault drop=0.01,seed=42 --pcap wire.pcapng";
+  towpath serve --device tap:tap0 --address 10.77.0.1/24 --pcap wire.pcapng";
 
 /// Options of `towpath serve`.
 #[derive(Debug, clap::Args)]
@@ -98,8 +99,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     }
     confine::raise_memory_limit();
     directory::prepare_both(&settings)?;
-    let told = (ready, given);
-    keeper::supervise_servers(&settings, kind, told, &signals)
+    keeper::supervise_servers(&settings, kind, ready, given, &signals)
 }
 
 /// Returns the reason why a server did not start, with the option that helps or another remedy.

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use towpath_client::{Scope, Setting};
+use towpath_client::{Audience, Scope, Setting, Spec};
 
 use crate::failure::{Failure, print};
 use crate::find::{self, Target};
@@ -20,7 +20,8 @@ Examples:
   towpath set tap0 wait=poll
   towpath set --socket /run/towpath/tap0.sock wait=block
   towpath set tap0 1/0 weight=200
-  towpath set --list";
+  towpath set --list
+  towpath set --list --all                     with the settings and values for experiments";
 
 /// Options of `towpath set`.
 #[derive(Debug, clap::Args)]
@@ -33,9 +34,12 @@ pub(crate) struct Args {
     /// The changes; SESSION/ENDPOINT names the endpoint that the settings after it belong to
     #[arg(value_name = "SETTING=VALUE|SESSION/ENDPOINT")]
     changes: Vec<Change>,
-    /// List all settings with their defaults, ranges and units
-    #[arg(long, exclusive = true)]
+    /// List the settings with their defaults, ranges and units
+    #[arg(long, conflicts_with_all = ["server", "device", "socket", "changes"])]
     list: bool,
+    /// With --list: also list settings and values for experiments
+    #[arg(long, requires = "list")]
+    all: bool,
 }
 
 impl Args {
@@ -52,7 +56,7 @@ impl Args {
         changes.extend(&self.changes);
         if changes.is_empty() {
             return Err(Failure::usage(
-                "nothing to set: add SETTING=VALUE; towpath set --list shows all settings"
+                "nothing to set: add SETTING=VALUE; towpath set --list shows the settings"
                     .to_owned(),
             ));
         }
@@ -74,7 +78,7 @@ fn refuse_setting(text: &str) -> Result<(), Failure> {
     if text.contains('=') && !text.contains('/') || Setting::named(text).is_ok() {
         return Err(Failure::usage(format!(
             "{text} is in the place of the device; name the device first, as in towpath set tap0 \
-             wait=poll; towpath ls shows its name, towpath set --list all settings"
+             wait=poll; towpath ls shows its name, towpath set --list the settings"
         )));
     }
     Ok(())
@@ -93,7 +97,7 @@ impl FromStr for Change {
     fn from_str(text: &str) -> Result<Change, String> {
         if let Some((name, value)) = text.split_once('=') {
             let setting = Setting::named(name)
-                .map_err(|error| format!("{error}; towpath set --list shows all settings"))?;
+                .map_err(|error| format!("{error}; towpath set --list shows the settings"))?;
             let value = setting.parse(value).map_err(|error| error.to_string())?;
             return Ok(Change::Set(setting, value));
         }
@@ -111,7 +115,7 @@ impl FromStr for Change {
 /// change.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.list {
-        return print(&list());
+        return print(&list(args.all));
     }
     let asked = asked(&args.changes()?)?;
     let socket = args.socket()?;
@@ -167,28 +171,37 @@ fn asked(changes: &[Change]) -> Result<Vec<Asked>, Failure> {
     }
 }
 
-fn list() -> String {
+/// Returns the list of settings; `all` adds those for experiments, and marks them.
+fn list(all: bool) -> String {
     let mut text = String::new();
     for (title, device) in [("Settings of the device", true), ("Settings of an endpoint", false)] {
-        let mut heading = Some(title);
+        let _ = writeln!(text, "{title}:");
         for (setting, spec) in Setting::ALL {
-            if (spec.scope == Scope::Device) != device {
-                continue;
+            if (spec.scope == Scope::Device) == device && (all || !spec.is_experimental()) {
+                let possible =
+                    if all { setting.possible() } else { setting.possible_for_operators() };
+                let first = setting.show(spec.default);
+                let mark = if all { mark(spec) } else { String::new() };
+                let _ = writeln!(text, "  {}={first} by default; {possible}{mark}", spec.name);
+                let _ = writeln!(text, "      {}", spec.help);
+                if let (true, Audience::OperatorsExcept { help, .. }) = (all, spec.audience) {
+                    let _ = writeln!(text, "      {help}");
+                }
             }
-            if let Some(title) = heading.take() {
-                let _ = writeln!(text, "{title}:");
-            }
-            let _ = writeln!(
-                text,
-                "  {}={} by default; {}\n      {}",
-                spec.name,
-                setting.show(spec.default),
-                setting.possible(),
-                spec.help
-            );
         }
     }
     text
+}
+
+/// Returns what the list says behind a setting with something for experiments.
+fn mark(spec: &Spec) -> String {
+    match spec.audience {
+        Audience::Operators => String::new(),
+        Audience::OperatorsExcept { values, .. } => {
+            format!(" (experimental: {})", values.join(", "))
+        }
+        Audience::Experimenters => " (experimental)".to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -238,8 +251,17 @@ mod tests {
     }
 
     #[test]
-    fn all_settings_are_listed() {
-        let text = list();
-        assert!(Setting::ALL.iter().all(|(_, spec)| text.contains(&format!("  {}=", spec.name))));
+    fn settings_for_experiments_are_listed_on_demand() {
+        let (operators, all) = (list(false), list(true));
+        for (_, spec) in Setting::ALL {
+            let line = format!("  {}=", spec.name);
+            let marked = all.lines().find(|listed| listed.starts_with(&line)).unwrap();
+            let is_marked = marked.contains("(experimental");
+            assert_eq!(is_marked, spec.audience != Audience::Operators, "{marked}");
+            assert_ne!(operators.contains(&line), spec.is_experimental(), "{}", spec.name);
+        }
+        for word in ["eager", "timestamp", "experimental"] {
+            assert!(!operators.contains(word) && all.contains(word), "{word}");
+        }
     }
 }

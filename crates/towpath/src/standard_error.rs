@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
-use towpath_server::drop_capabilities;
+use towpath_keeper::drop_capabilities;
 
 /// The most bytes of lines that wait for the reader of standard error.
 const MOST_BYTES: usize = 256 << 10;

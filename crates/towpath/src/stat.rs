@@ -83,8 +83,8 @@ fn asked_to_end(signals: &Signals, until: Instant) -> Result<bool, Failure> {
     let left = until.saturating_duration_since(Instant::now());
     let timeout =
         Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
-    let mut heard = [PollFd::new(signals, PollFlags::IN)];
-    match poll(&mut heard, Some(&timeout)) {
+    let mut polled = [PollFd::new(signals, PollFlags::IN)];
+    match poll(&mut polled, Some(&timeout)) {
         Ok(count) => Ok(count > 0),
         Err(rustix::io::Errno::INTR) => Ok(false),
         Err(errno) => Err(Failure::new(format!("waiting: {}", says(&errno.into())))),

@@ -1,7 +1,7 @@
 //! `towpath upgrade`: replaces a running server by one of the program that is installed now.
 #![forbid(unsafe_code)]
 
-use towpath_server::{Upgrade, keeper_path, upgrade};
+use towpath_keeper::{Upgrade, keeper_path, upgrade};
 
 use crate::failure::{Failure, print, says};
 use crate::find::ServerName;

@@ -28,6 +28,8 @@
 //! estimate by the scheduler's figure for the thread's processor time. So this side pays a real
 //! debt in full, and owes nothing for time in which its thread was stopped.
 
+mod choice;
+
 use crate::gaps::Gaps;
 use crate::imagined::Imagined;
 use crate::{Costs, Spinner, Step};
@@ -100,26 +102,18 @@ pub struct Counts {
 
 /// The current wait strategy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Strategy {
     /// Sleeps until a notification.
     Block,
-    /// Timer-driven.
-    Clock,
-    /// Spins, for a bound that no sleep keeps.
-    Awake,
+    /// Sleeps until a tick.
+    TimerDriven,
+    /// Spins, because no sleep keeps the bound.
+    Spin,
 }
 
-/// Wake-ups after which the controller compares the strategies.
-const WINDOW: u32 = 16;
-/// The percentage of a strategy's cost below which another strategy's cost must lie for a change,
-/// so that noise changes nothing.
-const WORTH: u64 = 87;
-/// Windows in a row that must favour a change, unless the difference is large.
-const VOTES: u32 = 3;
-/// The shortest and the longest time after a change to the clock until the controller tests again
-/// whether notifications cost less, in nanoseconds.
+/// The shortest time after a change to the clock until the controller tests again whether
+/// notifications cost less, in nanoseconds.
 const TRY_FIRST: u64 = 10_000_000;
-const TRY_LAST: u64 = 160_000_000;
 /// The maximum processor time that this side may save, in nanoseconds.
 const SAVED: i64 = 2_000_000;
 /// The maximum debt by the estimate, in nanoseconds. Few poll iterations take as long: if a side
@@ -141,7 +135,7 @@ pub struct Controller {
     costs: Costs,
     /// The controller's counts.
     pub counts: Counts,
-    way: Way,
+    strategy: Strategy,
     /// The start of the awake time that is not yet accounted for; 0: not begun.
     mark: u64,
     /// When this side last polled.
@@ -183,14 +177,14 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// Creates a controller that begins with [`Way::Block`].
+    /// Creates a controller that begins with [`Strategy::Block`].
     #[must_use]
     pub fn new(bounds: Bounds, costs: Costs) -> Controller {
         Controller {
             bounds,
             costs,
             counts: Counts::default(),
-            way: Way::Block,
+            strategy: Strategy::Block,
             mark: 0,
             looked: 0,
             behind: None,
@@ -228,8 +222,8 @@ impl Controller {
 
     /// Returns the current wait strategy.
     #[must_use]
-    pub fn way(&self) -> Way {
-        self.way
+    pub fn strategy(&self) -> Strategy {
+        self.strategy
     }
 
     /// Returns how often another thread took the processor while this side spun.
@@ -258,39 +252,6 @@ impl Controller {
         // The subtraction reserves a little for unforeseen delay.
         let interval = interval.min(most);
         (most >= least).then(|| (interval - interval / 24).max(least))
-    }
-
-    /// Returns the next step after a poll. `drained` is `true` if this side took all work.
-    pub fn after(&mut self, now: u64, found: Found, drained: bool) -> Next {
-        if self.mark == 0 {
-            (self.mark, self.looked) = (now, now);
-        }
-        if std::mem::take(&mut self.spins) {
-            self.paid += now.saturating_sub(self.mark);
-        }
-        self.spinner.preemption.over(now);
-        self.account(now, true);
-        if found.work > 0 {
-            self.came(now, found);
-        }
-        self.looked = now;
-        self.behind = if drained { None } else { self.behind.or(Some(now)) };
-        let next = if self.tokens < 0 {
-            self.counts.throttled += 1;
-            Next::Throttle { until: now + self.until_paid() }
-        } else if found.work > 0 && !drained {
-            Next::Take(Step::Poll)
-        } else {
-            Next::Take(self.idle(now, found.work > 0))
-        };
-        self.slept = match next {
-            Next::Take(Step::Poll | Step::Spin { .. }) => None,
-            Next::Take(Step::Block | Step::SleepUntil { .. }) | Next::Throttle { .. } => {
-                self.sleeps(now);
-                Some(next)
-            }
-        };
-        next
     }
 
     /// Returns the time until the debt is paid and a few tokens are saved.
@@ -437,106 +398,6 @@ impl Controller {
                 if soon { self.again + (256 - self.again) / 8 } else { self.again * 7 / 8 };
             self.empty = false;
         }
-    }
-
-    /// Returns the next step when no work is left.
-    fn idle(&mut self, now: u64, found: bool) -> Step {
-        let Some(interval) = self.interval() else {
-            // With notifications, a packet waits for one wake-up, which the bound may allow.
-            let way =
-                if self.bounds.latency < self.costs.wake_up { Way::Awake } else { Way::Block };
-            self.go(way);
-            return if way == Way::Awake { self.awake(now) } else { self.until_notified(now) };
-        };
-        if self.way == Way::Awake {
-            self.go(Way::Block);
-        }
-        match self.way {
-            Way::Clock => self.by_the_clock(now, found, interval),
-            Way::Block | Way::Awake => {
-                let clock = self.clock.cost(&self.costs);
-                // A large difference shows after a few wake-ups.
-                let much_better = self.blocked >= WINDOW / 4 && clock * 2 < self.paid;
-                if self.blocked >= WINDOW || much_better {
-                    let better = clock * 100 < self.paid * WORTH;
-                    self.begin_window();
-                    self.votes = if better { self.votes + 1 } else { 0 };
-                    if much_better || self.votes >= VOTES {
-                        self.go(Way::Clock);
-                        self.try_at = now + self.try_after;
-                        return self.by_the_clock(now, found, interval);
-                    }
-                }
-                self.until_notified(now)
-            }
-        }
-    }
-
-    fn by_the_clock(&mut self, now: u64, found: bool, interval: u64) -> Step {
-        if now >= self.try_at {
-            // Notifications would have cost at least this much.
-            let least = u64::from(self.found) * self.costs.wake_up_cpu;
-            let sure = self.paid * 100 < least * WORTH;
-            self.begin_window();
-            if sure {
-                self.try_after = TRY_FIRST;
-                self.try_at = now + TRY_FIRST;
-            } else {
-                self.try_after = (self.try_after * 2).min(TRY_LAST);
-                self.go(Way::Block);
-                return self.until_notified(now);
-            }
-        }
-        if found {
-            return Step::SleepUntil { until: now + interval };
-        }
-        if !self.empty {
-            self.empty = true;
-            self.armed_empty = now;
-            // Take another tick if it is likely to cost less than a notification.
-            if u64::from(self.again) * self.costs.wake_up_cpu > 256 * self.costs.tick_cpu {
-                return Step::SleepUntil { until: now + interval };
-            }
-        }
-        Step::Block
-    }
-
-    /// Spins while the spinner expects that to cost less than a sleep, then sleeps until a
-    /// notification.
-    fn until_notified(&mut self, now: u64) -> Step {
-        if self.tokens > 0 && self.spinner.poll_again(now) {
-            self.spins = true;
-            return Step::Poll;
-        }
-        Step::Block
-    }
-
-    /// Spins while the bound needs it and processor time is left, then sleeps until a notification.
-    fn awake(&mut self, now: u64) -> Step {
-        let limited = self.bounds.cpu_percent < 100;
-        if limited && self.tokens < SAVED / 2 {
-            return Step::Block;
-        }
-        let idle = now.saturating_sub(self.gaps.since);
-        if idle < self.gaps.spin && self.spinner.preemption.may_spin(now) {
-            Step::Poll
-        } else {
-            Step::Block
-        }
-    }
-
-    fn go(&mut self, way: Way) {
-        if self.way != way {
-            self.way = way;
-            self.counts.switches += 1;
-            self.votes = 0;
-            self.begin_window();
-        }
-    }
-
-    fn begin_window(&mut self) {
-        (self.paid, self.blocked, self.found) = (0, 0, 0);
-        self.clock = Imagined::default();
     }
 }
 

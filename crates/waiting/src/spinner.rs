@@ -258,15 +258,10 @@ mod tests {
 
     #[test]
     fn the_spinner_pays_at_most_about_twice_the_optimum() {
-        let mut state = 0x5eed_u64;
+        let mut random = fastrand::Rng::with_seed(0x5eed);
         for mean in [500, 5_000, 30_000, 100_000, 1_000_000] {
             let mut spinner = Spinner::new(COST);
-            let idle: Vec<u64> = (0..2_000)
-                .map(|_| {
-                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                    (state >> 33) % (2 * mean)
-                })
-                .collect();
+            let idle: Vec<u64> = (0..2_000).map(|_| random.u64(..2 * mean)).collect();
             let best: u64 = idle.iter().map(|idle| (*idle).min(COST)).sum();
             let paid = paid(&mut spinner, idle);
             assert!(paid <= best * 2 + 32 * COST, "mean {mean}: {paid} paid, {best} is possible");

@@ -1,30 +1,20 @@
 //! The controller compared with every fixed setting, on the same arrivals, with the costs of one
 //! machine. Time is simulated, so that every figure is exact and the same everywhere.
 
+use fastrand::Rng;
 use towpath_waiting::auto::{Bounds, Controller};
 use towpath_waiting::{Clock, Costs, Found, Next, Spinner, Step};
 
 const COSTS: Costs =
     Costs { wake_up: 30_000, wake_up_cpu: 9_000, tick_cpu: 6_000, tick_late: 20_000 };
-const TURN: u64 = 400;
+const ITERATION: u64 = 400;
 const FRAME: u64 = 250;
 const BATCH: usize = 64;
 const SECOND: u64 = 1_000_000_000;
 
-/// Pseudo-random numbers, the same in every run.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> f64 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 11) as f64 / (1_u64 << 53) as f64
-    }
-
-    /// Returns an exponentially distributed gap.
-    fn gap(&mut self, mean: f64) -> u64 {
-        (-mean * (1.0 - self.next()).ln()) as u64
-    }
+/// Returns an exponentially distributed gap.
+fn gap(random: &mut Rng, mean: f64) -> u64 {
+    (-mean * (1.0 - random.f64()).ln()) as u64
 }
 
 /// The wait strategy of a side.
@@ -108,7 +98,7 @@ fn simulate(waiter: &mut Waiter, arrivals: &[u64], end: u64) -> Outcome {
 
 fn simulate_in(world: World, waiter: &mut Waiter, arrivals: &[u64], end: u64) -> Outcome {
     let (wake_up_cpu, tick_cpu) = (COSTS.wake_up_cpu * world.dearer, COSTS.tick_cpu * world.dearer);
-    let mut random = Random(7);
+    let mut random = Rng::with_seed(7);
     let (mut now, mut busy, mut next) = (1, 0, 0);
     // When each packet came, and how long it waited.
     let mut waits: Vec<(u64, u64)> = Vec::with_capacity(arrivals.len());
@@ -128,7 +118,7 @@ fn simulate_in(world: World, waiter: &mut Waiter, arrivals: &[u64], end: u64) ->
             tenth += SECOND / 10;
         }
         let there = arrivals[next..].iter().take(BATCH).take_while(|at| **at <= now).count();
-        let took = TURN + there as u64 * FRAME;
+        let took = ITERATION + there as u64 * FRAME;
         if there > 0 {
             waiter.found(now, notified);
         }
@@ -148,7 +138,7 @@ fn simulate_in(world: World, waiter: &mut Waiter, arrivals: &[u64], end: u64) ->
             Next::Throttle { until } => {
                 // No notification ends this wait.
                 busy += tick_cpu;
-                now = now.max(until) + random.gap(COSTS.tick_late as f64 / 3.0);
+                now = now.max(until) + gap(&mut random, COSTS.tick_late as f64 / 3.0);
                 waiter.woke(now);
                 continue;
             }
@@ -162,8 +152,8 @@ fn simulate_in(world: World, waiter: &mut Waiter, arrivals: &[u64], end: u64) ->
             }
             Step::Block => {
                 // The side checks once more after it announced its sleep.
-                busy += TURN;
-                now += TURN;
+                busy += ITERATION;
+                now += ITERATION;
                 let comes = arrivals.get(next).copied().unwrap_or(end);
                 if comes > now {
                     now = comes + COSTS.wake_up;
@@ -182,7 +172,7 @@ fn simulate_in(world: World, waiter: &mut Waiter, arrivals: &[u64], end: u64) ->
                     busy += wake_up_cpu;
                 } else {
                     busy += tick_cpu;
-                    now = now.max(until) + random.gap(COSTS.tick_late as f64 / 3.0);
+                    now = now.max(until) + gap(&mut random, COSTS.tick_late as f64 / 3.0);
                 }
                 waiter.woke(now);
             }
@@ -265,17 +255,17 @@ fn judge(
         auto.p99 / 1000,
         auto.cpu / best.cpu,
         if well { "" } else { " WRONG" },
-        controller.way(),
+        controller.strategy(),
         controller.counts,
     );
     well
 }
 
 /// Appends single arrivals at a rate, from `start` to `end`.
-fn steady(random: &mut Random, start: u64, end: u64, rate: f64, to: &mut Vec<u64>) {
+fn steady(random: &mut Rng, start: u64, end: u64, rate: f64, to: &mut Vec<u64>) {
     let mut at = start;
     loop {
-        at += random.gap(1e9 / rate).max(1);
+        at += gap(random, 1e9 / rate).max(1);
         if at >= end {
             return;
         }
@@ -285,7 +275,7 @@ fn steady(random: &mut Random, start: u64, end: u64, rate: f64, to: &mut Vec<u64
 
 /// Appends bursts of `count` arrivals, `within` apart, with exponential gaps of mean `between`.
 fn bursts(
-    random: &mut Random,
+    random: &mut Rng,
     (start, end): (u64, u64),
     between: f64,
     (count, within): (u32, u64),
@@ -293,7 +283,7 @@ fn bursts(
 ) {
     let mut at = start;
     loop {
-        at += random.gap(between).max(1);
+        at += gap(random, between).max(1);
         for _ in 0..count {
             if at >= end {
                 return;
@@ -306,10 +296,10 @@ fn bursts(
 
 const LATENCIES: [u64; 4] = [10_000, 100_000, 1_000_000, 10_000_000];
 
-fn pattern(name: &str, seconds: u64, make: impl Fn(&mut Random, u64, &mut Vec<u64>)) {
+fn pattern(name: &str, seconds: u64, make: impl Fn(&mut Rng, u64, &mut Vec<u64>)) {
     let end = seconds * SECOND;
     let mut arrivals = Vec::new();
-    make(&mut Random(0x5eed), end, &mut arrivals);
+    make(&mut Rng::with_seed(0x5eed), end, &mut arrivals);
     arrivals.sort_unstable();
     let fixed = outcomes(&arrivals, end);
     let well = LATENCIES.map(|latency| judge(name, &fixed, &arrivals, end, latency));
@@ -337,7 +327,7 @@ fn steady_and_fast() {
 fn a_device_with_few_slots_is_polled_in_time() {
     let interval = |packets, rate| {
         let mut arrivals = Vec::new();
-        steady(&mut Random(3), 0, SECOND / 5, rate, &mut arrivals);
+        steady(&mut Rng::with_seed(3), 0, SECOND / 5, rate, &mut arrivals);
         let bounds = Bounds { latency: 1_000_000, cpu_percent: 100, packets };
         let mut waiter = Waiter::Auto(Box::new(Controller::new(bounds, COSTS)));
         simulate(&mut waiter, &arrivals, SECOND / 5);
@@ -421,18 +411,18 @@ fn overload() {
 fn twenty_random_load_changes() {
     let mut wrong = Vec::new();
     for seed in 1..=20 {
-        let mut random = Random(seed * 0x9e37_79b9);
+        let mut random = Rng::with_seed(seed * 0x9e37_79b9);
         let end = 3 * SECOND;
         let mut arrivals = Vec::new();
         let mut at = 0;
         while at < end {
-            let until = (at + 200_000_000 + (random.next() * 8e8) as u64).min(end);
-            let rate = 10_f64.powf(1.0 + random.next() * 4.6);
-            if random.next() < 0.5 {
+            let until = (at + 200_000_000 + (random.f64() * 8e8) as u64).min(end);
+            let rate = 10_f64.powf(1.0 + random.f64() * 4.6);
+            if random.f64() < 0.5 {
                 steady(&mut random, at, until, rate, &mut arrivals);
             } else {
-                let count = 1 + (random.next() * 60.0) as u32;
-                let within = (random.next() * 20_000.0) as u64;
+                let count = 1 + (random.f64() * 60.0) as u32;
+                let within = (random.f64() * 20_000.0) as u64;
                 let between = f64::from(count) * 1e9 / rate;
                 bursts(&mut random, (at, until), between, (count, within), &mut arrivals);
             }
@@ -461,7 +451,7 @@ fn the_bound_on_processor_time_is_hard() {
     ];
     for rate in [5_000.0, 100_000.0, 4_500_000.0] {
         let mut arrivals = Vec::new();
-        steady(&mut Random(5), 0, end, rate, &mut arrivals);
+        steady(&mut Rng::with_seed(5), 0, end, rate, &mut arrivals);
         for (latency, world) in LATENCIES.into_iter().flat_map(|one| worlds.map(|two| (one, two))) {
             for cpu_percent in [5, 25, 60] {
                 let mut waiter = controller(latency, cpu_percent);
@@ -602,7 +592,7 @@ fn the_controller_settles_and_does_not_oscillate() {
             for latency in LATENCIES {
                 let end = 400_000_000;
                 let mut arrivals = Vec::new();
-                steady(&mut Random(11), 0, end / 2, after, &mut arrivals);
+                steady(&mut Rng::with_seed(11), 0, end / 2, after, &mut arrivals);
                 let shifted: Vec<u64> = arrivals.iter().map(|at| at + end / 2).collect();
                 // The same load from the beginning, and after the other load.
                 let mut long = arrivals;
@@ -610,7 +600,7 @@ fn the_controller_settles_and_does_not_oscillate() {
                 let mut fresh = controller(latency, 100);
                 let alone = simulate(&mut fresh, &long, end);
                 let mut changed = Vec::new();
-                steady(&mut Random(12), 0, end, before, &mut changed);
+                steady(&mut Rng::with_seed(12), 0, end, before, &mut changed);
                 changed.extend(long.iter().map(|at| at + end));
                 let mut waiter = controller(latency, 100);
                 let outcome = simulate(&mut waiter, &changed, 2 * end);
@@ -625,7 +615,7 @@ fn the_controller_settles_and_does_not_oscillate() {
                 // per second, this is so for longer than the test runs.
                 let [first, second] = outcome.halves_p99;
                 let kept = latency.max(alone.later_p99);
-                let settling = kept.max(COSTS.wake_up + 2 * TURN);
+                let settling = kept.max(COSTS.wake_up + 2 * ITERATION);
                 assert!(first <= settling, "settling: {what}");
                 let settled = if after < 1_000.0 { settling } else { kept };
                 assert!(second <= settled, "settled: {what}");

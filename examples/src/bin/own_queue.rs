@@ -12,8 +12,7 @@ use std::error::Error;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use towpath_client::Session;
-use towpath_net::{Driving, Network, SessionLink, UdpSocket};
+use towpath_net::{Network, UdpSocket};
 
 fn main() -> ExitCode {
     let about = "Sends UDP datagrams to port 7 back, over a hardware queue of its own.";
@@ -21,10 +20,7 @@ fn main() -> ExitCode {
 }
 
 fn serve([path]: [OsString; 1]) -> Result<(), Box<dyn Error>> {
-    let mut options = SessionLink::options("own_queue");
-    options.own_queue = true;
-    let session = Session::attach(path, &options)?;
-    let network = Network::over(session, Driving::Thread)?;
+    let network = Network::builder().own_queue(true).attach(path)?;
     let socket = UdpSocket::bind(&network, "0.0.0.0:7")?;
     println!("answering at {:?}, port 7", network.addresses());
     let mut datagram = vec![0; 65_535];

@@ -14,7 +14,7 @@ use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::process::ExitCode;
 
-use towpath_net::{Driving, Network, UdpSocket};
+use towpath_net::{Network, UdpSocket};
 
 fn main() -> ExitCode {
     towpath_examples::run(
@@ -31,7 +31,7 @@ fn serve([path, vlan]: [OsString; 2]) -> Result<(), Box<dyn Error>> {
     } else {
         let number = vlan.to_str().and_then(|vlan| vlan.parse().ok());
         let wrong = || format!("VLAN {}: give a number from 1 to 4094", vlan.display());
-        Network::attach_within_vlan(path, number.ok_or_else(wrong)?, Driving::Thread, |_| {})?
+        Network::builder().vlan(number.ok_or_else(wrong)?).attach(path)?
     };
     // IPv4 and IPv6 need one socket each.
     let v4 = UdpSocket::bind(&network, "0.0.0.0:7")?;

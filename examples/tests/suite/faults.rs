@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::network::{Served, possible};
 use sha2::{Digest, Sha256};
-use towpath_device::fault::{FaultDevice, Spec};
+use towpath_device_testing::fault::{FaultDevice, Spec};
 use towpath_net::{Network, TcpListener};
 use towpath_testkit::isolated;
 
@@ -30,23 +30,18 @@ fn number(name: &str) -> Option<u64> {
 /// The bytes of one direction, generated in chunks, and their hash.
 struct Stream {
     left: u64,
-    state: u64,
+    random: fastrand::Rng,
     hash: Sha256,
 }
 
 impl Stream {
     fn new(bytes: u64, seed: u64) -> Stream {
-        Stream { left: bytes, state: seed | 1, hash: Sha256::new() }
+        Stream { left: bytes, random: fastrand::Rng::with_seed(seed), hash: Sha256::new() }
     }
 
     fn next(&mut self, chunk: &mut [u8]) -> usize {
         let count = self.left.min(chunk.len() as u64) as usize;
-        for word in chunk.chunks_exact_mut(8) {
-            self.state ^= self.state << 13;
-            self.state ^= self.state >> 7;
-            self.state ^= self.state << 17;
-            word.copy_from_slice(&self.state.to_ne_bytes());
-        }
+        self.random.fill(chunk);
         self.hash.update(&chunk[..count]);
         self.left -= count as u64;
         count

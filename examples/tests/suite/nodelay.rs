@@ -73,7 +73,7 @@ impl Peer {
         let mut peer = Peer { flow, packets, questions, arrived, sequence: 1000, expected: 0 };
         assert!(peer.questions.send(&peer.flow.who_has()).unwrap());
         while peer.flow.destination_mac == [0; 6] {
-            peer.hear();
+            peer.receive();
         }
         peer.send(SYN, b"");
         let answer = peer.next();
@@ -95,10 +95,10 @@ impl Peer {
     }
 
     /// Waits for frames, and answers requests for this peer's hardware address.
-    fn hear(&mut self) {
+    fn receive(&mut self) {
         let sockets = [self.packets.as_fd(), self.questions.as_fd()];
-        let mut heard = sockets.map(|socket| PollFd::from_borrowed_fd(socket, PollFlags::IN));
-        assert_ne!(poll(&mut heard, Some(&PATIENCE)).unwrap(), 0, "nothing more arrives");
+        let mut polled = sockets.map(|socket| PollFd::from_borrowed_fd(socket, PollFlags::IN));
+        assert_ne!(poll(&mut polled, Some(&PATIENCE)).unwrap(), 0, "nothing more arrives");
         let mut frame = [0; 2048];
         while let Some(len) = self.questions.receive(&mut frame).unwrap() {
             // The sender's addresses, and the target address (RFC 826).
@@ -121,7 +121,7 @@ impl Peer {
             if let Some(segment) = self.arrived.pop_front() {
                 return segment;
             }
-            self.hear();
+            self.receive();
         }
     }
 

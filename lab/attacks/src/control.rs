@@ -25,8 +25,6 @@ const UNREAD: u64 = 120;
 const UNREAD_EACH: u64 = 160;
 /// Unread reports of a session with all its endpoints.
 const LARGE_REPORTS: u64 = 80;
-/// Malformed messages, at most.
-const MALFORMED: u64 = 60_000;
 /// Endpoints of a large session.
 const ENDPOINTS: u32 = 16_384;
 /// Answers that are not read.
@@ -130,9 +128,9 @@ pub(crate) fn reports(field: &Field) -> io::Result<Deeds> {
 
 /// `true` if the server has ended the connection.
 fn is_cut(one: &Channel) -> bool {
-    let mut heard = [PollFd::new(one, PollFlags::empty())];
-    let _ = poll(&mut heard, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
-    heard[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+    let mut polled = [PollFd::new(one, PollFlags::empty())];
+    let _ = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    polled[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
 /// Attaches a session with as many endpoints as the server grants. Returns it, and their number.
@@ -204,10 +202,6 @@ pub(crate) fn malformed(field: &Field) -> io::Result<Deeds> {
     let (mut sent, mut refused) = (0, 0);
     field.begun();
     while !field.over() {
-        if sent >= field.size_or(MALFORMED) {
-            std::thread::sleep(Duration::from_millis(1));
-            continue;
-        }
         let Ok(socket) = connect(&field.socket) else {
             refused += 1;
             continue;
@@ -261,9 +255,9 @@ pub(crate) fn unread_answers(field: &Field) -> io::Result<Deeds> {
             refused += 1;
             continue;
         };
-        let mut heard = [PollFd::new(&one, PollFlags::IN)];
-        let _ = poll(&mut heard, Some(&Timespec { tv_sec: 1, tv_nsec: 0 }));
-        if heard[0].revents().contains(PollFlags::HUP) {
+        let mut polled = [PollFd::new(&one, PollFlags::IN)];
+        let _ = poll(&mut polled, Some(&Timespec { tv_sec: 1, tv_nsec: 0 }));
+        if polled[0].revents().contains(PollFlags::HUP) {
             refused += 1;
         }
         let _ = rustix::net::shutdown(&one, rustix::net::Shutdown::Write);

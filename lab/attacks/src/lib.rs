@@ -82,8 +82,8 @@ impl Attack {
     /// Overwrites random words of all memory that the attacker may write.
     pub const OVERWRITE: Attack = attack("overwrite", memory::overwrite);
 
-    /// No attack, but a program that computes as hard as an attacker: it shows the scheduler's
-    /// share of a neighbour's loss.
+    /// No attack, but a program that computes in `threads`, by default in one that never sleeps: it shows the
+    /// scheduler's share of a neighbour's loss.
     pub const BUSY: Attack = Attack::alone("busy", busy);
 
     /// No attack on the server: the program builds the wait queues of `waiters-epoll` on a socket
@@ -158,12 +158,55 @@ impl Attack {
     }
 }
 
+/// A thread of `busy`: in each period it is runnable for a part of the time, as the scheduler sees it, and then sleeps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BusyThread {
+    /// The part of the time, 0 to 1.
+    pub runnable: f64,
+    /// The time from one sleep to the next.
+    pub period: Duration,
+}
+
+impl std::fmt::Display for BusyThread {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:.4}/{}us", self.runnable, self.period.as_micros())
+    }
+}
+
+impl BusyThread {
+    /// Reads what [`Display`](std::fmt::Display) writes.
+    fn read(text: &str) -> Option<BusyThread> {
+        let (runnable, period) = text.split_once('/')?;
+        let period = Duration::from_micros(period.strip_suffix("us")?.parse().ok()?);
+        let runnable = runnable.parse().ok().filter(|part| (0.0..=1.0).contains(part))?;
+        Some(BusyThread { runnable, period })
+    }
+
+    /// Computes and sleeps until the attack is to end. Returns how often it looked at the time.
+    fn run(self, field: &Field) -> u64 {
+        let (mut looks, mut since) = (0, Instant::now());
+        while !field.over() {
+            looks += 1;
+            if self.runnable < 1.0 && since.elapsed() >= self.period.mul_f64(self.runnable) {
+                std::thread::sleep(self.period.saturating_sub(since.elapsed()));
+                since = Instant::now();
+            }
+        }
+        looks
+    }
+}
+
 fn busy(field: &Field) -> io::Result<Deeds> {
     field.begun();
-    let mut looks = 0;
-    while !field.over() {
-        looks += 1;
+    if field.threads.is_empty() {
+        field.sit();
+        return Ok(vec![("looks", 0)]);
     }
+    let looks = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            field.threads.iter().map(|one| scope.spawn(|| one.run(field))).collect();
+        threads.into_iter().map(|one| one.join().unwrap_or(0)).sum()
+    });
     Ok(vec![("looks", looks)])
 }
 
@@ -174,6 +217,7 @@ pub struct Field {
     until: Instant,
     fuse: PathBuf,
     size: Option<u64>,
+    threads: Vec<BusyThread>,
 }
 
 impl Field {
@@ -185,6 +229,7 @@ impl Field {
             until: Instant::now() + at_most,
             fuse: "/dev/fuse".into(),
             size: None,
+            threads: vec![BusyThread { runnable: 1.0, period: Duration::from_millis(1) }],
         }
     }
 
@@ -200,7 +245,7 @@ impl Field {
         Field { size: Some(size), ..self }
     }
 
-    /// Reads `fuse=NODE` and `size=N`.
+    /// Reads `fuse=NODE`, `size=N` and `threads=PART/PERIODus,...`.
     ///
     /// # Errors
     /// The option that is unknown.
@@ -210,6 +255,12 @@ impl Field {
                 Some(("fuse", node)) => self.fuse(Path::new(node)),
                 Some(("size", size)) => {
                     self.size(size.parse().map_err(|_| format!("no number: {option}"))?)
+                }
+                Some(("threads", threads)) => {
+                    let each = threads.split(',').filter(|one| !one.is_empty());
+                    let threads: Option<_> = each.map(BusyThread::read).collect();
+                    let threads = threads.ok_or_else(|| format!("no threads: {option}"))?;
+                    Field { threads, ..self }
                 }
                 _ => return Err(format!("no option {option}")),
             };

@@ -74,15 +74,7 @@ fn writable_words() -> io::Result<Vec<std::ops::Range<usize>>> {
 /// process's number. The deeds have it.
 pub(crate) fn overwrite(field: &Field) -> io::Result<Deeds> {
     let seed = field.size_or(u64::from(std::process::id()));
-    let mut state = seed;
-    let mut random = |end: usize| {
-        // SplitMix64.
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut value = state;
-        value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((value ^ value >> 31) % end.max(1) as u64) as usize
-    };
+    let mut random = fastrand::Rng::with_seed(seed);
     let (mut words, mut sessions, mut foreign) = (0, 0, 0);
     let mut target = Target::attach(&field.socket)?;
     field.begun();
@@ -93,11 +85,11 @@ pub(crate) fn overwrite(field: &Field) -> io::Result<Deeds> {
             if field.over() {
                 break 'attached;
             }
-            for _ in 0..=random(WORDS as usize) {
-                let range = &ranges[random(ranges.len())];
-                let at = range.start + random(range.len() / 8) * 8;
-                let value = random(usize::MAX) as u64;
-                match random(4) {
+            for _ in 0..=random.usize(..WORDS as usize) {
+                let range = &ranges[random.usize(..ranges.len())];
+                let at = range.start + random.usize(..range.len() / 8) * 8;
+                let value = random.u64(..);
+                match random.u32(..4) {
                     0 => sys::overwrite(at, |_| value),
                     1 => sys::overwrite(at, |old| old ^ 1 << (value % 64)),
                     2 => sys::overwrite(at, |old| old.wrapping_add(value % 16)),

@@ -126,7 +126,7 @@ impl End {
     }
 
     /// Returns the next word of the peer; `None` if the peer goes or is silent for too long.
-    pub(crate) fn hear(&mut self, at_most: Duration) -> Option<Word> {
+    pub(crate) fn receive(&mut self, at_most: Duration) -> Option<Word> {
         loop {
             while let Some(message) = self.session.receive_oob(self.endpoint).ok()? {
                 if let Some(word) =
@@ -195,7 +195,7 @@ fn serve_peer(end: &mut End) -> Option<()> {
     }
     let mut shared = Shared::default();
     while end.session.peer_state(end.endpoint) == PeerState::Connected {
-        if let Some(word) = end.hear(STEP) {
+        if let Some(word) = end.receive(STEP) {
             let answer = shared.answer(end, word);
             end.say(answer);
         }

@@ -84,7 +84,7 @@ impl Sharer {
             return Err(io::Error::other("no aperture"));
         };
         self.end.say(Word::Import(export.key));
-        match self.end.hear(PATIENCE) {
+        match self.end.receive(PATIENCE) {
             Some(Word::Imported) => Ok(files.into_iter().next()),
             Some(Word::Refused) => Ok(None),
             _ => Err(io::Error::other("the partner imports nothing")),
@@ -93,7 +93,7 @@ impl Sharer {
 
     fn import(&mut self) -> io::Result<Option<OwnedFd>> {
         self.end.say(Word::Export);
-        let Some(Word::Key(key)) = self.end.hear(PATIENCE) else {
+        let Some(Word::Key(key)) = self.end.receive(PATIENCE) else {
             return Err(io::Error::other("the partner exports nothing"));
         };
         let import = Import { endpoint: 0, key, sequence: self.sequence(), reserved: 0 };

@@ -28,8 +28,8 @@ pub(crate) fn descriptor_limit() -> usize {
 /// `true` when the parent has closed the standard input.
 pub(crate) fn input_ended() -> bool {
     let input = std::io::stdin();
-    let mut heard = [PollFd::from_borrowed_fd(input.as_fd(), PollFlags::IN)];
-    !matches!(poll(&mut heard, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
+    let mut polled = [PollFd::from_borrowed_fd(input.as_fd(), PollFlags::IN)];
+    !matches!(poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
 }
 
 /// Locks a byte of a file for reading, for the time that the file is open. Returns `false` if the kernel refuses.

@@ -99,8 +99,8 @@ fn serve(device: &OwnedFd, stop: &AtomicBool) {
     let mut request = vec![0; 1 << 18];
     let timeout = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
     while !stop.load(Ordering::Relaxed) {
-        let mut heard = [PollFd::new(device, PollFlags::IN)];
-        if poll(&mut heard, Some(&timeout)).unwrap_or(0) == 0 {
+        let mut polled = [PollFd::new(device, PollFlags::IN)];
+        if poll(&mut polled, Some(&timeout)).unwrap_or(0) == 0 {
             continue;
         }
         let Ok(len) = rustix::io::read(device, &mut request) else { continue };

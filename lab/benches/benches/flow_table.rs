@@ -20,10 +20,10 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use towpath_engine::demux::{Destination, Direction, FlowCache, FlowTable};
 use towpath_packet::build::Flow;
 use towpath_packet::plain::{self, Plain};
-use towpath_server::FlowCache;
-use towpath_server::internals::{Destination, FlowTable, LookupDirection, Rule, Vlan};
+use towpath_packet::{FlowRule, FlowVlan};
 
 /// Flow rules of the table.
 const RULES: [u16; 3] = [1, 100, 10_000];
@@ -42,12 +42,12 @@ const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 fn table(rules: u16, cache: FlowCache) -> FlowTable {
     let mut table = FlowTable::new(SEED, cache);
     for port in 0..rules {
-        let rule = Rule {
+        let rule = FlowRule {
             mac: Some(MAC),
-            vlan: Vlan::Untagged,
+            vlan: FlowVlan::Untagged,
             protocol: Some(17),
             port: Some(port),
-            ..Rule::default()
+            ..FlowRule::default()
         };
         let to = Destination { session: 0, endpoint: port.into() };
         assert!(table.insert(&rule, false, to), "a rule of its own");
@@ -55,14 +55,12 @@ fn table(rules: u16, cache: FlowCache) -> FlowTable {
     table
 }
 
-/// Returns packets in trains of ports that a linear congruential generator chooses, with their
-/// endpoints.
+/// Returns packets in trains of random ports, with their endpoints.
 fn packets(rules: u16, train: usize) -> Vec<(Plain, u32)> {
-    let mut state = 1_u64;
+    let mut random = fastrand::Rng::with_seed(1);
     let mut packets = Vec::with_capacity(PACKETS);
     while packets.len() < PACKETS {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        let port = ((state >> 33) % u64::from(rules)) as u16;
+        let port = random.u16(..rules);
         let frame = Flow::v4().macs([2, 0, 0, 0, 0, 1], MAC).ports(1000, port).udp(b"x");
         let plain = plain::read(&frame, frame.len()).expect("a plain packet");
         packets.extend(std::iter::repeat_n((plain, u32::from(port)), train));
@@ -77,14 +75,14 @@ fn lookups(criterion: &mut Criterion, name: &str, train: usize, cache: FlowCache
         let mut table = table(rules, cache);
         let packets = packets(rules, train);
         for (plain, endpoint) in &packets {
-            let found = table.lookup_plain(LookupDirection::Received, plain);
+            let found = table.lookup_plain(Direction::Received, plain);
             assert_eq!(found.map(|found| found.endpoint), Some(*endpoint));
         }
         let mut next = 0;
         group.bench_function(BenchmarkId::from_parameter(rules), |bencher| {
             bencher.iter(|| {
                 next = (next + 1) % PACKETS;
-                table.lookup_plain(LookupDirection::Received, black_box(&packets[next].0))
+                table.lookup_plain(Direction::Received, black_box(&packets[next].0))
             });
         });
     }

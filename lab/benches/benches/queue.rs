@@ -70,13 +70,13 @@ struct Server {
 /// Creates a queue pair. An iteration uses one of its two directions, so one ledger serves both.
 fn sides() -> (Application, Server) {
     let shape = QueueShape::new(SLOTS, SLOTS).expect("a power of two");
-    let heap = PoolShape::new(SLOTS, BUFFER_BYTES).expect("a small pool");
+    let pool = PoolShape::new(SLOTS, BUFFER_BYTES).expect("a small pool");
     let (application_own, application_peer) = words(shape.application_words());
     let (server_own, server_peer) = words(shape.server_words());
-    let (transmit, receive) = application_side(&shape, heap, application_own, &server_peer);
+    let (transmit, receive) = application_side(&shape, pool, application_own, &server_peer);
     let application = Application { transmit, receive };
     let done = private_words(shape.ledger_words());
-    let (transmit, receive) = server_side(&shape, heap, server_own, &application_peer, done);
+    let (transmit, receive) = server_side(&shape, pool, server_own, &application_peer, done);
     let ledger = Ledger::new(private_words(Ledger::words_for(SLOTS)), SLOTS);
     (application, Server { transmit, receive, ledger })
 }

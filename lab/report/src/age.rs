@@ -10,17 +10,35 @@ use crate::results::Results;
 /// A result is old if more commits than this changed the code that it concerns.
 pub const MOST_COMMITS: u32 = 50;
 
+/// The code of each packet's way through a server.
+const SERVER: [&str; 7] = [
+    "crates/queue",
+    "crates/device",
+    "crates/device-pci",
+    "crates/device-testing",
+    "crates/engine",
+    "crates/server",
+    "crates/client",
+];
+
 /// Returns the directories whose changes make an experiment's results older.
-fn code(experiment: &str) -> &'static [&'static str] {
+fn code(experiment: &str) -> Vec<&'static str> {
+    let with = |others: &[&'static str]| [&SERVER, others].concat();
     match Experiment::from_name(experiment) {
-        Some(Experiment::Queue) => &["crates/queue", "crates/memory"],
-        Some(Experiment::Demux) => &["crates/packet", "crates/server"],
-        Some(Experiment::Optimistic) => &["crates/queue", "crates/embedded"],
-        Some(Experiment::Watchdog) => &["crates/device", "crates/server"],
-        Some(Experiment::Waiting | Experiment::Wakeups) => {
-            &["crates/queue", "crates/waiting", "crates/device", "crates/server", "crates/client"]
+        Some(Experiment::Queue) => vec!["crates/queue", "crates/memory"],
+        Some(Experiment::Demux) => vec!["crates/packet", "crates/engine", "crates/server"],
+        Some(Experiment::Optimistic) => vec!["crates/queue", "crates/embedded"],
+        Some(Experiment::Watchdog) => {
+            vec![
+                "crates/device",
+                "crates/device-pci",
+                "crates/device-testing",
+                "crates/engine",
+                "crates/server",
+            ]
         }
-        Some(Experiment::Wire) => &["crates/packet", "crates/stack", "crates/net"],
+        Some(Experiment::Waiting | Experiment::Wakeups) => with(&["crates/waiting"]),
+        Some(Experiment::Wire) => vec!["crates/packet", "crates/stack", "crates/net"],
         Some(
             Experiment::Tcp
             | Experiment::Web
@@ -30,32 +48,15 @@ fn code(experiment: &str) -> &'static [&'static str] {
             | Experiment::Karlsruhe
             | Experiment::FreeBsd
             | Experiment::Scale,
-        ) => &[
-            "crates/queue",
-            "crates/packet",
-            "crates/device",
-            "crates/server",
-            "crates/client",
-            "crates/stack",
-            "crates/net",
-        ],
-        Some(Experiment::Xdp | Experiment::NotreDame) => &[
-            "crates/queue",
-            "crates/packet",
-            "crates/device",
-            "crates/server",
-            "crates/client",
-            "crates/embedded",
-        ],
-        Some(Experiment::Penn) => &[
-            "crates/queue",
-            "crates/packet",
-            "crates/device",
-            "crates/server",
-            "crates/client",
-            "crates/pdu",
-        ],
-        _ => &["crates/queue", "crates/packet", "crates/device", "crates/server", "crates/client"],
+        ) => with(&["crates/packet", "crates/stack", "crates/net"]),
+        Some(Experiment::Xdp | Experiment::NotreDame) => {
+            with(&["crates/packet", "crates/embedded"])
+        }
+        Some(Experiment::Penn) => with(&["crates/packet", "crates/pdu"]),
+        Some(Experiment::Kills | Experiment::Upgrades | Experiment::Soak | Experiment::Hostile) => {
+            with(&["crates/packet", "crates/keeper"])
+        }
+        _ => with(&["crates/packet"]),
     }
 }
 
@@ -74,7 +75,7 @@ impl Ages {
         let mut ages = Ages::default();
         for report in &results.0 {
             let commit = report.commit.trim_end_matches("-dirty");
-            match since(repository, commit, code(&report.experiment)) {
+            match since(repository, commit, &code(&report.experiment)) {
                 Ok(count) => {
                     ages.commits.insert(report.experiment.clone(), count);
                 }

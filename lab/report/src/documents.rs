@@ -10,14 +10,13 @@ use anyhow::{Context, ensure};
 
 use crate::age::Ages;
 use crate::cast::Cast;
+use crate::output::PICTURES;
 use crate::prose::{Change, rewrite};
 use crate::results::Results;
 use crate::{headlines, how_fast, output, page, terminal};
 
 /// The results, in the repository.
 pub const RESULTS: &str = "lab/results";
-/// The pictures.
-pub const PICTURES: &str = "docs/pictures";
 /// The page of headlines and pictures.
 const PAGE: &str = "docs/benchmarks.md";
 /// The page with the chart.

@@ -194,7 +194,7 @@ fn caption(all: &[Found]) -> String {
         "![{} {}]({}/{FILE})\n\nMachines of the figures {}.\n",
         of("Gains", Verdict::Gain),
         of("Losses", Verdict::Loss),
-        crate::documents::PICTURES,
+        crate::output::PICTURES,
         machines.join("; ")
     )
 }

@@ -11,6 +11,9 @@ use crate::figure::Figure;
 use crate::report::Report;
 use crate::svg;
 
+/// The pictures, in the repository.
+pub const PICTURES: &str = "docs/pictures";
+
 /// Writes a report into one directory and its pictures into another. Makes a directory that does
 /// not exist. Returns the files written. Each appears whole or not at all.
 ///

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use towpath_testkit::pin;
 
-use super::Place;
+use super::place::Place;
 use super::requests::{FIRST_PORT, KernelClient, KernelServer, PATIENCE, Sessions};
 use crate::figure::{Axis, Figure, Series};
 use crate::kernel_wire::{KernelWire, raise_file_limit};

@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use towpath_client::WaitStrategy;
 use towpath_testkit::{Participants, pin};
 
-use super::Place;
+use super::place::Place;
 use super::requests::{FIRST_PORT, KernelClient, KernelServer, PATIENCE, SPINS, Sessions};
 use crate::figure::{Axis, Figure, Series};
 use crate::kernel_wire::KernelWire;
@@ -257,8 +257,8 @@ fn ask_kernel(
         let Some(connection) = client.answered()? else {
             ensure!(now - last < PATIENCE, "{on_the_way} requests were lost");
             if waits == Waits::Blocks {
-                let mut heard = [PollFd::new(client.socket(), PollFlags::IN)];
-                let _ = poll(&mut heard, Some(&Timespec { tv_sec: 1, tv_nsec: 0 }));
+                let mut polled = [PollFd::new(client.socket(), PollFlags::IN)];
+                let _ = poll(&mut polled, Some(&Timespec { tv_sec: 1, tv_nsec: 0 }));
             }
             continue;
         };

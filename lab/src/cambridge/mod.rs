@@ -13,6 +13,7 @@
 mod idle;
 mod load;
 mod offered;
+mod place;
 mod requests;
 
 use std::time::Duration;
@@ -26,6 +27,7 @@ use crate::process::{Process, Serving};
 use crate::report::{Outcome, Row};
 use crate::statistics::{Pairs, Summary};
 use crate::techniques::Waits;
+use place::Place;
 
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let cores = two_cores()?;
@@ -46,15 +48,6 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     load::measure(place, &mut outcome)?;
     offered::measure(place, &mut outcome)?;
     Ok(outcome)
-}
-
-/// The conditions of all measurements.
-#[derive(Clone, Copy)]
-struct Place<'a> {
-    settings: Settings,
-    /// The engine's core and the application's.
-    cores: (usize, usize),
-    wire: &'a KernelWire,
 }
 
 /// Measures the paper's figure 4.

@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session};
 use towpath_testkit::pin;
 
-use super::Place;
+use super::place::Place;
 use super::requests::PATIENCE;
 use crate::figure::{Axis, Figure, Series};
 use crate::flow::{self, HEADER_BYTES};
@@ -441,8 +441,8 @@ fn work_on_socket(
         } else if last {
             return Ok(got);
         } else {
-            let mut heard = [PollFd::new(socket, PollFlags::IN)];
-            let _ = poll(&mut heard, Some(&Timespec { tv_sec: 0, tv_nsec: 2_000_000 }));
+            let mut polled = [PollFd::new(socket, PollFlags::IN)];
+            let _ = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 2_000_000 }));
         }
     }
 }

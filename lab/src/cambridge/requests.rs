@@ -179,7 +179,7 @@ impl Sessions {
             // A blocking wait returns without news when its time limit is over.
             let patient =
                 waits == Waits::Polls && !looks.is_multiple_of(4096) || start.elapsed() < PATIENCE;
-            ensure!(patient, "the server application heard of no request; {}", self.state());
+            ensure!(patient, "the server application learned of no request; {}", self.state());
         }
         let served = Instant::now();
         loop {

@@ -6,14 +6,16 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 
-use super::RX_USECS;
-use super::log::{self, Accesses, EVENTS};
 use super::styles::Style;
 use super::trial::{Amount, Load, Plan, Receiver, Shape, Testpmd, Trial, Way};
 use crate::Settings;
-use crate::child::{Child, OwnSocket, Role};
+use crate::card_log::{self, Accesses, EVENTS};
+use crate::child::{Child, Keep, OwnSocket, argument};
 use towpath_guest::{Counted, card_mac};
 
+/// The least time between two interrupts, for all drivers, in microseconds: the least of QEMU's
+/// model.
+pub(super) const RX_USECS: u32 = 128;
 /// The cards, in the guest's order: one for each way, then the sender's.
 const KERNEL: (&str, usize) = ("eth0", 0);
 const TESTPMD: (&str, usize) = ("0000:00:02.0", 1);
@@ -69,10 +71,10 @@ pub(super) fn run(settings: Settings, testpmd: Option<Files>) -> anyhow::Result<
     let directory = OwnSocket::new()?;
     let directory = directory.directory();
     // It makes the directory, and removes it however this process ends: QEMU's log has 100 MB.
-    let _keeper = Child::start(&Role::Keep { directory: directory.to_owned() })?;
+    let _keeper = Child::start(&Keep { directory: directory.to_owned() })?;
     let (plan, script) = (directory.join("plan"), directory.join("compare.sh"));
-    let role = Role::CardTrials(self::plan(settings, testpmd.is_some()));
-    fs::write(&plan, serde_json::to_string(&role)?)?;
+    let role = self::plan(settings, testpmd.is_some());
+    fs::write(&plan, argument(&role)?)?;
     fs::write(&script, SCRIPT)?;
     let mut files = vec![plan, script];
     files.extend(testpmd.into_iter().flat_map(|Files(files)| files));
@@ -92,7 +94,7 @@ pub(super) fn run(settings: Settings, testpmd: Option<Files>) -> anyhow::Result<
         let said = fs::read_to_string(&output).unwrap_or_default();
         bail!("the guest's command failed with status {status}; it said:\n{said}");
     }
-    let accesses = log::trials(BufReader::new(File::open(&log)?))?;
+    let accesses = card_log::trials(BufReader::new(File::open(&log)?))?;
     let trials = fs::read_to_string(directory.join("trials")).context("the guest's trials")?;
     let trials: Vec<Trial> = trials.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
     let missing = fs::read_to_string(directory.join("missing")).ok();

@@ -9,7 +9,7 @@
 
 mod count;
 mod guest;
-mod log;
+mod mac;
 mod packet;
 mod port;
 mod receivers;
@@ -22,18 +22,9 @@ mod trials;
 use crate::Settings;
 use crate::report::Outcome;
 
-pub(crate) use log::{Accesses, EVENTS, trials as logged};
+use guest::RX_USECS;
 pub(crate) use styles::Order;
 pub(crate) use trial::{Plan, Receiver};
-
-/// The marks in QEMU's log of a guest.
-pub(crate) mod marks {
-    pub(crate) use super::sender::{DONE, END, MARKS, START};
-}
-
-/// The least time between two interrupts, for all drivers, in microseconds: the least of QEMU's
-/// model.
-const RX_USECS: u32 = 128;
 
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let mut outcome =
@@ -56,21 +47,6 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     handoff?.add_rows(&mut outcome)?;
     outcome.missing.extend(left.missing);
     Ok(outcome)
-}
-
-/// Receives in the guest until the parent is gone.
-pub(crate) fn receive(receiver: &Receiver) -> anyhow::Result<()> {
-    receivers::receive(receiver)
-}
-
-/// Drives a card of the guest for an application, in an older way.
-pub(crate) fn drive(order: &Order) -> anyhow::Result<()> {
-    styles::drive(order)
-}
-
-/// Runs the trials in the guest.
-pub(crate) fn run_trials(plan: &Plan) -> anyhow::Result<()> {
-    trials::run(plan)
 }
 
 fn how() -> String {

@@ -5,12 +5,12 @@ use std::os::fd::BorrowedFd;
 
 use anyhow::{Context, ensure};
 use rustix::event::{PollFd, PollFlags, poll};
-use towpath_device::pci::PciAddress;
-use towpath_device::pci::e1000e::{E1000eDevice, Moderation, Options};
 use towpath_device::{
     Access, Armed, Completion, Device, DeviceQueue, Filter, Kick, Meta, Packet, Part, Received,
     Registration, Space, SpaceId, Spaces, packet_memory,
 };
+use towpath_device_pci::PciAddress;
+use towpath_device_pci::e1000e::{E1000eDevice, Moderation, Options};
 use towpath_memory::Region;
 
 /// The bytes of a buffer.
@@ -132,7 +132,7 @@ impl Port {
     }
 
     /// Takes a batch of received packets: each with its buffer, where it lies, and its length. The caller
-    /// gives each buffer back, by [`Port::give_back`] or [`Port::send_from`].
+    /// gives each buffer back, by [`Port::complete`] or [`Port::send_from`].
     pub(super) fn take(&mut self, taken: &mut Vec<(u32, u32)>) -> anyhow::Result<usize> {
         let count = self.poll()?;
         taken.clear();
@@ -148,7 +148,7 @@ impl Port {
     }
 
     /// Gives back the buffer of a received packet.
-    pub(super) fn give_back(&mut self, buffer: u32) {
+    pub(super) fn complete(&mut self, buffer: u32) {
         self.free.push(buffer);
     }
 

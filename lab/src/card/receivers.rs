@@ -11,11 +11,12 @@ use towpath_packet::Meta;
 use towpath_testkit::PacketRing;
 
 use super::count::Count;
+use super::mac::shown_mac;
 use super::packet::{ETHERTYPE, goes_back, swap};
 use super::port::Port;
 use super::styles::{self, Round};
-use super::trial::{Receiver, shown_mac};
-use crate::child::tell;
+use super::trial::Receiver;
+use crate::child::{Role, tell};
 
 /// Packets that a program takes at once.
 const BATCH: usize = 64;
@@ -26,8 +27,16 @@ const SLOTS: u32 = 4096;
 /// IPv4 hosts, and the kernel's card would receive the packets, too.
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 70);
 
+impl Role for Receiver {
+    const NAME: &'static str = "CardReceiver";
+
+    fn act(self) -> anyhow::Result<()> {
+        receive(&self)
+    }
+}
+
 /// Receives until the parent is gone.
-pub(super) fn receive(receiver: &Receiver) -> anyhow::Result<()> {
+fn receive(receiver: &Receiver) -> anyhow::Result<()> {
     let count = Count::default();
     let counted = count.clone();
     let (mac, mut run): (_, Round) = match receiver {

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::log::Accesses;
 use super::trial::{Load, Shape, Trial, Way};
+use crate::card_log::Accesses;
 use crate::report::{Outcome, Row};
 use crate::statistics::ratios;
 

@@ -12,20 +12,13 @@ use towpath_testkit::Participants;
 use super::packet::packet;
 use super::port::Port;
 use super::trial::{Load, Shape};
+use crate::card_log::{DONE, END, MARKS, START};
 
 /// Packets of a burst: fewer than the card's ring and QEMU's hub hold together, so that none is lost
 /// on the wire.
 const BURST: usize = 2048;
 /// The time for a receiver to take a burst.
 const PAUSE: Duration = Duration::from_millis(25);
-/// The file of the host bridge's configuration. QEMU reports each read, so that a byte without meaning
-/// marks a moment among the accesses of registers.
-pub(crate) const MARKS: &str = "/sys/bus/pci/devices/0000:00:00.0/config";
-/// The offsets of the bytes that mark the start and the end of a window, and the end of a trial, which
-/// has one or several windows. No other program reads single bytes there.
-pub(crate) const START: u64 = 0xfd;
-pub(crate) const END: u64 = 0xfb;
-pub(crate) const DONE: u64 = 0xf9;
 
 /// What the sender counted in a trial.
 #[derive(Clone, Copy, Debug, Default)]

@@ -50,7 +50,7 @@ impl Way {
     }
 }
 
-/// A receiving process of this program.
+/// Receives from a card, and counts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Receiver {
     /// On a packet socket.
@@ -128,7 +128,7 @@ pub(super) struct Trial {
     pub(super) busy_instructions: Option<u64>,
 }
 
-/// The work of the guest.
+/// Sends to all receivers of a guest in turn.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
     /// The sender's card.
@@ -151,29 +151,4 @@ pub(super) struct Testpmd {
     pub(super) drivers: Vec<PathBuf>,
     /// The card's address.
     pub(super) mac: [u8; 6],
-}
-
-/// Returns an address as text.
-pub(super) fn shown_mac(mac: [u8; 6]) -> String {
-    mac.map(|byte| format!("{byte:02x}")).join(":")
-}
-
-/// Reads an address.
-pub(super) fn parsed_mac(text: &str) -> Option<[u8; 6]> {
-    let bytes: Vec<u8> =
-        text.split(':').map(|byte| u8::from_str_radix(byte, 16).ok()).collect::<Option<_>>()?;
-    bytes.try_into().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_address_is_read_as_it_is_shown() {
-        let mac = [0x52, 0x54, 0, 0, 0, 0xfe];
-        assert_eq!(parsed_mac(&shown_mac(mac)), Some(mac));
-        assert_eq!(parsed_mac("52:54"), None);
-        assert_eq!(parsed_mac("52:54:00:00:00:xx"), None);
-    }
 }

@@ -10,10 +10,11 @@ use anyhow::{Context, bail, ensure};
 use rustix::process::Signal;
 use towpath_testkit::{Participants, family, run_before_others};
 
+use super::mac::parsed_mac;
 use super::port::Port;
 use super::sender::Sender;
-use super::trial::{Load, Plan, Receiver, Shape, Testpmd, Trial, Way, parsed_mac};
-use crate::child::{Child, ROLE_FLAG, Role};
+use super::trial::{Load, Plan, Receiver, Shape, Testpmd, Trial, Way};
+use crate::child::{Child, Role, give};
 
 /// An address that no card has.
 const UNUSED_MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 0xf0];
@@ -38,8 +39,16 @@ pub(super) struct Forwarded {
     instructions: u64,
 }
 
+impl Role for Plan {
+    const NAME: &'static str = "CardTrials";
+
+    fn act(self) -> anyhow::Result<()> {
+        run(&self)
+    }
+}
+
 /// Runs all trials, and writes each as a line of JSON.
-pub(super) fn run(plan: &Plan) -> anyhow::Result<()> {
+fn run(plan: &Plan) -> anyhow::Result<()> {
     let mut running = BTreeMap::new();
     for (way, receiver) in &plan.receivers {
         let child = start(receiver).with_context(|| way.name())?;
@@ -143,16 +152,15 @@ fn count(way: Way, receiver: &mut Option<&mut Running>) -> anyhow::Result<Forwar
         return ask_testpmd(&mut receiver.child);
     }
     receiver.child.say("count")?;
-    let heard = receiver.child.hear()?;
-    let numbers = heard.split_once(' ').context("a count without the number of IPCs")?;
+    let line = receiver.child.read_line()?;
+    let numbers = line.split_once(' ').context("a count without the number of IPCs")?;
     let (packets, ipcs) = (numbers.0.parse()?, numbers.1.parse()?);
     Ok(Forwarded { packets, ipcs, instructions: 0 })
 }
 
 fn start(receiver: &Receiver) -> anyhow::Result<Running> {
     let mut command = Command::new(std::env::current_exe()?);
-    let role = Role::CardReceiver(receiver.clone());
-    command.arg(ROLE_FLAG).arg(serde_json::to_string(&role)?);
+    give(receiver, &mut command)?;
     let (child, said) = Child::start_heard(command)?;
     let mac = parsed_mac(&said).with_context(|| format!("no address: {said}"))?;
     let mut processes = family(child.pid())?;
@@ -200,7 +208,7 @@ fn ask_testpmd(child: &mut Child) -> anyhow::Result<Forwarded> {
     child.say("end-of-answer")?;
     let mut lines = Vec::new();
     while lines.len() < MOST_LINES {
-        let line = child.hear()?;
+        let line = child.read_line()?;
         if line.contains("Command not found") {
             return Ok(parse(&lines));
         }

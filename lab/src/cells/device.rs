@@ -82,7 +82,7 @@ impl Device for CellDevice {
 #[cfg(test)]
 mod tests {
     use towpath_device::Meta;
-    use towpath_device::conformance::{DeviceFarEnd, FarEnd, Pair, run};
+    use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd, Pair, run};
 
     use super::super::sizes::MTU_BYTES;
     use super::*;

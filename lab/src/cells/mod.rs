@@ -14,5 +14,5 @@ mod process;
 mod queue;
 mod sizes;
 
-pub(crate) use process::{CellProcess, CellServing, serve};
+pub(crate) use process::{CellProcess, CellServers};
 pub(crate) use sizes::{CELLS_PER_S, MTU_BYTES, RECEIVE_CELLS};

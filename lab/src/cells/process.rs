@@ -14,19 +14,24 @@ use super::device::pair;
 use super::sizes::CELLS_PER_S;
 use crate::child::{Child, OwnSocket, Role, tell, wait_for_end};
 
-/// The parameters of the process that serves both ends.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct CellServing {
+/// Serves both ends of a link of cells.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct CellServers {
     near: PathBuf,
     is_aal34: bool,
     mtu: usize,
     cpu: usize,
 }
 
-impl CellServing {
-    /// Returns the socket of the near server.
-    pub(crate) fn socket(&self) -> &Path {
-        &self.near
+impl Role for CellServers {
+    const NAME: &'static str = "CellServers";
+
+    fn directory(&self) -> Option<&Path> {
+        self.near.parent()
+    }
+
+    fn act(self) -> anyhow::Result<()> {
+        serve(&self)
     }
 }
 
@@ -36,7 +41,7 @@ fn far_socket(near: &Path) -> PathBuf {
 }
 
 /// Runs the process: serves until its parent is gone.
-pub(crate) fn serve(serving: &CellServing) -> anyhow::Result<()> {
+fn serve(serving: &CellServers) -> anyhow::Result<()> {
     let adaptation = if serving.is_aal34 { Adaptation::Aal34 } else { Adaptation::Aal5 };
     let sockets = [serving.near.clone(), far_socket(&serving.near)];
     let mut servers = Vec::new();
@@ -75,8 +80,8 @@ impl CellProcess {
     ) -> anyhow::Result<CellProcess> {
         let socket = OwnSocket::new()?;
         let is_aal34 = adaptation == Adaptation::Aal34;
-        let serving = CellServing { near: socket.path(), is_aal34, mtu, cpu };
-        let child = Child::start(&Role::CellServers(serving))?;
+        let serving = CellServers { near: socket.path(), is_aal34, mtu, cpu };
+        let child = Child::start(&serving)?;
         let process = CellProcess { _child: child, socket };
         for socket in [process.near(), process.far()] {
             let set = |setting, value| towpath_client::set(&socket, None, setting, value);

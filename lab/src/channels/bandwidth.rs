@@ -4,6 +4,7 @@
 //! room there is. The sender writes every byte, and the receiver copies it.
 
 use std::collections::VecDeque;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
@@ -45,7 +46,7 @@ pub(super) fn measure(
     let blocking = Process::start(&Serving::memory(1500), None)?;
     let mut channel = Spinning::with_rings(&blocking.socket(), cores, [RING_BYTES; 2])?;
     let polling = Process::start(&Serving::memory(1500).on(cores.0).polling(), None)?;
-    let mut requests = Requests::new(&polling)?;
+    let mut requests = Requests::new(&polling.socket())?;
     polling.pause()?;
     let mut curves = [Vec::new(), Vec::new()];
     for bytes in sizes {
@@ -125,7 +126,7 @@ impl End {
 }
 
 /// Two applications, of which one sends to the other by requests.
-struct Requests {
+pub(super) struct Requests {
     sender: End,
     receiver: End,
     /// The positions up to which messages are sent and received, since the first run.
@@ -135,8 +136,8 @@ struct Requests {
 }
 
 impl Requests {
-    fn new(process: &Process) -> anyhow::Result<Requests> {
-        let [mut near, mut far] = ends::open(&process.socket(), WaitStrategy::Poll, (1, 64))?;
+    pub(super) fn new(socket: &Path) -> anyhow::Result<Requests> {
+        let [mut near, mut far] = ends::open(socket, WaitStrategy::Poll, (1, 64))?;
         let share = |side: &mut Side| -> anyhow::Result<(Memory, ApertureKey)> {
             let memory = side.session.create_memory(RING_BYTES + 4096, Sharing::Requests)?;
             let all = 0..memory.len();
@@ -157,7 +158,7 @@ impl Requests {
     }
 
     /// Sends messages for a time. Returns millions of messages received per second.
-    fn run(&mut self, bytes: usize, window: Duration) -> anyhow::Result<f64> {
+    pub(super) fn run(&mut self, bytes: usize, window: Duration) -> anyhow::Result<f64> {
         let (mut out, mut into) = (vec![0_u8; bytes], vec![0_u8; bytes]);
         // Each run begins at the start of the ring.
         let begin = self.sent.next_multiple_of(RING_BYTES as u64);

@@ -1,13 +1,16 @@
 //! Applications on one host that share memory (Riddoch and Pope, sections 2 and 4): channels beside
 //! other ways for two applications to send messages to each other; the bandwidth of stores into the
-//! other one's memory and of requests; many idle channels; the overhead of a message.
+//! other one's memory and of requests; requests that a worker and that the engine carries out; many idle channels; the
+//! overhead of a message.
 
 mod bandwidth;
+mod copying;
 mod ends;
 mod idle;
 mod overhead;
 mod spinning;
 
+pub(crate) use copying::Requester;
 pub(crate) use ends::connect;
 
 use crate::Settings;
@@ -18,7 +21,7 @@ use spinning::Spinning;
 
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let cores = two_cores()?;
-    let outcome = Outcome {
+    let mut outcome = Outcome {
         how: format!(
             "two sessions of one process, each in a thread, with a channel; or two processes of testpmd; \
              or two threads with Aeron IPC: one side on core {}, where messages are received, the other \
@@ -27,6 +30,8 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         ),
         ..Outcome::default()
     };
+    // First, because the others pin this thread, and processes inherit that.
+    copying::measure(settings, &mut outcome)?;
     let process = Process::start(&Serving::memory(1500), None)?;
     let mut channel = Spinning::new(&process.socket(), cores)?;
     let mut outcome = crate::peers::beside_channels(settings, cores, outcome, &mut channel)?;

@@ -2,12 +2,12 @@
 //! the same flow.
 
 use anyhow::ensure;
+use towpath_engine::demux::{Destination, Direction, FlowCache, FlowTable};
 use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::plain::{self, Plain};
-use towpath_server::FlowCache;
-use towpath_server::internals::{Destination, FlowTable, LookupDirection, Rule, Vlan};
+use towpath_packet::{FlowRule, FlowVlan};
 
-use super::{AT_LEAST_INTERLEAVED, CHUNK, FLOWS, MAC, in_turn, run, since};
+use super::lookups::{AT_LEAST_INTERLEAVED, CHUNK, FLOWS, MAC, in_turn, run, since};
 use crate::Settings;
 use crate::report::{Outcome, Row};
 use crate::statistics::ratios;
@@ -47,7 +47,7 @@ pub(super) fn measure(
 fn hits(table: &mut FlowTable, packets: &[(Plain, u32)]) -> anyhow::Result<[f64; 2]> {
     // The first packets are one of each class.
     let counts = |table: &FlowTable| {
-        [0, 1].map(|place| table.class_counts(LookupDirection::Received, &packets[place].0))
+        [0, 1].map(|place| table.class_counts(Direction::Received, &packets[place].0))
     };
     table.set_cache(FlowCache::Auto);
     let before = counts(table);
@@ -63,10 +63,11 @@ fn table() -> anyhow::Result<FlowTable> {
     let mut table = FlowTable::new(1, FlowCache::Off);
     for port in 0..FLOWS {
         for (protocol, first) in [(TCP, 0), (UDP, FLOWS)] {
-            let vlan = Vlan::Untagged;
-            let rule = Rule { mac: Some(MAC), vlan, protocol: Some(protocol), ..Rule::default() };
+            let vlan = FlowVlan::Untagged;
+            let rule =
+                FlowRule { mac: Some(MAC), vlan, protocol: Some(protocol), ..FlowRule::default() };
             let to = Destination { session: 0, endpoint: u32::from(first + port) };
-            let rule = Rule { port: Some(port), ..rule };
+            let rule = FlowRule { port: Some(port), ..rule };
             ensure!(table.insert(&rule, false, to), "a unique rule");
         }
     }

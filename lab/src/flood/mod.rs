@@ -20,7 +20,7 @@ use towpath_netlink::{Netlink, Reachability};
 use towpath_testkit::Census;
 
 use crate::Settings;
-use crate::child::{Child, OwnSocket, Role};
+use crate::child::{Child, Keep, OwnSocket};
 use crate::process::{Process, Serving};
 use crate::programs::own_program;
 use crate::report::{Outcome, Row};
@@ -130,7 +130,7 @@ impl Run {
 fn run(web: &Path, rate: Option<u32>, (flood, after): (Duration, Duration)) -> anyhow::Result<Run> {
     let server = Process::start(&Serving::tap(TAP), None)?;
     let files = OwnSocket::new()?;
-    let _keeper = Child::start(&Role::Keep { directory: files.directory().to_owned() })?;
+    let _keeper = Child::start(&Keep { directory: files.directory().to_owned() })?;
     std::fs::write(files.directory().join("index.html"), "file")?;
     let (web, to) = example::start(web, &server.socket(), files.directory())?;
     // The first connections make what the program makes once.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use towpath_device::random::Random;
+use fastrand::Rng;
 use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::transport::tcp_flags;
 use towpath_testkit::PacketSocket;
@@ -71,7 +71,7 @@ pub(super) fn flood(
     over: &AtomicBool,
 ) -> anyhow::Result<u64> {
     let socket = PacketSocket::open(interface, ETHERTYPE)?;
-    let (mut random, mut sent) = (Random::new(0x51f1), 0);
+    let (mut random, mut sent) = (Rng::with_seed(0x51f1), 0);
     let (start, before) = (Instant::now(), Traffic::of(interface)?);
     while !over.load(Ordering::Relaxed) {
         let due = match rate {
@@ -98,10 +98,10 @@ pub(super) fn flood(
 }
 
 /// Makes a SYN from a random address and port.
-fn syn(random: &mut Random, mac: [u8; 6], to: SocketAddrV4) -> Vec<u8> {
-    let port = 1024 + random.below(64_000) as u16;
+fn syn(random: &mut Rng, mac: [u8; 6], to: SocketAddrV4) -> Vec<u8> {
+    let port = 1024 + random.u16(..64_000);
     let tcp = Tcp {
-        sequence: random.draw() as u32,
+        sequence: random.u32(..),
         acknowledgement: 0,
         flags: tcp_flags::SYN,
         window: 0xfaf0,
@@ -112,9 +112,9 @@ fn syn(random: &mut Random, mac: [u8; 6], to: SocketAddrV4) -> Vec<u8> {
 }
 
 /// Returns a random address that a host of another network may have.
-fn source(random: &mut Random) -> Ipv4Addr {
+fn source(random: &mut Rng) -> Ipv4Addr {
     loop {
-        let [first, rest @ ..] = (random.draw() as u32).to_be_bytes();
+        let [first, rest @ ..] = random.u32(..).to_be_bytes();
         if (1..224).contains(&first) && first != 10 && first != 127 {
             return Ipv4Addr::from([first, rest[0], rest[1], rest[2]]);
         }
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn syns_come_from_many_hosts_of_other_networks() {
-        let mut random = Random::new(1);
+        let mut random = Rng::with_seed(1);
         let to = SocketAddrV4::new(Ipv4Addr::new(10, 77, 0, 2), 8080);
         let mut sources = std::collections::BTreeSet::new();
         for _ in 0..10_000 {

@@ -2,14 +2,15 @@
 //! process: application and engine in one, from the sending call to the device's system call.
 
 use std::io::BufRead;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use serde::{Deserialize, Serialize};
 use towpath_client::Session;
 use towpath_testkit::{StepWatch, Steps};
 
-use super::Handoff;
+use super::handoff::Handoff;
 use super::packets::{PACKET_BYTES, aim, options, send_batch};
 use crate::Settings;
 use crate::child::{Child, OwnSocket, Role, tell};
@@ -31,8 +32,29 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// The number of counts of each.
 const COUNTS: usize = 5;
 
+/// Serves a device and sends through it on command, in one process.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Counted {
+    /// The device and its settings.
+    pub(crate) serving: Serving,
+    /// The socket's path.
+    pub(crate) socket: PathBuf,
+}
+
+impl Role for Counted {
+    const NAME: &'static str = "Counted";
+
+    fn directory(&self) -> Option<&Path> {
+        self.socket.parent()
+    }
+
+    fn act(self) -> anyhow::Result<()> {
+        counted(&self.serving, self.socket)
+    }
+}
+
 /// Runs the process that the experiment steps through: sends as many packets as each line says.
-pub(crate) fn counted(serving: &Serving, socket: PathBuf) -> anyhow::Result<()> {
+fn counted(serving: &Serving, socket: PathBuf) -> anyhow::Result<()> {
     let name = serving.wire.tap()?;
     let (server, _far) = start_server(serving, socket.clone())?;
     let mut session = Session::attach(socket, &options())?;
@@ -55,7 +77,7 @@ pub(super) fn measure(
     let own = OwnSocket::new()?;
     let serving = Serving::tap("tpbsda");
     let socket = own.path();
-    let mut child = Child::start(&Role::Counted { serving, socket: socket.clone() })?;
+    let mut child = Child::start(&Counted { serving, socket: socket.clone() })?;
     let ways: Vec<(&str, Option<(Handoff, u64)>)> = match handoff {
         Some(handoff) => vec![
             ("handed over directly", Some((handoff, handoff.direct))),

@@ -10,7 +10,7 @@ use anyhow::{Context, ensure};
 use towpath_net::Network;
 use towpath_testkit::{Participants, pin};
 
-use super::{Handoff, IN_TWO_WAYS, Refused, Run, TWO_WAYS, both, slow};
+use super::handoff::{Handoff, IN_TWO_WAYS, Refused, Run, TWO_WAYS, both, slow};
 use crate::Settings;
 use crate::kernel_wire::KernelWire;
 use crate::process::{Process, Serving, Wire};

@@ -6,12 +6,12 @@
 
 use std::time::Duration;
 
-use towpath_device::loopback::{Config, Timing};
+use towpath_device_testing::loopback::{Config, Timing};
+use towpath_engine::solo::{Solo, direct_and_queued};
 use towpath_server::Values;
-use towpath_server::internals::{Solo, direct_and_queued};
 use towpath_testkit::pin;
 
-use super::{IN_TWO_WAYS, TWO_WAYS};
+use super::handoff::{IN_TWO_WAYS, TWO_WAYS};
 use crate::Settings;
 use crate::figure::{Axis, Figure, Series};
 use crate::report::{Outcome, Row};

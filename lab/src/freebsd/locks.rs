@@ -303,8 +303,8 @@ impl Driver {
 
 #[cfg(test)]
 mod tests {
-    use towpath_device::conformance::{DeviceFarEnd, FarEnd};
-    use towpath_device::loopback;
+    use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
+    use towpath_device_testing::loopback;
 
     use super::*;
 

@@ -9,7 +9,7 @@ use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session};
 use towpath_packet::build::Flow;
 use towpath_testkit::{Participants, pin};
 
-use super::{Handoff, IN_TWO_WAYS, Refused, Run, TWO_WAYS, both, slow};
+use super::handoff::{Handoff, IN_TWO_WAYS, Refused, Run, TWO_WAYS, both, slow};
 use crate::Settings;
 use crate::echo::mac_of;
 use crate::figure::{Axis, Figure, Series};

@@ -8,8 +8,8 @@
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use towpath_device::conformance::{DeviceFarEnd, FarEnd};
-use towpath_device::loopback::{self, Timing};
+use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
+use towpath_device_testing::loopback::{self, Timing};
 use towpath_embedded::{Config, Counts, Embedded, Protection, SendError};
 
 use super::kicks::KICKS_NS;

@@ -16,17 +16,16 @@ use std::path::Path;
 use anyhow::{bail, ensure};
 
 use crate::Settings;
-use crate::card::{Accesses, EVENTS, logged};
-use crate::child::{Child, OwnSocket, Role};
+use crate::card_log::{self, Accesses, EVENTS};
+use crate::child::{Child, Keep, OwnSocket, argument};
 use crate::freebsd::batches;
 use crate::report::{Outcome, Row};
 use crate::statistics::ratios;
 use towpath_guest::{Counted, Processors};
 
 use trials::Trial;
-pub(crate) use trials::{Plan, run as run_trials, serve_steps};
-use ways::Tally;
-pub(crate) use ways::Way;
+pub(crate) use trials::{HandoffSteps, Plan};
+use ways::{Tally, Way};
 
 /// The card that the program drives, and the kernel's interface at the other end of the wire.
 const CARD: &str = "0000:00:01.0";
@@ -68,9 +67,9 @@ fn boot(settings: Settings, is_counted: bool) -> anyhow::Result<(Vec<Trial>, Vec
     let directory = OwnSocket::new()?;
     let directory = directory.directory();
     // It makes the directory, and removes it however this process ends.
-    let _keeper = Child::start(&Role::Keep { directory: directory.to_owned() })?;
+    let _keeper = Child::start(&Keep { directory: directory.to_owned() })?;
     let (plan, script) = (directory.join("plan"), directory.join("handoff.sh"));
-    let role = Role::HandoffTrials(Plan {
+    let role = Plan {
         card: CARD.into(),
         far: FAR.into(),
         packets: packets(settings, is_counted),
@@ -79,8 +78,8 @@ fn boot(settings: Settings, is_counted: bool) -> anyhow::Result<(Vec<Trial>, Vec
         batches: batches(settings),
         is_counted,
         out: OUT.into(),
-    });
-    fs::write(&plan, serde_json::to_string(&role)?)?;
+    };
+    fs::write(&plan, argument(&role)?)?;
     fs::write(&script, SCRIPT)?;
     let (log, output) = (directory.join("log"), directory.join("said"));
     let command = ["bash", "/guest/handoff.sh", CARD].map(str::to_owned);
@@ -116,7 +115,7 @@ fn packets(settings: Settings, is_counted: bool) -> u64 {
 }
 
 fn accesses(log: &Path) -> anyhow::Result<Vec<Accesses>> {
-    logged(BufReader::new(File::open(log)?))
+    card_log::trials(BufReader::new(File::open(log)?))
 }
 
 /// What was sent in the rounds of a way, without the first one.

@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
-use towpath_device::pci::PciAddress;
-use towpath_device::pci::e1000e::{E1000eDevice, Options};
+use towpath_device_pci::PciAddress;
+use towpath_device_pci::e1000e::{E1000eDevice, Options};
 use towpath_embedded::SendError;
 use towpath_testkit::{PacketSocket, StepWatch, Steps};
 
 use super::ways::{Shared, Tally, Way};
-use crate::card::marks::{DONE, END, MARKS, START};
+use crate::card_log::{DONE, END, MARKS, START};
 use crate::child::{Child, Role, tell};
 use crate::freebsd::step_through;
 
@@ -37,7 +37,7 @@ const PATIENCE: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
 /// The line that leads to the machine's monitor.
 const MONITOR: &str = "/dev/ttyS2";
 
-/// The work of the guest.
+/// Sends through a card of a guest from several threads, in each way.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
     /// The card, and the interface at the other end of the wire.
@@ -76,8 +76,16 @@ pub(super) enum Trial {
     Unplugged { way: Way, sent: u64, arrived: u64, tally: Tally },
 }
 
+impl Role for Plan {
+    const NAME: &'static str = "HandoffTrials";
+
+    fn act(self) -> anyhow::Result<()> {
+        run(&self)
+    }
+}
+
 /// Runs all trials, and writes each as a line of JSON.
-pub(crate) fn run(plan: &Plan) -> anyhow::Result<()> {
+fn run(plan: &Plan) -> anyhow::Result<()> {
     let marks = File::open(MARKS).context(MARKS)?;
     let mut out = File::create(&plan.out)?;
     for way in Way::ALL {
@@ -183,8 +191,25 @@ fn one(
     Ok(Trial::Sent { way, threads, round, packets, ns: took.as_nanos() as u64, tally })
 }
 
+/// Sends through a card on command.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct HandoffSteps {
+    /// The card.
+    pub(crate) card: String,
+    /// The way to it.
+    pub(crate) way: Way,
+}
+
+impl Role for HandoffSteps {
+    const NAME: &'static str = "HandoffSteps";
+
+    fn act(self) -> anyhow::Result<()> {
+        serve_steps(&self.card, self.way)
+    }
+}
+
 /// Runs the process that [`stepped`] steps through: sends as many packets as each line says.
-pub(crate) fn serve_steps(card: &str, way: Way) -> anyhow::Result<()> {
+fn serve_steps(card: &str, way: Way) -> anyhow::Result<()> {
     let shared = open(card, way)?;
     let packet = packet(0);
     tell("ready")?;
@@ -197,7 +222,7 @@ pub(crate) fn serve_steps(card: &str, way: Way) -> anyhow::Result<()> {
 }
 
 fn stepped(plan: &Plan, way: Way) -> anyhow::Result<Trial> {
-    let mut child = Child::start(&Role::HandoffSteps { card: plan.card.clone(), way })?;
+    let mut child = Child::start(&HandoffSteps { card: plan.card.clone(), way })?;
     let watch = StepWatch::start(child.pid())?;
     // Executes one-time work.
     step_through(&watch, &mut child, plan.batches[0])?;

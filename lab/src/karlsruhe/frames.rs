@@ -14,7 +14,7 @@ use towpath_testkit::{Participants, pin};
 
 use super::counted::{Counted, counted};
 use super::left::Left;
-use super::{WINDOW_S, Way};
+use super::way::{WINDOW_S, Way};
 use crate::echo::mac_of;
 use crate::process::{HOST, Process};
 

@@ -9,20 +9,33 @@ use std::io::BufRead;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
 use towpath_testkit::IdleCounters;
 
-use super::frames::{Bench, Direction, Load};
-use super::{RATE, Sample, WINDOW_S};
+use super::way::WINDOW_S;
 use crate::Settings;
 use crate::child::{Child, Role, tell};
-use crate::report::{Outcome, Row};
 
-/// Frames of a burst.
-const BURSTS: [u32; 2] = [1, 16];
+/// Counts the idle time of each core, and reports it on request.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct CountIdle {
+    /// The cores.
+    pub(crate) cpus: Vec<usize>,
+    /// The time to calibrate, in milliseconds.
+    pub(crate) calibration_ms: u64,
+}
+
+impl Role for CountIdle {
+    const NAME: &'static str = "CountIdle";
+
+    fn act(self) -> anyhow::Result<()> {
+        count_idle(&self.cpus, Duration::from_millis(self.calibration_ms))
+    }
+}
 
 /// Runs the counting process: begins at each first line, and at each second line reports the idle
 /// part of each core.
-pub(crate) fn count_idle(cpus: &[usize], calibration: Duration) -> anyhow::Result<()> {
+fn count_idle(cpus: &[usize], calibration: Duration) -> anyhow::Result<()> {
     let mut idle = IdleCounters::start(cpus)?;
     idle.calibrate(calibration)?;
     tell("ready")?;
@@ -49,23 +62,23 @@ impl Left {
     /// Starts and calibrates it. Nothing else may compute meanwhile.
     pub(super) fn start(cores: (usize, usize), settings: Settings) -> anyhow::Result<Left> {
         let calibration_ms = if settings.quick { 200 } else { 1000 };
-        let role = Role::CountIdle { cpus: vec![cores.0, cores.1], calibration_ms };
+        let role = CountIdle { cpus: vec![cores.0, cores.1], calibration_ms };
         Ok(Left { child: Child::start(&role)? })
     }
 
     pub(super) fn begin(&mut self) -> anyhow::Result<()> {
         self.child.say("begin")?;
-        self.child.hear()?;
+        self.child.read_line()?;
         Ok(())
     }
 
     /// Returns the idle part of all cores, 0 to 1.
     pub(super) fn end(&mut self) -> anyhow::Result<f64> {
         self.child.say("end")?;
-        let heard = self.child.hear()?;
+        let line = self.child.read_line()?;
         // A core that was never idle during the calibration has no value.
-        let parts: Vec<Option<f64>> = serde_json::from_str(&heard)
-            .with_context(|| format!("the process that counts said {heard:?}"))?;
+        let parts: Vec<Option<f64>> = serde_json::from_str(&line)
+            .with_context(|| format!("the process that counts said {line:?}"))?;
         match parts.iter().copied().collect::<Option<Vec<f64>>>() {
             Some(parts) if !parts.is_empty() => Ok(parts.iter().sum::<f64>() / parts.len() as f64),
             _ => bail!("the machine was not idle for a moment: idle time cannot be counted"),
@@ -77,38 +90,6 @@ impl Left {
 /// `busy_s` are those of samples.
 pub(super) fn missing(left: f64, busy_s: f64) -> f64 {
     1.0 - left - busy_s / (2.0 * WINDOW_S)
-}
-
-/// Measures frames both ways: idle time by the count, and by the scheduler's account of
-/// participants.
-pub(super) fn measure(
-    settings: Settings,
-    bench: &mut Bench<'_>,
-    window: Duration,
-    outcome: &mut Outcome,
-) -> anyhow::Result<()> {
-    for direction in Direction::ALL {
-        for burst in BURSTS {
-            let load = Load::bursts(direction, RATE, burst);
-            let samples = (0..settings.pairs())
-                .map(|_| bench.run(load, window))
-                .collect::<anyhow::Result<Vec<Sample>>>()?;
-            let parameters =
-                [("packets_per_s", f64::from(RATE)), ("packets_at_once", f64::from(burst))];
-            let mut row = |what: &str, value: &dyn Fn(&Sample) -> f64| {
-                let values: Vec<f64> = samples.iter().map(|one| 100.0 * value(one)).collect();
-                let name = format!("{}, counted, {what}", direction.name());
-                outcome.context.push(Row::new(&name, &parameters, "% of both cores", &values));
-            };
-            let left = |sample: &Sample| sample.left.unwrap_or(f64::NAN);
-            row("idle", &left);
-            row("participants", &|sample| 1.0 - sample.idle(2));
-            row("interrupts, the kernel's threads and others", &|sample| {
-                missing(left(sample), sample.busy_s)
-            });
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

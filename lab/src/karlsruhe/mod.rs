@@ -8,6 +8,7 @@
 //! Wake-ups stand for the paper's IPCs: both make a sleeping thread run. Polls of the device that
 //! found nothing stand for its interrupts: calls of the driver beyond those that moved a frame.
 
+mod account;
 mod counted;
 mod frames;
 mod left;
@@ -15,6 +16,7 @@ mod setups;
 mod switches;
 mod table;
 mod tcp;
+mod way;
 
 use std::time::Duration;
 
@@ -29,20 +31,17 @@ use crate::process::{Process, Serving};
 use crate::report::{Outcome, Row};
 use crate::statistics::{Pairs, Summary};
 use crate::techniques::{base, compared};
-pub(crate) use left::count_idle;
+pub(crate) use left::CountIdle;
 
 use frames::{Bench, Direction, Load, Sample};
+use way::{RATE, Way};
 
-/// The paper's window; shorter ones are scaled to it.
-pub(super) const WINDOW_S: f64 = 5.0;
 /// The interface of this experiment.
 const TAP: &str = "tpkar0";
 /// Clocks that are compared with notifications.
 const CLOCKS_HZ: [u64; 2] = [500, 4000];
 /// Counts with a higher correlation than this cannot be told apart.
 const TOLD_APART: f64 = 0.98;
-/// Frames per second when savings are compared.
-const RATE: u32 = 10_000;
 /// Frames of a burst where one notification for all is compared with one for each.
 const BURST: u32 = 16;
 
@@ -74,7 +73,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         table(settings, &mut bench, window, &mut outcome)?;
         savings(settings, &mut bench, window, &mut outcome)?;
         bench.left = Some(left::Left::start(cores, settings)?);
-        left::measure(settings, &mut bench, window, &mut outcome)?;
+        account::measure(settings, &mut bench, window, &mut outcome)?;
     }
     switches::measure(settings, cores, &mut outcome)?;
     table::measure(settings, window, &mut outcome)?;
@@ -190,36 +189,6 @@ fn line(outcome: &mut Outcome, way: &str, points: &[[f64; 2]]) {
     ] {
         let row = Row::new(&format!("{way}: {what}"), &parameters, unit, &[value]);
         outcome.rows.push(Row { samples: points.len(), ..row });
-    }
-}
-
-/// One side of a comparison.
-#[derive(Clone, Debug, PartialEq)]
-struct Way {
-    /// The number of frames of a burst.
-    burst: u32,
-    /// The number of them that the application flushes together, with at most one notification.
-    flushed: u32,
-    /// Settings of the device and of the application's endpoint.
-    settings: Vec<(Setting, u64)>,
-    /// The application's wait strategy.
-    waiting: WaitStrategy,
-}
-
-impl Way {
-    /// Returns a notification for each frame, with all sides asleep when idle.
-    fn plain() -> Way {
-        Way { burst: 1, flushed: 1, settings: Vec::new(), waiting: WaitStrategy::Block }
-    }
-
-    /// Sends this many frames at once, and flushes them together.
-    fn bursts(burst: u32) -> Way {
-        Way { burst, flushed: burst, ..Way::plain() }
-    }
-
-    fn with(mut self, setting: Setting, value: u64) -> Way {
-        self.settings.push((setting, value));
-        self
     }
 }
 

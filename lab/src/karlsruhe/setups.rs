@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Context;
 use towpath_client::{Meta, Session, Setting};
-use towpath_net::{Armed, Driving, Link, LinkError, LinkInfo, Network, SessionLink};
+use towpath_net::{Armed, Link, LinkError, LinkInfo, Network, SessionLink};
 
 use crate::process::Process;
 
@@ -81,7 +81,7 @@ impl SetUp {
         let notifications = Arc::new(AtomicU64::new(0));
         let link =
             EachLink { link, flushes_each: !self.coalesces, notifications: notifications.clone() };
-        let network = Network::new(Box::new(link), config, Driving::Thread)?;
+        let network = Network::builder().on(Box::new(link), config)?;
         Ok(Attached { network, notifications })
     }
 }

@@ -71,8 +71,8 @@ impl Bench {
 
     fn wait(&self, bell: usize) -> anyhow::Result<()> {
         let bell = &self.bells[bell];
-        let heard = poll(&mut [PollFd::new(bell, PollFlags::IN)], Some(&PATIENCE))?;
-        ensure!(heard > 0, "the other thread sent no notification");
+        let count = poll(&mut [PollFd::new(bell, PollFlags::IN)], Some(&PATIENCE))?;
+        ensure!(count > 0, "the other thread sent no notification");
         rustix::io::read(bell, &mut [0_u8; 8])?;
         Ok(())
     }
@@ -91,8 +91,8 @@ impl Bench {
                 continue;
             }
             let fd = self.driver.sleep_fd().context("a TAP without a descriptor")?;
-            let mut heard = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
-            if poll(&mut heard, Some(&PATIENCE))? == 0 {
+            let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+            if poll(&mut polled, Some(&PATIENCE))? == 0 {
                 bail!("{left} of {packets} packets did not arrive");
             }
             self.driver.disarm();

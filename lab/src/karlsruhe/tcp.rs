@@ -12,9 +12,9 @@ use towpath_net::Network;
 use towpath_protocol::settings::Setting;
 use towpath_testkit::{Participants, Usage};
 
-use super::WINDOW_S;
 use super::counted::{Counted, counted};
 use super::left::{Left, missing};
+use super::way::WINDOW_S;
 use crate::Settings;
 use crate::kernel_wire::{KernelWire, read};
 use crate::process::{HOST, Process, Serving};

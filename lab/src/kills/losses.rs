@@ -3,7 +3,6 @@
 use anyhow::Context;
 use towpath_net::{Network, UdpSocket};
 
-use super::KernelEnd;
 use crate::programs::Serve;
 
 /// The counters of each place, in the order in which packets pass them.
@@ -21,10 +20,9 @@ impl Losses {
         serve: &Serve,
         network: &Network,
         socket: &UdpSocket,
-        end: &KernelEnd,
+        kernel: &KernelCounts,
     ) -> anyhow::Result<Losses> {
         let report = towpath_client::report(&serve.socket)?;
-        let kernel = end.counts()?;
         let device = |name: &str| report["device"]["counters"][name].as_u64().unwrap_or(0);
         let stack = |names: &[&str]| {
             network.counters().iter().filter(|(name, _)| names.contains(name)).map(|(_, n)| n).sum()

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use towpath_net::{Network, UdpSocket};
 
-use super::KernelEnd;
+use super::device::KernelEnd;
 use super::losses::Losses;
 use crate::programs::Serve;
 
@@ -160,7 +160,7 @@ impl<'a> Requests<'a> {
     }
 
     fn losses(&self) -> anyhow::Result<Losses> {
-        Losses::read(self.serve, self.network, &self.application, self.end)
+        Losses::read(self.serve, self.network, &self.application, &self.end.counts()?)
     }
 }
 

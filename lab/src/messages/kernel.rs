@@ -11,7 +11,7 @@ use anyhow::{Context, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use towpath_testkit::pin;
 
-use super::{Amount, Moved, PATIENCE, PIECE_BYTES, Pace, add, pieces, window};
+use super::amount::{Amount, Moved, PATIENCE, PIECE_BYTES, Pace, add, pieces, window};
 use crate::kernel_wire::{self, KernelWire, read};
 
 /// A UDP socket at the near end, and the one at the far end that it sends to.
@@ -224,8 +224,8 @@ pub(crate) fn tcp(
 /// Reads a stream to its end: bytes, and the time from the first to the last.
 fn sink_stream(mut stream: TcpStream) -> anyhow::Result<(u64, Duration)> {
     let (mut buffer, mut bytes, mut sum) = (vec![0; 128 * 1024], 0, 0u64);
-    let mut heard = [PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)];
-    poll(&mut heard, Some(&Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 }))?;
+    let mut polled = [PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)];
+    poll(&mut polled, Some(&Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 }))?;
     let start = Instant::now();
     loop {
         let len = read(&mut stream, &mut buffer).context("receiving")?;

@@ -8,8 +8,8 @@ use anyhow::ensure;
 use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session};
 use towpath_packet::build::Flow;
 
+use super::amount::{Amount, Moved, PATIENCE, Pace, add, pieces, window};
 use super::credit::{Acknowledgement, Credit, Granter};
-use super::{Amount, Moved, PATIENCE, Pace, add, pieces, window};
 use crate::flow::{self, HEADER_BYTES};
 use crate::techniques::Waits;
 

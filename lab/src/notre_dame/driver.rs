@@ -23,27 +23,16 @@ use towpath_embedded::{Config, Driver, Embedded};
 use towpath_netlink::Netlink;
 use towpath_testkit::pin;
 
-use super::pass::{Pass, Passing};
-use super::receive_queue::ReadPath;
+use super::pass::{LONGEST, Pass, Passing};
+use super::receive_queue::{Protection, ReadPath};
 use crate::echo::{ETHERTYPE, Link};
 
-/// The longest packet.
-pub(super) const LONGEST: usize = 1514;
 /// The driver's address; the kernel's side of the interface has another one.
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 /// The most packets that the bottom half receives at once.
 const BATCH: usize = 32;
 /// The longest time that the bottom half takes to stop.
 const PATIENCE: Duration = Duration::from_secs(2);
-
-/// The means of mutual exclusion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Protection {
-    /// One half waits for the other.
-    Mutex,
-    /// A half that finds the other one inside leaves its work to it.
-    Optimistic,
-}
 
 /// The switches of a driver; each of the paper's versions is a combination of them.
 #[derive(Clone, Copy, Debug)]
@@ -207,8 +196,8 @@ fn bottom_half(
             continue;
         }
         shared.rests.store(false, Ordering::Release);
-        let mut heard = [PollFd::new(ready, PollFlags::IN)];
-        if poll(&mut heard, Some(&Timespec::default()))? == 0 {
+        let mut polled = [PollFd::new(ready, PollFlags::IN)];
+        if poll(&mut polled, Some(&Timespec::default()))? == 0 {
             continue;
         }
         let mut failed = None;

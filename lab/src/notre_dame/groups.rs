@@ -3,8 +3,9 @@
 
 use towpath_testkit::{Move, Namespace};
 
-use super::driver::{Driven, LONGEST, Protection, Switches};
-use super::pass::Pass;
+use super::driver::{Driven, Switches};
+use super::pass::{LONGEST, Pass};
+use super::receive_queue::Protection;
 use super::rounds::{Compared, Group, Part};
 use super::variant::Variant;
 use crate::echo::FRAME_BYTES;

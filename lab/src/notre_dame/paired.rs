@@ -90,18 +90,18 @@ impl Paired {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::interval::Random;
+    use fastrand::Rng;
 
     /// Makes pairs that share the machine's noise; `on` takes `more` longer.
     fn pairs(count: usize, more: u32) -> Paired {
-        let mut random = Random(5);
+        let mut random = Rng::with_seed(5);
         let mut on = Vec::new();
         let mut off = Vec::new();
         for _ in 0..count {
-            let noise = random.below(20_000) as u32;
-            let hit = if random.below(20) == 0 { 1_000_000 } else { 0 };
-            on.push([0, 100_000 + noise + random.below(100) as u32 + more]);
-            off.push([0, 100_000 + noise + random.below(100) as u32 + hit]);
+            let noise = random.u32(..20_000);
+            let hit = if random.u32(..20) == 0 { 1_000_000 } else { 0 };
+            on.push([0, 100_000 + noise + random.u32(..100) + more]);
+            off.push([0, 100_000 + noise + random.u32(..100) + hit]);
         }
         Paired::new(&on, &off)
     }

@@ -9,8 +9,8 @@ use std::io;
 use towpath_memory::{Region, SharedFile};
 use towpath_testkit::{Move, Pages};
 
-use super::driver::LONGEST;
-
+/// The longest packet.
+pub(super) const LONGEST: usize = 1514;
 /// The memory of the paper's adapter.
 const ADAPTER_BYTES: usize = 16 << 10;
 

@@ -7,7 +7,16 @@ use anyhow::Context;
 use towpath_memory::{Mapping, Region};
 use towpath_queue::optimistic::{Entered, Left, Optimistic};
 
-use super::driver::{LONGEST, Protection};
+use super::pass::LONGEST;
+
+/// The means of mutual exclusion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Protection {
+    /// One half waits for the other.
+    Mutex,
+    /// A half that finds the other one inside leaves its work to it.
+    Optimistic,
+}
 
 /// The most packets of a queue, and the most packets that the bottom half may leave: a power of
 /// two.

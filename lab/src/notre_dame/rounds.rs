@@ -6,10 +6,11 @@
 
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
+
 use super::state::State;
 use super::variant::{Trial, Variant};
 use crate::Settings;
-use crate::interval::Random;
 
 /// Decides the order of trials, and the resamples of the intervals.
 pub(super) const SEED: u64 = 0x7061_6972;
@@ -129,7 +130,14 @@ fn once(
 /// Returns the order of a group's trials in a round, which depends on nothing else: a run that
 /// continues takes the same orders as one without interruption.
 fn order(round: usize, group: usize, variants: usize) -> Vec<usize> {
-    Random(SEED ^ (round as u64) << 16 ^ group as u64).order(variants)
+    let mut order: Vec<usize> = (0..variants).collect();
+    // The first numbers of generators whose seeds are close resemble each other.
+    let mut random = Rng::with_seed(SEED ^ (round as u64) << 16);
+    for _ in 0..=group {
+        random = random.fork();
+    }
+    random.shuffle(&mut order);
+    order
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@ use anyhow::Context;
 use towpath_testkit::{End, Namespace, connect};
 
 use super::driver::Driven;
-use crate::child::{Child, Role};
-use crate::echo::{ETHERTYPE, Echo, Initiator, Near, mac_of};
+use crate::child::Child;
+use crate::echo::{ETHERTYPE, Echo, EchoProcess, Initiator, Near, mac_of};
 use crate::process::{Process, start};
 use crate::techniques::{Waits, Way};
 
@@ -150,6 +150,6 @@ fn echo(
         };
         return Ok((Some(own), None));
     };
-    let role = Role::Echo { interface: interface.to_owned(), ethertype: ETHERTYPE, cpu };
+    let role = EchoProcess { interface: interface.to_owned(), ethertype: ETHERTYPE, cpu };
     Ok((None, Some(start(&role, inside)?)))
 }

@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use towpath_device::conformance::{DeviceFarEnd, FarEnd};
-use towpath_device::{Meta, loopback};
+use towpath_device::Meta;
+use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
+use towpath_device_testing::loopback;
 use towpath_embedded::{Config, Counts, Embedded, Protection, Reader, ReaderCounts};
 use towpath_testkit::pin;
 

@@ -15,9 +15,10 @@ use towpath_testkit::{
     End, Namespace, connect, process_cpu_time, softirq_time, this_thread_cpu_time,
 };
 
+use super::bench::Bench;
 use super::program::{Files, Program, Project};
+use super::rounds;
 use super::testpmd::{Memory, arguments, received, stats};
-use super::{Bench, rounds};
 use crate::process::{Process, Serving, Wire, XdpMode};
 use crate::report::Row;
 use crate::statistics::{Measured, Summary, in_turn, ratios};

@@ -90,8 +90,8 @@ impl Application {
         if self.doorbell == Doorbell::Eventfd {
             return Ok(epoll::wait(&self.epoll, &mut no_events::<1>()[..], Some(&time))? > 0);
         }
-        let mut heard = [PollFd::new(&self.own_doorbell, PollFlags::IN)];
-        if rustix::event::poll(&mut heard, Some(&time))? == 0 {
+        let mut polled = [PollFd::new(&self.own_doorbell, PollFlags::IN)];
+        if rustix::event::poll(&mut polled, Some(&time))? == 0 {
             return Ok(false);
         }
         Ok(rustix::io::read(&self.own_doorbell, &mut [0_u8; 64])? > 0)
@@ -130,7 +130,7 @@ impl BareCalls {
             });
         }
         let start = |part, cpu, descriptors: &[&OwnedFd]| -> anyhow::Result<Child> {
-            let role = Role::BareCalls { name: name.clone(), part, doorbell, cpu };
+            let role = MakeCalls { name: name.clone(), part, doorbell, cpu };
             let child = Child::start(&role)?;
             let channel = Channel::new(listener.accept()?.0.into());
             let descriptors: Vec<_> = descriptors.iter().map(|one| one.as_fd()).collect();
@@ -164,14 +164,30 @@ impl BareCalls {
     }
 }
 
+/// Makes the system calls of one part of a round trip, and nothing else.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct MakeCalls {
+    /// The abstract name of the socket that gives the child its descriptors.
+    pub(crate) name: String,
+    /// The part.
+    pub(crate) part: Part,
+    /// What wakes an application.
+    pub(crate) doorbell: Doorbell,
+    /// The core; any core if `None`.
+    pub(crate) cpu: Option<usize>,
+}
+
+impl Role for MakeCalls {
+    const NAME: &'static str = "BareCalls";
+
+    fn act(self) -> anyhow::Result<()> {
+        make_calls(&self)
+    }
+}
+
 /// Runs one of the two children, until its parent is gone.
-pub(crate) fn bare_calls(
-    name: &str,
-    part: Part,
-    doorbell: Doorbell,
-    cpu: Option<usize>,
-) -> anyhow::Result<()> {
-    if let Some(cpu) = cpu {
+fn make_calls(MakeCalls { name, part, doorbell, cpu }: &MakeCalls) -> anyhow::Result<()> {
+    if let Some(cpu) = *cpu {
         pin(cpu)?;
     }
     let socket = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
@@ -179,15 +195,15 @@ pub(crate) fn bare_calls(
     let Incoming::Message(_, descriptors) = Channel::new(socket.into()).receive()? else {
         bail!("the parent sent no descriptors");
     };
-    match (part, <[OwnedFd; 4]>::try_from(descriptors)) {
+    match (*part, <[OwnedFd; 4]>::try_from(descriptors)) {
         (Part::Engine, Ok([engine_0, application_0, engine_1, application_1])) => {
-            engine(doorbell, &[engine_0, engine_1], &[application_0, application_1])
+            engine(*doorbell, &[engine_0, engine_1], &[application_0, application_1])
         }
         (Part::Answers, Err(descriptors)) => {
             let Ok([engine_doorbell, own_doorbell]) = <[OwnedFd; 2]>::try_from(descriptors) else {
                 bail!("the parent sent other descriptors");
             };
-            answers(&Application::new(doorbell, engine_doorbell, own_doorbell)?)
+            answers(&Application::new(*doorbell, engine_doorbell, own_doorbell)?)
         }
         _ => bail!("the parent sent other descriptors"),
     }

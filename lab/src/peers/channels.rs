@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use super::bench::{Bench, two};
 use super::program::{Program, Project};
 use super::testpmd::{HugePages, Memory, Testpmd, Wiring};
-use super::{Bench, answers, rounds, two};
+use super::{answers, rounds};
 use crate::Settings;
 use crate::latency::Latency;
 use crate::report::{Outcome, Row};
@@ -106,7 +107,7 @@ fn aeron_messages(
     let asked = format!("messages {} {bytes}", window.as_millis());
     let base = || {
         aeron.say(&asked)?;
-        answers::messages(&aeron.hear()?)
+        answers::messages(&aeron.read_line()?)
     };
     let pairs = rounds::pairs(count, || channel.messages(bytes, window), base);
     let failed = |why| bench.missing(format!("Aeron, {bytes} B: {why}"));
@@ -126,7 +127,7 @@ fn aeron_trips(
     let asked = format!("trips {} {TRIP_BYTES}", window.as_millis());
     let base = || {
         aeron.say(&asked)?;
-        let trips = answers::trips(&aeron.hear()?)?;
+        let trips = answers::trips(&aeron.read_line()?)?;
         Ok([trips.p50_us, trips.p99_us])
     };
     let ours = || two(&channel.trips(TRIP_BYTES, window)?);

@@ -7,6 +7,7 @@
 mod afxdp;
 mod answers;
 mod bare_calls;
+mod bench;
 mod channels;
 mod hashed;
 mod ours;
@@ -17,43 +18,29 @@ mod testpmd;
 mod throughput;
 mod trips;
 
-use std::time::Duration;
-
 use crate::Settings;
-use crate::figure::{Axis, Figure, Series};
-use crate::kernel_wire::KernelWire;
 use crate::machine::two_cores;
 use crate::process::{Process, Serving};
 use crate::report::{Outcome, Row};
 use crate::trip::{Cores, TRIP_BYTES};
 use answers::Trips;
-use bare_calls::BareCalls;
-use program::{Files, Place, Program, Project};
+use bare_calls::{BareCalls, Doorbell};
+use bench::{Bench, two};
+use program::{Program, Project};
 use rounds::{Quantiles, quantiles};
 use sockets::Sockets;
 use trips::{Asleep, Spinning};
 
-pub(crate) use bare_calls::{Doorbell, Part, bare_calls};
+pub(crate) use bare_calls::MakeCalls;
 pub(crate) use channels::{SpinningChannel, beside_channels};
-pub(crate) use sockets::{answer_socket, udp as spinning_udp};
-pub(crate) use trips::answer;
+pub(crate) use sockets::{AnswerSocket, udp as spinning_udp};
+pub(crate) use trips::Answer;
 
 /// The upper limit of round trips, both sides spinning, to Aeron's.
 const SPINNING_AT_MOST: f64 = 2.5;
 /// The upper limits of round trips asleep, to sockets'.
 const SHARED_CORE_AT_MOST: f64 = 1.3;
 const ONE_CORE_AT_MOST: f64 = 2.0;
-
-/// The parts that all comparisons share.
-struct Bench {
-    settings: Settings,
-    cores: (usize, usize),
-    window: Duration,
-    place: Place,
-    files: Files,
-    wire: KernelWire,
-    outcome: Outcome,
-}
 
 pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let cores = two_cores()?;
@@ -81,51 +68,6 @@ fn how((engine, ends): (usize, usize)) -> String {
 }
 
 impl Bench {
-    fn new(settings: Settings, cores: (usize, usize), outcome: Outcome) -> anyhow::Result<Bench> {
-        Ok(Bench {
-            settings,
-            cores,
-            window: Duration::from_millis(if settings.quick { 20 } else { 400 }),
-            place: Place::usual()?,
-            files: Files::new()?,
-            wire: KernelWire::new("tpkern", 1500)?,
-            outcome,
-        })
-    }
-
-    /// Records that something was not measured, in the report and on standard error.
-    fn missing(&mut self, line: String) {
-        if !self.outcome.missing.contains(&line) {
-            eprintln!("towpath-lab: not measured: {line}");
-            self.outcome.missing.push(line);
-        }
-    }
-
-    /// Finds a project's program; records it if it is missing.
-    fn find(&mut self, project: Project) -> Option<Vec<String>> {
-        project.find(&self.place).map_err(|missing| self.missing(missing)).ok()
-    }
-
-    /// Starts a program of `lab/peers` with its arguments; records it if that fails.
-    fn start(&mut self, project: Project, arguments: &[String]) -> Option<Program> {
-        let words = [self.find(project)?, arguments.to_vec()].concat();
-        let started = Program::start(&self.files, project.name(), &words, None);
-        started.map_err(|error| self.missing(format!("{}: {error:#}", project.name()))).ok()
-    }
-
-    /// Returns the running program of Aeron.
-    fn aeron(&mut self) -> Option<Program> {
-        let class = "AeronPeer".to_owned();
-        let arguments = [&[class][..], &self.arguments("aeron")].concat();
-        self.start(Project::Aeron, &arguments)
-    }
-
-    /// Returns the arguments of the programs in `lab/peers`: a directory and two cores.
-    fn arguments(&self, directory: &str) -> [String; 3] {
-        let directory = self.files.path().join(directory).display().to_string();
-        [directory, self.cores.0.to_string(), self.cores.1.to_string()]
-    }
-
     /// Measures round trips with both sides spinning.
     fn spinning(&mut self) -> anyhow::Result<()> {
         let (count, window, cores) = (self.settings.pairs(), self.window, self.cores);
@@ -133,7 +75,7 @@ impl Bench {
         let asked = format!("trips {} {TRIP_BYTES}", window.as_millis());
         let asks = |program: &mut Program, line: &str| -> anyhow::Result<[f64; 2]> {
             program.say(line)?;
-            let Trips { p50_us, p99_us, .. } = answers::trips(&program.hear()?)?;
+            let Trips { p50_us, p99_us, .. } = answers::trips(&program.read_line()?)?;
             Ok([p50_us, p99_us])
         };
         if let Some(mut aeron) = self.aeron() {
@@ -244,22 +186,4 @@ impl Bench {
         }
         Ok(())
     }
-}
-
-/// Returns the median and the 99th percentile, in microseconds.
-fn two(times: &crate::latency::Latency) -> anyhow::Result<[f64; 2]> {
-    Ok([times.quantile_us(0.5), times.quantile_us(0.99)])
-}
-
-/// Returns the picture of throughput by size, one line per thing that was measured.
-fn by_size(lines: &[(String, Vec<[f64; 2]>)]) -> Figure {
-    let figure = Figure::new(
-        "throughput",
-        "Packets per second, Towpath and its peers",
-        Axis::linear("packet", "B"),
-        Axis::log("throughput", "Mpps"),
-    );
-    lines
-        .iter()
-        .fold(figure, |figure, (name, points)| figure.with(Series::line(name, points.clone())))
 }

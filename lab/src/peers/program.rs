@@ -11,7 +11,7 @@ use anyhow::{Context, anyhow};
 use rustix::process::Signal;
 use towpath_testkit::Namespace;
 
-use crate::child::{Child, OwnSocket, Role};
+use crate::child::{Child, Keep, OwnSocket};
 
 /// The script that installs all peers.
 const INSTALL: &str = "lab/peers/install";
@@ -119,7 +119,7 @@ impl Files {
         let memory = Path::new("/dev/shm");
         let base = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
         let directory = OwnSocket::below(&base)?;
-        let keeper = Child::start(&Role::Keep { directory: directory.directory().to_owned() })?;
+        let keeper = Child::start(&Keep { directory: directory.directory().to_owned() })?;
         Ok(Files { _keeper: keeper, directory })
     }
 
@@ -162,8 +162,8 @@ impl Program {
         self.child.say(line).map_err(|error| explain(&self.errors, &error))
     }
 
-    pub(super) fn hear(&mut self) -> anyhow::Result<String> {
-        self.child.hear().map_err(|error| explain(&self.errors, &error))
+    pub(super) fn read_line(&mut self) -> anyhow::Result<String> {
+        self.child.read_line().map_err(|error| explain(&self.errors, &error))
     }
 
     /// Takes the program off its core until [`Program::resume`].

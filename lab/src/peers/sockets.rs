@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use rustix::event::{Timespec, epoll};
 use rustix::fd::OwnedFd;
+use serde::{Deserialize, Serialize};
 use towpath_testkit::pin;
 
 use crate::child::{Child, Role, is_over, tell};
@@ -68,7 +69,7 @@ impl Sockets {
         let name = |side| format!("towpath-lab-{:016x}-{side}", u64::from_ne_bytes(random));
         let names = [name("answers"), name("asks")];
         let asks = Datagrams::bind(&names[1])?;
-        let role = Role::AnswerSocket { names: names.clone(), cpu: cores.answers };
+        let role = AnswerSocket { names: names.clone(), cpu: cores.answers };
         let answers = Child::start(&role)?;
         asks.connect(&names[0])?;
         Ok(Sockets { asks, _answers: answers, cores })
@@ -87,8 +88,25 @@ impl Sockets {
     }
 }
 
+/// Sends each datagram back to a Unix socket, and sleeps until the next.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct AnswerSocket {
+    /// The abstract names of the child's socket and of its peer's.
+    pub(crate) names: [String; 2],
+    /// The core; any core if `None`.
+    pub(crate) cpu: Option<usize>,
+}
+
+impl Role for AnswerSocket {
+    const NAME: &'static str = "AnswerSocket";
+
+    fn act(self) -> anyhow::Result<()> {
+        answer_socket(&self.names, self.cpu)
+    }
+}
+
 /// Runs the process that answers on a Unix socket, until its parent is gone.
-pub(crate) fn answer_socket([own, other]: &[String; 2], cpu: Option<usize>) -> anyhow::Result<()> {
+fn answer_socket([own, other]: &[String; 2], cpu: Option<usize>) -> anyhow::Result<()> {
     if let Some(cpu) = cpu {
         pin(cpu)?;
     }

@@ -208,7 +208,7 @@ pub(super) fn stats(program: &mut Program, ports: usize) -> anyhow::Result<Vec<P
     program.say("show port stats all")?;
     let mut lines = Vec::new();
     while lines.len() < MOST_LINES {
-        lines.push(program.hear()?);
+        lines.push(program.read_line()?);
         if let Some(stats) = parse(&lines, ports) {
             return Ok(stats);
         }

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use super::bench::Bench;
 use super::ours::{Observed, Ours};
 use super::program::{Program, Project};
 use super::testpmd::{HugePages, Memory, Testpmd, Wiring};
-use super::{Bench, answers, by_size, hashed, rounds};
+use super::{answers, hashed, rounds};
 use crate::figure::{Axis, Figure, Series};
 use crate::flow::HEADER_BYTES;
 use crate::messages::{self, Amount};
@@ -260,10 +261,23 @@ impl Size<'_> {
         let asked = format!("messages {} {}", self.bench.window.as_millis(), self.packet_bytes);
         let pairs = self.pairs(|| {
             aeron.say(&asked)?;
-            answers::messages(&aeron.hear()?)
+            answers::messages(&aeron.read_line()?)
         });
         self.add("Aeron IPC", ("million messages/s", None), pairs)
     }
+}
+
+/// Returns the picture of throughput by size, one line per thing that was measured.
+fn by_size(lines: &[(String, Vec<[f64; 2]>)]) -> Figure {
+    let figure = Figure::new(
+        "throughput",
+        "Packets per second, Towpath and its peers",
+        Axis::linear("packet", "B"),
+        Axis::log("throughput", "Mpps"),
+    );
+    lines
+        .iter()
+        .fold(figure, |figure, (name, points)| figure.with(Series::line(name, points.clone())))
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
 //! Round trips of two applications of Towpath through a server.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::ensure;
+use serde::{Deserialize, Serialize};
 use towpath_client::WaitStrategy;
 use towpath_testkit::pin;
 
@@ -63,9 +64,9 @@ pub(super) struct Asleep {
 impl Asleep {
     pub(super) fn new(server: Process, cores: Cores) -> anyhow::Result<Asleep> {
         let asks = Application::attach(&server.socket(), ASKS, WaitStrategy::Block)?;
-        let role = Role::Answer { socket: server.socket(), cpu: cores.answers };
+        let role = Answer { socket: server.socket(), cpu: cores.answers };
         let mut answers = Child::start(&role)?;
-        let packet = asks.packet_to(serde_json::from_str(&answers.hear()?)?)?;
+        let packet = asks.packet_to(serde_json::from_str(&answers.read_line()?)?)?;
         Ok(Asleep { _server: server, asks, packet, _answers: answers, cores })
     }
 
@@ -85,8 +86,25 @@ impl Asleep {
     }
 }
 
+/// Sends each packet back through a server, and sleeps until the next.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Answer {
+    /// The server's socket.
+    pub(crate) socket: PathBuf,
+    /// The core; any core if `None`.
+    pub(crate) cpu: Option<usize>,
+}
+
+impl Role for Answer {
+    const NAME: &'static str = "Answer";
+
+    fn act(self) -> anyhow::Result<()> {
+        answer(&self.socket, self.cpu)
+    }
+}
+
 /// Runs the process of the application that answers, until its parent is gone.
-pub(crate) fn answer(socket: &Path, cpu: Option<usize>) -> anyhow::Result<()> {
+fn answer(socket: &Path, cpu: Option<usize>) -> anyhow::Result<()> {
     if let Some(cpu) = cpu {
         pin(cpu)?;
     }

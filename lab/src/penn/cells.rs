@@ -14,7 +14,7 @@ use towpath_pdu::atm::{Adaptation, Circuit, Segmenter};
 use towpath_pdu::{OVERHEAD_BYTES, PduEndpoint};
 use towpath_testkit::pin;
 
-use super::{MTU_BYTES as ETHERNET_MTU_BYTES, pdus};
+use super::pdus;
 use crate::Settings;
 use crate::cells::{CELLS_PER_S, CellProcess, MTU_BYTES, RECEIVE_CELLS};
 use crate::messages::add;
@@ -24,6 +24,8 @@ use crate::statistics::in_turn;
 const CHANNEL: u32 = 1;
 /// Bytes of one transfer: half a second of the link.
 const TOTAL_BYTES: usize = 8 << 20;
+/// The MTU of a real network.
+pub(super) const ETHERNET_MTU_BYTES: u32 = 1500;
 /// How often the engines poll their cards, unless the rows say otherwise.
 const HZ: u64 = 1000;
 /// The tick rates at which the experiment counts losses: the paper's 60 Hz, and one for which the

@@ -11,17 +11,12 @@
 use std::time::Duration;
 
 use super::engine;
-use super::looks::{Bench, FRAME_BYTES, RING, Run};
+use super::looks::{Bench, FLOOD, FRAME_BYTES, RATES, RING, Run};
 use crate::Settings;
 use crate::figure::{Axis, Figure, Series};
 use crate::process::{Process, Serving};
 use crate::report::{Outcome, Row};
 use crate::statistics::Summary;
-
-/// Frames per second, far below the limit of generator and engine on one core together.
-pub(super) const RATES: [f64; 2] = [20_000.0, 100_000.0];
-/// More than any queue lets through.
-pub(super) const FLOOD: f64 = 800_000.0;
 
 pub(super) fn measure(
     settings: Settings,

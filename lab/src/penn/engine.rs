@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 
 use towpath_client::Setting;
 
-use super::clock::{FLOOD, RATES};
-use super::looks::{Bench, Run, SENDING_RING};
+use super::looks::{Bench, FLOOD, RATES, Run, SENDING_RING};
 use crate::figure::{Axis, Figure, Series};
 use crate::process::Process;
 use crate::report::{Outcome, Row};

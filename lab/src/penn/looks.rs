@@ -19,6 +19,10 @@ pub(super) const SENDING_RING: u32 = 1024;
 /// The interval in which the generator sends the frames that are due.
 const TICK: Duration = Duration::from_micros(100);
 pub(super) const FRAME_BYTES: usize = 256;
+/// Frames per second, far below the limit of generator and engine on one core together.
+pub(super) const RATES: [f64; 2] = [20_000.0, 100_000.0];
+/// More than any queue lets through.
+pub(super) const FLOOD: f64 = 800_000.0;
 
 /// The result of a run.
 #[derive(Clone, Copy, Debug)]

@@ -10,8 +10,8 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
+use super::carriers::{Carriers, LINK_BITS_PER_S, PDUS};
 use super::others::{Seen, Striding};
-use super::table::{Carriers, LINK_BITS_PER_S, PDUS};
 use crate::Settings;
 use crate::report::{Outcome, Row};
 use crate::statistics::Pairs;

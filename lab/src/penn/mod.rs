@@ -9,6 +9,7 @@
 //! this project's queues stand for its shared memory. Both segment PDUs to 1500 bytes. PDUs also
 //! cross a simulated link of ATM cells.
 
+mod carriers;
 mod cells;
 mod clock;
 mod crossing;
@@ -33,12 +34,11 @@ use crate::process::{Process, Serving};
 use crate::report::{Outcome, Row};
 use crate::statistics::{Summary, in_turn, ratios};
 use crate::techniques::Waits;
+use cells::ETHERNET_MTU_BYTES;
 use crossing::{Crossing, Direction};
 
-pub(crate) use others::{factor, stride};
+pub(crate) use others::{Factor, Stride};
 
-/// The MTU of a real network.
-const MTU_BYTES: u32 = 1500;
 /// The paper's transfer: 8192 PDUs of 1 KiB to 128 of 64 KiB.
 const TOTAL_BYTES: usize = 8 << 20;
 /// The interface of the transfers in figure 3.
@@ -51,12 +51,12 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
     let cores = two_cores()?;
     // No thread is pinned yet, so these processes stay free.
     let free = others::Load::start(None)?;
-    let wire = KernelWire::new("tppek", MTU_BYTES)?;
+    let wire = KernelWire::new("tppek", ETHERNET_MTU_BYTES)?;
     let mut outcome = Outcome {
         how: format!(
             "Throughput: the engine polls a TAP on core {}, the application and the packet socket at \
              the TAP's kernel side in one thread on core {}; the kernel's UDP sockets, across a veth \
-             pair, in a thread for each side on the same two; an MTU of {MTU_BYTES} bytes on both; \
+             pair, in a thread for each side on the same two; an MTU of {ETHERNET_MTU_BYTES} bytes on both; \
              8 MB in each transfer. Table III and \
              memory, as in the paper, on one processor, core {}: engine, application and all \
              others; at full rate once more on two processors, the engine on core {}, the application on \

@@ -35,8 +35,23 @@ fn least_factor(number: u64) -> u64 {
     number
 }
 
+/// Computes, and nothing else.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Factor {
+    /// The core; any core if `None`.
+    pub(crate) cpu: Option<usize>,
+}
+
+impl Role for Factor {
+    const NAME: &'static str = "Factor";
+
+    fn act(self) -> anyhow::Result<()> {
+        factor(self.cpu)
+    }
+}
+
 /// Runs the computing process: factors the number, again and again, until its parent is gone.
-pub(crate) fn factor(cpu: Option<usize>) -> anyhow::Result<()> {
+fn factor(cpu: Option<usize>) -> anyhow::Result<()> {
     if let Some(cpu) = cpu {
         pin(cpu)?;
     }
@@ -58,9 +73,24 @@ pub(super) struct Seen {
     pub(super) gb_per_cpu_s: f64,
 }
 
+/// Reads memory beyond the caches, and reports how fast.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Stride {
+    /// The core.
+    pub(crate) cpu: usize,
+}
+
+impl Role for Stride {
+    const NAME: &'static str = "Stride";
+
+    fn act(self) -> anyhow::Result<()> {
+        stride(self.cpu)
+    }
+}
+
 /// Runs the process that reads memory: on each request, strides for this many milliseconds and
 /// reports its result.
-pub(crate) fn stride(cpu: usize) -> anyhow::Result<()> {
+fn stride(cpu: usize) -> anyhow::Result<()> {
     pin(cpu)?;
     let memory = vec![1_u8; STRIDE_BYTES];
     tell("ready")?;
@@ -105,7 +135,7 @@ pub(super) struct Load {
 impl Load {
     /// Starts them on one core, or on all that the caller may use now.
     pub(super) fn start(cpu: Option<usize>) -> anyhow::Result<Load> {
-        let role = Role::Factor { cpu };
+        let role = Factor { cpu };
         let processes = (0..PROCESSES)
             .map(|_| {
                 let child = Child::start(&role)?;
@@ -138,7 +168,7 @@ pub(super) struct Striding {
 
 impl Striding {
     pub(super) fn start(cpu: usize) -> anyhow::Result<Striding> {
-        Ok(Striding { child: Child::start(&Role::Stride { cpu })? })
+        Ok(Striding { child: Child::start(&Stride { cpu })? })
     }
 
     /// Returns its result while other work runs for as long.
@@ -149,10 +179,10 @@ impl Striding {
     ) -> anyhow::Result<Seen> {
         self.child.say(&window.as_millis().max(1).to_string())?;
         let done = other();
-        let heard = self.child.hear()?;
+        let line = self.child.read_line()?;
         done?;
-        serde_json::from_str(&heard)
-            .with_context(|| format!("the process that reads memory said {heard:?}"))
+        serde_json::from_str(&line)
+            .with_context(|| format!("the process that reads memory said {line:?}"))
     }
 }
 

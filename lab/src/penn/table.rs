@@ -10,23 +10,19 @@ use std::time::{Duration, Instant};
 
 use towpath_testkit::{Participants, pin};
 
-use super::crossing::{Crossing, Direction};
+use super::carriers::{Carriers, LINK_BITS_PER_S, PDUS};
+use super::crossing::Crossing;
 use super::others::Load;
 use crate::Settings;
 use crate::figure::{Axis, Figure, Series};
 use crate::kernel_wire::KernelWire;
-use crate::messages::{self, Amount, Moved};
 use crate::process::{Process, Serving};
 use crate::report::{Outcome, Row};
 use crate::statistics::{Pairs, Summary};
 use crate::techniques::Waits;
 
-/// The paper's PDUs.
-pub(super) const PDUS: [usize; 3] = [48, 4800, 48_000];
 /// The paper's transfer.
 const TRANSFER_BYTES: f64 = 4.8e6;
-/// The rate of the paper's link.
-pub(super) const LINK_BITS_PER_S: f64 = 135e6;
 /// The paper's transfers, in milliseconds, and the processor left, in hundredths.
 const PAPERS_TRANSFERS_MS: [(&str, [f64; 3]); 2] = [
     ("the paper's, unloaded", [500.0, 340.0, 300.0]),
@@ -76,37 +72,6 @@ impl State {
 
     fn processors(self) -> u32 {
         if self == State::LoadedOnTwo { 2 } else { 1 }
-    }
-}
-
-/// The carriers of PDUs.
-pub(super) struct Carriers<'a> {
-    process: &'a Process,
-    crossing: Crossing,
-    wire: &'a KernelWire,
-    /// The cores where the kernel has a thread for each side; `None`: both sides in one thread.
-    cores: Option<(usize, usize)>,
-}
-
-impl Carriers<'_> {
-    pub(super) fn carry(
-        &mut self,
-        ours: bool,
-        pdu_bytes: usize,
-        window: Duration,
-        rate: Option<f64>,
-    ) -> anyhow::Result<Moved> {
-        let amount = Amount::Time(window);
-        if !ours {
-            return match self.cores {
-                Some(cores) => messages::udp(self.wire, cores, pdu_bytes, amount, rate),
-                None => messages::udp_alone(self.wire, pdu_bytes, amount, rate),
-            };
-        }
-        self.process.resume()?;
-        let moved = self.crossing.run(Direction::Writing, pdu_bytes, amount, rate);
-        self.process.pause()?;
-        moved
     }
 }
 

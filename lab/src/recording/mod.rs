@@ -7,7 +7,7 @@ mod screen;
 
 use std::path::{Path, PathBuf};
 
-use towpath_report::documents::PICTURES;
+use towpath_report::output::PICTURES;
 use towpath_report::output::replace;
 use towpath_report::terminal;
 

@@ -11,7 +11,7 @@ use anyhow::{Context, anyhow, ensure};
 
 use super::asker::Asker;
 use super::screen::Screen;
-use crate::child::{Child, OwnSocket, Role};
+use crate::child::{Child, Keep, OwnSocket};
 use crate::programs::{Running, STARTS, end_with_signal, first_child, own_program};
 use towpath_report::cast::Cast;
 
@@ -31,7 +31,7 @@ pub(crate) fn play() -> anyhow::Result<Cast> {
     let [towpath, echo] = ["towpath", "udp_echo"].map(own_program);
     let (towpath, echo) = (towpath.map_err(|why| anyhow!(why))?, echo.map_err(|why| anyhow!(why))?);
     let files = OwnSocket::new()?;
-    let _directory = Child::start(&Role::Keep { directory: files.directory().to_owned() })?;
+    let _directory = Child::start(&Keep { directory: files.directory().to_owned() })?;
     let stage = Stage { screen: Screen::new(), directory: files.directory().to_owned() };
 
     let serve = [&["serve"], &DEVICE[..], &["--log", "warn", "--socket", SOCKET]].concat();

@@ -32,9 +32,9 @@ struct Memory {
 /// Measures in a process of its own, and adds the rows. Returns the number of connections for which
 /// there was enough memory.
 pub(super) fn measure(connections: usize, outcome: &mut Outcome) -> anyhow::Result<usize> {
-    let mut child = Child::start(&Role::IdleConnections { connections })?;
-    let heard = child.hear().context("making idle connections")?;
-    let Memory { connections, idle, used, after_data } = serde_json::from_str(&heard)?;
+    let mut child = Child::start(&IdleConnections { connections })?;
+    let line = child.read_line().context("making idle connections")?;
+    let Memory { connections, idle, used, after_data } = serde_json::from_str(&line)?;
     let row = |name: &str, count: usize, bytes: f64| {
         let name = format!("memory of an end of an idle connection, {name}");
         let row = Row::new(&name, &[("idle", count as f64)], "bytes", &[bytes]);
@@ -47,8 +47,23 @@ pub(super) fn measure(connections: usize, outcome: &mut Outcome) -> anyhow::Resu
     Ok(connections)
 }
 
+/// Makes idle connections between two stacks, and reports the memory of each end.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct IdleConnections {
+    /// The number of connections.
+    pub(crate) connections: usize,
+}
+
+impl Role for IdleConnections {
+    const NAME: &'static str = "IdleConnections";
+
+    fn act(self) -> anyhow::Result<()> {
+        idle_connections(self.connections)
+    }
+}
+
 /// Runs the process of the connections: reports the memory of each end.
-pub(crate) fn idle_connections(connections: usize) -> anyhow::Result<()> {
+fn idle_connections(connections: usize) -> anyhow::Result<()> {
     tell("ready")?;
     let resident =
         || -> anyhow::Result<f64> { Ok(Census::of(std::process::id())?.resident_bytes as f64) };

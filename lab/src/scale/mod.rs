@@ -27,7 +27,7 @@ use crate::statistics::{Pairs, Summary};
 use crate::trip::PATIENCE;
 
 use connections::Hosts;
-pub(crate) use memory::idle_connections;
+pub(crate) use memory::IdleConnections;
 
 /// Busy queue pairs.
 const BUSY: u32 = 8;

@@ -8,7 +8,7 @@ use anyhow::Context;
 use towpath_net::Network;
 use towpath_testkit::{End, Namespace, connect};
 
-use crate::child::{Child, OwnSocket, Role};
+use crate::child::{Child, Keep, OwnSocket};
 use crate::process::XdpMode;
 use crate::programs::Serve;
 
@@ -45,7 +45,7 @@ impl Hosts {
             )?;
         }
         let directory = OwnSocket::new()?;
-        let keeper = Child::start(&Role::Keep { directory: directory.directory().to_owned() })?;
+        let keeper = Child::start(&Keep { directory: directory.directory().to_owned() })?;
         Ok(Hosts { there, directory, _keeper: keeper })
     }
 

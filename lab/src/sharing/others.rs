@@ -158,8 +158,8 @@ fn echo(hosts: &Hosts, ssh: &Path, key: &Path) -> anyhow::Result<Talk> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
     })?;
     let say = process.0.stdin.take().context("ssh without its input")?;
-    let hear = process.0.stdout.take().context("ssh without its output")?;
-    let mut talk = Talk { say, hear: BufReader::new(hear), _process: process };
+    let stdout = process.0.stdout.take().context("ssh without its output")?;
+    let mut talk = Talk { say, stdout: BufReader::new(stdout), _process: process };
     talk.line(0)?;
     Ok(talk)
 }
@@ -167,7 +167,7 @@ fn echo(hosts: &Hosts, ssh: &Path, key: &Path) -> anyhow::Result<Talk> {
 /// A session that returns each line.
 struct Talk {
     say: std::process::ChildStdin,
-    hear: BufReader<std::process::ChildStdout>,
+    stdout: BufReader<std::process::ChildStdout>,
     _process: Running,
 }
 
@@ -175,7 +175,7 @@ impl Talk {
     fn line(&mut self, number: u64) -> anyhow::Result<()> {
         writeln!(self.say, "line {number}")?;
         let mut line = String::new();
-        self.hear.read_line(&mut line)?;
+        self.stdout.read_line(&mut line)?;
         ensure!(line == format!("line {number}\n"), "line {number} came back as {line:?}");
         Ok(())
     }

@@ -32,6 +32,9 @@ const SYN_OPTIONS: [u8; 8] = [2, 4, 0x05, 0xb4, 1, 3, 3, 10];
 /// The time after which the loop looks whether it is to end.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
+/// The longest time that a sender or a receiver waits, after which the run fails.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+
 /// The running loop.
 pub(super) struct Loop {
     _device: TapDevice,
@@ -68,7 +71,7 @@ impl Loop {
 
     /// Waits until the loop has received so many bytes.
     pub(super) fn wait_for(&self, bytes: u64) -> anyhow::Result<()> {
-        let until = std::time::Instant::now() + super::PATIENCE;
+        let until = std::time::Instant::now() + PATIENCE;
         while self.bytes() < bytes {
             let is_running = self.thread.as_ref().is_some_and(|thread| !thread.is_finished());
             ensure!(

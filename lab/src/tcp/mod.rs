@@ -9,11 +9,12 @@ mod bare;
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use serde::{Deserialize, Serialize};
 use towpath_device::tap::{Options, TapDevice};
 use towpath_net::Network;
 use towpath_netlink::Netlink;
@@ -26,6 +27,7 @@ use crate::child::{Child, OwnSocket, Role, tell, wait_for_end};
 use crate::kernel_wire::read;
 use crate::report::{Outcome, Row};
 use crate::statistics::{in_turn, ratios};
+use bare::PATIENCE;
 
 /// The lower limits of the ratios.
 const INWARD_TO_LOOP: f64 = 0.85;
@@ -36,8 +38,6 @@ const TAP: &str = "tpbench0";
 const KERNEL: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 /// Bytes of one write or read.
 const WRITE_BYTES: usize = 128 * 1024;
-/// The time limit of a write or read, after which the run fails.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Returns the name of the kernel's default congestion control, on which its throughput depends.
 fn congestion_control() -> String {
@@ -45,8 +45,27 @@ fn congestion_control() -> String {
     name.map_or_else(|_| "that".to_owned(), |name| name.trim().to_uppercase())
 }
 
+/// Serves a TAP device.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct TapServer {
+    /// The socket's path.
+    pub(crate) socket: PathBuf,
+}
+
+impl Role for TapServer {
+    const NAME: &'static str = "TapServer";
+
+    fn directory(&self) -> Option<&Path> {
+        self.socket.parent()
+    }
+
+    fn act(self) -> anyhow::Result<()> {
+        serve(self.socket)
+    }
+}
+
 /// Runs the server's process: makes a TAP, and serves it until its parent is gone.
-pub(crate) fn serve(socket: PathBuf) -> anyhow::Result<()> {
+fn serve(socket: PathBuf) -> anyhow::Result<()> {
     let device = TapDevice::open(&Options { name: TAP.into(), offloads: true })?;
     let mut netlink = Netlink::open()?;
     netlink.add_address(TAP, format!("{KERNEL}/24").parse()?)?;
@@ -78,7 +97,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         None,
     )?;
     let socket = OwnSocket::new()?;
-    let _server = Child::start(&Role::TapServer { socket: socket.path() })?;
+    let _server = Child::start(&TapServer { socket: socket.path() })?;
     let network = Network::attach(socket.path())?;
     let ours = network.addresses().into_iter().find(|address| address.is_ipv4());
     let ours = ours.context("the host got no IPv4 address")?;

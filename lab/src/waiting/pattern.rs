@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use towpath_device::random::Random;
+use fastrand::Rng;
 
 /// Returns an exponentially distributed gap between independent frames.
-fn gap(random: &mut Random, mean_ns: f64) -> f64 {
-    -mean_ns * (1.0 - random.part()).ln()
+fn gap(random: &mut Rng, mean_ns: f64) -> f64 {
+    -mean_ns * (1.0 - random.f64()).ln()
 }
 
 /// One of the patterns.
@@ -28,7 +28,7 @@ impl Pattern {
     /// Returns the times of frames, in nanoseconds from the start.
     pub(crate) fn times(&self, window: Duration) -> Vec<u64> {
         let end = window.as_nanos() as f64;
-        let mut random = Random::new(0x70_77);
+        let mut random = Rng::with_seed(0x70_77);
         let mut times = Vec::new();
         match *self {
             Pattern::Even(per_s) => {
@@ -47,16 +47,16 @@ impl Pattern {
                 }
             }
             Pattern::Steps(seed) => {
-                let mut random = Random::new(seed);
+                let mut random = Rng::with_seed(seed);
                 let mut at = 0.0;
                 while at < end {
-                    let until = (at + 50e6 + random.part() * 150e6).min(end);
+                    let until = (at + 50e6 + random.f64() * 150e6).min(end);
                     // From 100 to 100 000 per second, each order of magnitude equally often.
-                    let per_s = 10_f64.powf(2.0 + 3.0 * random.part());
-                    if random.part() < 0.5 {
+                    let per_s = 10_f64.powf(2.0 + 3.0 * random.f64());
+                    if random.f64() < 0.5 {
                         steady(&mut random, at, until, per_s, &mut times);
                     } else {
-                        let frames = 2 + (random.part() * 30.0) as u32;
+                        let frames = 2 + (random.f64() * 30.0) as u32;
                         let bursts_per_s = per_s / f64::from(frames);
                         bursts(&mut random, at, until, (frames, bursts_per_s), &mut times);
                     }
@@ -68,7 +68,7 @@ impl Pattern {
     }
 }
 
-fn steady(random: &mut Random, start: f64, end: f64, per_s: f64, times: &mut Vec<u64>) {
+fn steady(random: &mut Rng, start: f64, end: f64, per_s: f64, times: &mut Vec<u64>) {
     let mut at = start;
     loop {
         at += gap(random, 1e9 / per_s);
@@ -80,7 +80,7 @@ fn steady(random: &mut Random, start: f64, end: f64, per_s: f64, times: &mut Vec
 }
 
 fn bursts(
-    random: &mut Random,
+    random: &mut Rng,
     start: f64,
     end: f64,
     (frames, per_s): (u32, f64),

@@ -4,12 +4,12 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
+use fastrand::Rng;
 use towpath_client::{Kind, Setting, WaitStrategy};
-use towpath_device::random::Random;
 
+use super::plan::{Plan, goal, serve, set};
 use super::progress::Progress;
 use super::traffic::{Side, Traffic};
-use super::{Plan, goal, serve, set};
 use crate::report::{Outcome, Row};
 
 /// Returns the number of strategies.
@@ -47,11 +47,11 @@ pub(super) fn changes(plan: &Plan, seed: u64, outcome: &mut Outcome) -> anyhow::
     let sides = Side::pair(&server, [WaitStrategy::Block; 2], plan.limit)?;
     let mut progress = Progress::new("changes: passes", plan.passes);
     let (start, traffic) = (Instant::now(), Traffic::default());
-    let mut random = Random::new(seed.rotate_left(32));
+    let mut random = Rng::with_seed(seed.rotate_left(32));
     let (mut strategy, mut changes) = (order[0], 0);
     let changed = traffic.run(sides, seed, true, |ended| {
         for pass in 0..plan.passes {
-            let pick = |values: [u64; 3], random: &mut Random| values[random.below(3) as usize];
+            let pick = |values: [u64; 3], random: &mut Rng| values[random.usize(..3)];
             set(&server, Setting::TickHz, pick([2000, 20_000, 60_000], &mut random))?;
             set(&server, Setting::LatencyUs, pick([1, 100, 2000], &mut random))?;
             for &next in &order[1..] {

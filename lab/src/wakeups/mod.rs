@@ -12,6 +12,7 @@
 
 mod changes;
 mod pause;
+mod plan;
 mod progress;
 mod traffic;
 
@@ -19,72 +20,25 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
+use fastrand::Rng;
 use towpath_client::{Setting, WaitStrategy};
-use towpath_device::loopback;
-use towpath_device::random::Random;
-use towpath_protocol::store::MemoryStore;
-use towpath_server::{Config, Server, Subnet, Subnets};
+use towpath_server::Server;
 
 use crate::Settings;
 use crate::report::{Outcome, Row};
 use changes::changes;
+use plan::{Plan, goal, serve};
 use progress::Progress;
 use traffic::{BURST, Side, Traffic, WAYS};
 
-/// A wait of this length is a lost wake-up; the longest waits on a loaded machine are a hundredth
-/// of it.
-const LIMIT: Duration = Duration::from_secs(10);
 /// The variable that gives the seed instead of a new one.
 const SEED_VARIABLE: &str = "TOWPATH_SEED";
-/// Ticks per second of timer-driven sides: few enough to sleep in between.
-const CLOCK_HZ: u32 = 5000;
 /// A side that has polled in vain for this long yields the processor, which the engine may need.
 const GIVES_WAY: Duration = Duration::from_micros(100);
 /// A side that must sleep fails if it sleeps less than once in this many round trips.
 const ROUNDS_A_SLEEP: u64 = 50;
 /// The strategy in which the engine never sleeps.
 const NEVER_SLEEPS: &str = "poll";
-
-/// The number of attempts of each part.
-#[derive(Clone, Copy, Debug)]
-struct Plan {
-    bursts: u64,
-    /// Sleeps of the engine, and as many of both applications together, for each pair of their
-    /// strategies.
-    sleeps: u64,
-    /// Passes; each changes from every strategy to every other.
-    passes: u64,
-    limit: Duration,
-}
-
-impl Plan {
-    fn of(settings: Settings) -> Plan {
-        let part = if settings.quick { 100 } else { 1 };
-        Plan {
-            bursts: 100_000_000 / part,
-            sleeps: 1_000_000 / part,
-            passes: 10_000 / part,
-            limit: LIMIT,
-        }
-    }
-}
-
-fn serve(strategy: u64) -> anyhow::Result<(Server, loopback::LoopbackDevice)> {
-    let (near, far) = loopback::pair(&loopback::Config::default())?;
-    let mut config = Config {
-        subnets: Subnets { ipv4: Some(Subnet::new("10.77.0.1".parse()?, 24)), ipv6: None },
-        ..Config::default()
-    };
-    config.settings.set(Setting::Wait, strategy)?;
-    config.settings.set(Setting::TickHz, u64::from(CLOCK_HZ))?;
-    // The controller ticks about as often.
-    config.settings.set(Setting::LatencyUs, 1_000_000 / u64::from(CLOCK_HZ))?;
-    Ok((Server::start(&config, Box::new(near), Box::<MemoryStore>::default())?, far))
-}
-
-fn set(server: &Server, setting: Setting, value: u64) -> anyhow::Result<()> {
-    Ok(towpath_client::set_over(server.connect()?, None, setting, value)?)
-}
 
 fn engine_sleeps(server: &Server) -> anyhow::Result<u64> {
     let report = towpath_client::report_over(server.connect()?)?;
@@ -96,9 +50,9 @@ fn bursts(plan: &Plan, seed: u64, outcome: &mut Outcome) -> anyhow::Result<()> {
     let (server, _far) = serve(Setting::Wait.parse(NEVER_SLEEPS)?)?;
     let [mut from, mut to] = Side::pair(&server, [WaitStrategy::Poll; 2], plan.limit)?;
     let mut progress = Progress::new("poll: bursts", plan.bursts);
-    let (start, mut random, mut next) = (Instant::now(), Random::new(seed), 0u64);
+    let (start, mut random, mut next) = (Instant::now(), Rng::with_seed(seed), 0u64);
     for burst in 0..plan.bursts {
-        let count = 1 + random.below(BURST);
+        let count = 1 + random.u64(..BURST);
         for number in next..next + count {
             from.put(number)?;
         }
@@ -133,11 +87,6 @@ fn bursts(plan: &Plan, seed: u64, outcome: &mut Outcome) -> anyhow::Result<()> {
     outcome.rows.push(goal(name, plan.bursts, plan.bursts, "bursts"));
     outcome.context.push(Row::new(name, &[], "s", &[start.elapsed().as_secs_f64()]));
     Ok(())
-}
-
-/// Returns a row with a count and the count that it must reach.
-fn goal(name: &str, done: u64, goal: u64, unit: &str) -> Row {
-    Row::new(name, &[], unit, &[done as f64]).at_least(goal as f64)
 }
 
 /// The sleeps of each side, and the round trips meanwhile.
@@ -236,6 +185,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
 
 #[cfg(test)]
 mod tests {
+    use super::plan::{LIMIT, set};
     use super::*;
 
     const FEW: Plan = Plan { bursts: 500, sleeps: 300, passes: 2, limit: LIMIT };

@@ -2,19 +2,19 @@
 
 use std::time::{Duration, Instant};
 
-use towpath_device::random::Random;
+use fastrand::Rng;
 
 /// Pauses before a packet: often not at all; awake, for about as long as sides spin; or asleep, for
 /// long enough that the sides sleep as well.
-pub(super) fn pause(random: &mut Random) {
-    match random.below(4) {
+pub(super) fn pause(random: &mut Rng) {
+    match random.u64(..4) {
         0 => {
-            let until = Instant::now() + Duration::from_nanos(random.below(60_000));
+            let until = Instant::now() + Duration::from_nanos(random.u64(..60_000));
             while Instant::now() < until {
                 std::hint::spin_loop();
             }
         }
-        1 => std::thread::sleep(Duration::from_micros(random.below(150))),
+        1 => std::thread::sleep(Duration::from_micros(random.u64(..150))),
         _ => {}
     }
 }

@@ -5,16 +5,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
+use fastrand::Rng;
 use towpath_client::{Endpoint, Options, Rule, Session, WaitStrategy};
-use towpath_device::random::Random;
 use towpath_server::Server;
 
-use super::CLOCK_HZ;
 use super::pause::pause;
 
 const ETHERTYPE: u16 = 0x88b5;
 /// The number of the packet that ends the traffic.
 const END: u64 = u64::MAX;
+/// Ticks per second of timer-driven sides: few enough to sleep in between.
+pub(super) const CLOCK_HZ: u32 = 5000;
 /// Packets of the largest burst.
 pub(super) const BURST: u64 = 8;
 
@@ -132,7 +133,7 @@ impl Traffic {
 
     /// Returns its side, which the caller keeps until the other one has the last packet.
     fn ask(&self, mut side: Side, seed: u64, changing: bool) -> anyhow::Result<Side> {
-        let mut random = Random::new(seed);
+        let mut random = Rng::with_seed(seed);
         for round in 0.. {
             if self.stop.load(Ordering::Relaxed) {
                 side.send(END)?;
@@ -149,7 +150,7 @@ impl Traffic {
     }
 
     fn answer(&self, mut side: Side, seed: u64, changing: bool) -> anyhow::Result<()> {
-        let mut random = Random::new(!seed);
+        let mut random = Rng::with_seed(!seed);
         for round in 0.. {
             let number = side.wait().with_context(|| format!("after {round} rounds"))?;
             if number == END {
@@ -167,13 +168,13 @@ impl Traffic {
         side: &mut Side,
         place: usize,
         round: u64,
-        changing: Option<&mut Random>,
+        changing: Option<&mut Rng>,
     ) -> anyhow::Result<()> {
         self.sleeps[place].store(side.session.statistics().sleeps, Ordering::Relaxed);
         if let Some(random) = changing
             && round.is_multiple_of(16)
         {
-            side.session.set_wait_strategy(WAYS[random.below(3) as usize])?;
+            side.session.set_wait_strategy(WAYS[random.usize(..3)])?;
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use anyhow::anyhow;
 use towpath_testkit::{End, Namespace, Unavailable, connect};
 
 use crate::Settings;
-use crate::child::{Child, OwnSocket, Role};
+use crate::child::{Child, Keep, OwnSocket};
 use crate::programs::{Serve, own_program};
 use crate::report::Outcome;
 
@@ -48,7 +48,7 @@ pub(crate) fn measure(settings: Settings) -> anyhow::Result<Outcome> {
         None,
     )?;
     let directory = OwnSocket::new()?;
-    let _keeper = Child::start(&Role::Keep { directory: directory.directory().to_owned() })?;
+    let _keeper = Child::start(&Keep { directory: directory.directory().to_owned() })?;
     let files = write_file(directory.directory())?;
     let arguments = ["--device", &format!("tap:{TAP}"), "--address", HERE];
     // No application but web has a session during the measurement.

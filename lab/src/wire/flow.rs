@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use towpath_device::random::Random;
+use fastrand::Rng;
 
 use super::hosts::{Receiver, Sender};
 
@@ -95,8 +95,8 @@ pub(super) fn carry(
 }
 
 fn pattern() -> Vec<u8> {
-    let mut random = Random::new(0x7077);
-    (0..PATTERN_BYTES / 8).flat_map(|_| random.draw().to_ne_bytes()).collect()
+    let mut random = Rng::with_seed(0x7077);
+    (0..PATTERN_BYTES / 8).flat_map(|_| random.u64(..).to_ne_bytes()).collect()
 }
 
 /// Sends the pattern again and again until it is over. The end of the connection is no failure

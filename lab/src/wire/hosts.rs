@@ -12,7 +12,7 @@ use anyhow::Context;
 use rustix::net::sockopt;
 use towpath_device::Device;
 use towpath_device::tap::{Options, TapDevice};
-use towpath_net::{Config, CongestionControl, Driving, Network};
+use towpath_net::{Config, CongestionControl, Network};
 use towpath_netlink::Netlink;
 use towpath_testkit::Namespace;
 
@@ -121,8 +121,8 @@ impl Host {
         let mut config = Config::new(self.mac);
         config.ipv4 = Some((self.towpath, 24));
         config.ipv6_link_local = false;
-        set_tcp(&mut config, conditions);
-        Ok(Network::new(Box::new(link), config, Driving::Thread)?)
+        set_tcp(&mut config, buffer_bytes(conditions));
+        Ok(Network::builder().on(Box::new(link), config)?)
     }
 
     /// Starts a server on the kernel's TAP. The kernel keeps the packets of its own address.
@@ -139,8 +139,8 @@ impl Host {
 
 /// Starts a network of an application at a server.
 fn attached(server: &Process, conditions: &Conditions) -> anyhow::Result<Network> {
-    let adjust = |config: &mut Config| set_tcp(config, conditions);
-    Ok(Network::attach_with(server.socket(), Driving::Thread, adjust)?)
+    let buffer = buffer_bytes(conditions);
+    Ok(Network::builder().stack(move |config| set_tcp(config, buffer)).attach(server.socket())?)
 }
 
 /// Returns why the wire's thread cannot run before all others.
@@ -150,11 +150,15 @@ fn unpunctual() -> Option<String> {
     tried.err().map(|error| format!("a punctual wire, by a real-time thread: {error}; run as root"))
 }
 
-/// Sets Towpath's TCP as the kernel's is set.
-fn set_tcp(config: &mut Config, conditions: &Conditions) {
+/// Returns the size of a connection's buffers.
+fn buffer_bytes(conditions: &Conditions) -> usize {
     // Twice what fits on the wire and in its queue.
     let buffer = (4 * conditions.queue_bytes as usize).next_power_of_two();
-    let buffer = buffer.clamp(SMALLEST_BUFFER_BYTES, LARGEST_BUFFER_BYTES);
+    buffer.clamp(SMALLEST_BUFFER_BYTES, LARGEST_BUFFER_BYTES)
+}
+
+/// Sets Towpath's TCP as the kernel's is set.
+fn set_tcp(config: &mut Config, buffer: usize) {
     config.tcp.send_buffer_bytes = buffer;
     config.tcp.receive_buffer_bytes = buffer;
     config.tcp.congestion_control = CongestionControl::Cubic;

@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
-use towpath_device::random::Random;
+use fastrand::Rng;
 
 use super::frame::Frame;
 
@@ -114,7 +114,7 @@ impl Ord for Late {
 /// One direction. All times are nanoseconds of one clock.
 pub(super) struct Path {
     conditions: Conditions,
-    random: Random,
+    random: Rng,
     /// The time at which the bottleneck has sent all frames of its queue.
     free_at: u64,
     /// Frames that keep their order, with their times.
@@ -129,7 +129,7 @@ impl Path {
     pub(super) fn new(conditions: Conditions, seed: u64) -> Path {
         Path {
             conditions,
-            random: Random::new(seed),
+            random: Rng::with_seed(seed),
             free_at: 0,
             in_order: VecDeque::with_capacity(1024),
             late: BinaryHeap::new(),
@@ -142,11 +142,11 @@ impl Path {
         self.counts.entered += 1;
         let conditions = &self.conditions;
         // A frame takes its numbers whatever happens to it, so one fault does not shift another.
-        let lost = self.random.chance(conditions.loss);
-        let reordered = self.random.chance(conditions.reordered);
+        let lost = self.random.f64() < conditions.loss;
+        let reordered = self.random.f64() < conditions.reordered;
         let [least, most] = conditions.late.map(|time| time.as_nanos() as u64);
-        let late = least + self.random.below((most - least.min(most)).saturating_add(1));
-        let duplicated = self.random.chance(conditions.duplicated);
+        let late = least + self.random.u64(..(most - least.min(most)).saturating_add(1));
+        let duplicated = self.random.f64() < conditions.duplicated;
 
         let start = self.free_at.max(now);
         let bytes = frame.data().len() as u64;

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::{Deserialize, Serialize};
 use towpath_client::WaitStrategy;
 use towpath_device::Armed;
 use towpath_testkit::pin;
 
-use super::Answers;
 use super::ends::{End, Kind};
 use super::spinning::serving;
 use super::wire::Wire;
@@ -40,8 +40,8 @@ pub(super) struct Asleep {
 
 impl Asleep {
     fn new(asks: Asks, packet: Packet, cores: Cores, wire: Wire) -> anyhow::Result<Asleep> {
-        let answers = Answers::Asleep { address: wire.far_ip(), cpu: cores.answers };
-        let answers = start(&Role::AnswerWire(answers), Some(&wire.there))?;
+        let answers = AnswerAsleep { address: wire.far_ip(), cpu: cores.answers };
+        let answers = start(&answers, Some(&wire.there))?;
         Ok(Asleep { asks, packet, cores, _answers: answers, _wire: wire })
     }
 
@@ -123,8 +123,25 @@ fn sleep(embedded: &towpath_embedded::Embedded) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Sends each datagram to a UDP socket back, and sleeps until the next.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct AnswerAsleep {
+    /// The socket's address.
+    pub(crate) address: Ipv4Addr,
+    /// The core; any core if `None`.
+    pub(crate) cpu: Option<usize>,
+}
+
+impl Role for AnswerAsleep {
+    const NAME: &'static str = "AnswerAsleep";
+
+    fn act(self) -> anyhow::Result<()> {
+        answer(self.address, self.cpu)
+    }
+}
+
 /// Runs the process that answers from a UDP socket, and blocks, until its parent is gone.
-pub(super) fn answer(address: Ipv4Addr, cpu: Option<usize>) -> anyhow::Result<()> {
+fn answer(address: Ipv4Addr, cpu: Option<usize>) -> anyhow::Result<()> {
     if let Some(cpu) = cpu {
         pin(cpu)?;
     }

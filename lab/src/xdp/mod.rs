@@ -6,10 +6,8 @@ mod ends;
 mod spinning;
 mod wire;
 
-use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use towpath_testkit::Namespace;
 
 use crate::Settings;
@@ -20,29 +18,12 @@ use crate::process::XdpMode;
 use crate::report::{Outcome, Row};
 use crate::statistics::{Measured, in_turn, ratios};
 use crate::trip::{Cores, TRIP_BYTES};
+pub(crate) use asleep::AnswerAsleep;
 use asleep::Asleep;
 use ends::Kind;
+pub(crate) use spinning::AnswerSpinning;
 use spinning::{Alone, Served};
 use wire::Wire;
-
-/// A process that answers at the far end of a wire.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) enum Answers {
-    /// Drives its interface, and polls.
-    Spinning { kind: Kind, interface: String, mode: XdpMode, cpu: usize },
-    /// Blocks on a UDP socket of this address; on any core if `cpu` is `None`.
-    Asleep { address: Ipv4Addr, cpu: Option<usize> },
-}
-
-/// Answers until the parent is gone.
-pub(crate) fn answer(answers: &Answers) -> anyhow::Result<()> {
-    match answers {
-        Answers::Spinning { kind, interface, mode, cpu } => {
-            ends::answer(*kind, interface, *mode, *cpu)
-        }
-        Answers::Asleep { address, cpu } => asleep::answer(*address, *cpu),
-    }
-}
 
 /// The upper limits of round trips, all sides spinning, to the bare socket's.
 const EMBEDDED_AT_MOST: f64 = 1.3;

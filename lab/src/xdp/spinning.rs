@@ -3,16 +3,37 @@
 use std::time::Duration;
 
 use rustix::process::Signal;
+use serde::{Deserialize, Serialize};
 use towpath_client::WaitStrategy;
 use towpath_testkit::Namespace;
 
-use super::Answers;
-use super::ends::{End, Kind};
+use super::ends::{self, End, Kind};
 use super::wire::Wire;
 use crate::child::{Child, Role};
 use crate::latency::Latency;
 use crate::process::{Process, Serving, Wire as Device, XdpMode, start};
 use crate::trip::{ASKS, Application, Packet, in_thread, timed, turned};
+
+/// Drives the far end of a wire, sends each packet back, and polls.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct AnswerSpinning {
+    /// How it drives its interface.
+    pub(crate) kind: Kind,
+    /// The interface.
+    pub(crate) interface: String,
+    /// How the kernel runs the filter.
+    pub(crate) mode: XdpMode,
+    /// The core.
+    pub(crate) cpu: usize,
+}
+
+impl Role for AnswerSpinning {
+    const NAME: &'static str = "AnswerSpinning";
+
+    fn act(self) -> anyhow::Result<()> {
+        ends::answer(self.kind, &self.interface, self.mode, self.cpu)
+    }
+}
 
 /// Two processes that each drive one end of a wire, without a server.
 pub(super) struct Alone {
@@ -34,8 +55,8 @@ impl Alone {
     ) -> anyhow::Result<Alone> {
         let end = End::open(kind, &wire.near, mode)?;
         let interface = wire.far.clone();
-        let answers = Answers::Spinning { kind, interface, mode, cpu: answers };
-        let answers = start(&Role::AnswerWire(answers), Some(&wire.there))?;
+        let answers = AnswerSpinning { kind, interface, mode, cpu: answers };
+        let answers = start(&answers, Some(&wire.there))?;
         answers.signal(Signal::STOP)?;
         Ok(Alone { end, answers, packet: wire.packet()?, cpu: asks, _wire: wire })
     }

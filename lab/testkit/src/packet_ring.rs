@@ -8,12 +8,14 @@
 //! Unsafe lives here for the rings.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use towpath_netlink::Netlink;
 use towpath_sandbox::Error;
+
+use crate::packet_socket::{bind, create};
 
 /// The bytes of a frame's place in a ring: a header, and a packet of up to 1 900 bytes.
 const PLACE_BYTES: usize = 2048;
@@ -53,15 +55,7 @@ impl PacketRing {
     }
 
     fn mapped(index: u32, ethertype: u16) -> io::Result<PacketRing> {
-        // A protocol of zero: the socket receives nothing before it is bound to its interface.
-        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: takes no pointers; the result is checked before it is owned.
-        let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: a descriptor just opened, with no other owner.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let fd = create()?;
         set(&fd, libc::PACKET_VERSION, &libc::tpacket_versions::TPACKET_V2)?;
         set(&fd, libc::PACKET_RX_RING, &request(RX_PLACES))?;
         set(&fd, libc::PACKET_TX_RING, &request(TX_PLACES))?;
@@ -76,22 +70,8 @@ impl PacketRing {
         }
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let ring = PacketRing { fd, start, next_rx: 0, next_tx: 0, has_unsent: false };
-        ring.bind(index, ethertype)?;
+        bind(&ring.fd, index, ethertype)?;
         Ok(ring)
-    }
-
-    fn bind(&self, index: u32, ethertype: u16) -> io::Result<()> {
-        // SAFETY: all zeros is a value of this structure of integers.
-        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-        address.sll_family = libc::AF_PACKET as u16;
-        address.sll_protocol = ethertype.to_be();
-        address.sll_ifindex = i32::try_from(index).map_err(io::Error::other)?;
-        let size = size_of_val(&address) as libc::socklen_t;
-        // SAFETY: the pointer and length are those of a live address.
-        match unsafe { libc::bind(self.fd.as_raw_fd(), (&raw const address).cast(), size) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
     }
 
     /// Passes at most `budget` received frames to `each`, which may change a frame and returns

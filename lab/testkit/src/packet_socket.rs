@@ -4,11 +4,33 @@
 //! Unsafe lives here for its address, which rustix does not have.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use towpath_netlink::Netlink;
 
 use towpath_sandbox::Error;
+
+/// Creates a non-blocking packet socket, which receives nothing before [`bind`].
+pub(crate) fn create() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?)
+}
+
+/// Binds a packet socket to an interface, for frames of one ethertype.
+pub(crate) fn bind(fd: &OwnedFd, index: u32, ethertype: u16) -> io::Result<()> {
+    // SAFETY: all zeros is a value of this structure of integers.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_protocol = ethertype.to_be();
+    address.sll_ifindex = i32::try_from(index).map_err(io::Error::other)?;
+    let size = size_of_val(&address) as libc::socklen_t;
+    // SAFETY: the pointer and length are those of a live address.
+    match unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), size) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
 
 /// A non-blocking packet socket.
 #[derive(Debug)]
@@ -24,29 +46,9 @@ impl PacketSocket {
     /// When there is no such interface, or no CAP_NET_RAW in its namespace.
     pub fn open(interface: &str, ethertype: u16) -> Result<PacketSocket, Error> {
         let index = Netlink::open()?.index(interface)?;
-        Self::bound(index, ethertype).map_err(Error::failed(format!("read frames of {interface}")))
-    }
-
-    fn bound(index: u32, ethertype: u16) -> io::Result<PacketSocket> {
-        // A protocol of zero: the socket receives nothing before it is bound to its interface.
-        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: takes no pointers; the result is checked before it is owned.
-        let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: a descriptor just opened, with no other owner.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: all zeros is a value of this structure of integers.
-        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-        address.sll_family = libc::AF_PACKET as u16;
-        address.sll_protocol = ethertype.to_be();
-        address.sll_ifindex = i32::try_from(index).map_err(io::Error::other)?;
-        let size = size_of_val(&address) as libc::socklen_t;
-        // SAFETY: the pointer and length are those of a live address.
-        if unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), size) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let failed = |error| Error::failed(format!("read frames of {interface}"))(error);
+        let fd = create().map_err(failed)?;
+        bind(&fd, index, ethertype).map_err(failed)?;
         Ok(PacketSocket { fd })
     }
 

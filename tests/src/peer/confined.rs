@@ -80,7 +80,8 @@ pub(crate) fn run(socket: &Path, server: i32) {
     let raw = Raw::connect(socket).expect("connects");
     let (attached, files) = raw.attach(raw::attach("confined")).expect("attaches");
     println!("trusted: {}", attached.flags & TRUSTED != 0);
-    let [server_pages, receive_pool, state, pages, heap, _doorbell, _wake] = &files[..] else {
+    let [server_pages, receive_pool, state, pages, transmit_pool, _doorbell, _wake] = &files[..]
+    else {
         panic!("{} descriptors", files.len())
     };
     // Mapped while that is allowed: the only mapping that stays writable.
@@ -95,7 +96,7 @@ pub(crate) fn run(socket: &Path, server: i32) {
         ("receive pool", receive_pool),
         ("state page", state),
         ("application pages", pages),
-        ("transmit pool", heap),
+        ("transmit pool", transmit_pool),
     ] {
         attempts(name, file);
     }

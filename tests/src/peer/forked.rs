@@ -73,7 +73,7 @@ fn try_everything(mut session: Session, endpoint: Endpoint) -> i32 {
     // These calls return no error: they must neither fault nor take anything from the parent.
     session.disarm();
     session.take_notifications();
-    assert!(session.counters(endpoint).iter().all(|(_, value)| *value == 0), "counters");
+    assert!(session.counters(endpoint).iter().all(|(_, value)| value == 0), "counters");
     assert_eq!(session.statistics(), before, "statistics");
     drop(session);
     0
@@ -210,7 +210,7 @@ pub(crate) fn run(socket: &Path) {
     another.send_bytes(of_another, &frames::frame(own, from, 7, 50)).expect("lives");
     another.flush().expect("lives");
     towpath_tests::eventually("the packet arrives", || {
-        session.counters(endpoint).contains(&("rx_packets", 51))
+        session.counters(endpoint).rx_packets() == 51
     });
 
     // The child gets the parent's session as it is in memory. Both have it: the child drops its
@@ -223,9 +223,9 @@ pub(crate) fn run(socket: &Path) {
     });
     assert_eq!(status(child), 0, "the child found something else than a session that is gone");
     let mut session = std::mem::ManuallyDrop::into_inner(session);
-    let mut heard = [PollFd::new(&session, PollFlags::IN)];
+    let mut polled = [PollFd::new(&session, PollFlags::IN)];
     let none = Timespec { tv_sec: 0, tv_nsec: 0 };
-    assert_eq!(poll(&mut heard, Some(&none)), Ok(1), "the notification was the parent's");
+    assert_eq!(poll(&mut polled, Some(&none)), Ok(1), "the notification was the parent's");
     assert!(session.wait(Some(PATIENCE)).expect("lives"), "and the packet");
     session.disarm();
     let seen = session.receive_one(0).expect("lives").expect("the packet was the parent's");

@@ -18,7 +18,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 use towpath_client::{Options, Session};
 use towpath_net::{
-    Driving, Event, Network, Poller, SessionLink, TcpListener, TcpStream, UdpSocket,
+    Driving, Events, Interest, Network, Poller, SessionLink, TcpListener, TcpStream, Trigger,
+    UdpSocket,
 };
 
 use crate::forked::{fork, status};
@@ -36,7 +37,7 @@ pub(crate) fn run(socket: &Path, driving: &str) {
     let link = SessionLink::new(session(socket)).expect("opens");
     let config = link.config();
     let link = GatedLink { link, gate: gate.clone() };
-    let network = Network::new(Box::new(link), config, driving).expect("starts");
+    let network = Network::builder().driving(driving).on(Box::new(link), config).expect("starts");
     let other = Network::attach(socket).expect("attaches");
     let from = UdpSocket::bind(&other, (address(&other), PORT)).expect("binds");
     let (inherited, peers) = inherited(socket, network, &other);
@@ -98,7 +99,7 @@ fn inherited(socket: &Path, network: Network, other: &Network) -> (Inherited, [T
     // A drop of the last handle would wait for the peer.
     stream.set_linger(Some(Duration::from_secs(3600))).expect("lives");
     let poller = Poller::new().expect("makes");
-    stream.watch(&poller, TOKEN).expect("lives");
+    poller.register(&stream, TOKEN, Interest::WRITABLE, Trigger::Edge).expect("lives");
     let udp = UdpSocket::bind(&network, (at, PORT)).expect("binds");
     let options = Options::default();
     let plain = || Session::attach(socket, &options).expect("attaches");
@@ -142,9 +143,9 @@ fn check_parent(inherited: Inherited, other: &Network, peers: [TcpStream; 2]) {
     let mut readable = [PollFd::new(&inherited.poller, PollFlags::IN)];
     let none = Timespec { tv_sec: 0, tv_nsec: 0 };
     assert_eq!(poll(&mut readable, Some(&none)), Ok(1), "the event was the parent's");
-    let mut events = Vec::new();
-    inherited.poller.take(&mut events);
-    assert_eq!(events, [Event { token: TOKEN }]);
+    let mut events = Events::default();
+    assert_eq!(inherited.poller.wait(&mut events, Some(Duration::ZERO)).expect("lives"), 1);
+    assert_eq!(events.iter().map(|event| event.token).collect::<Vec<_>>(), [TOKEN]);
     let [mut peer, mut aborted_peer] = peers;
     let Inherited { network, mut stream, mut aborted, listener, incoming, .. } = inherited;
     let more = [connection(&listener, other), connection(&incoming, other)];

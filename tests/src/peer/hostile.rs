@@ -26,7 +26,7 @@ pub(crate) struct Hostile {
     pub(crate) endpoint: Endpoint,
     pub(crate) other: Endpoint,
     pub(crate) pages: Words,
-    pub(crate) heap: Words,
+    pub(crate) transmit_pool: Words,
     pub(crate) places: Places,
     pub(crate) shape: SessionShape,
     socket: std::path::PathBuf,
@@ -59,7 +59,7 @@ impl Hostile {
             // SAFETY: the session beside them lives as long, and mapped both writable.
             pages: unsafe { Words::find("towpath-application-pages") }.expect("mapped"),
             // SAFETY: as above.
-            heap: unsafe { Words::find("towpath-transmit-pool") }.expect("mapped"),
+            transmit_pool: unsafe { Words::find("towpath-transmit-pool") }.expect("mapped"),
             places: Places::of(&shape, lanes),
             shape,
             socket: socket.to_owned(),
@@ -120,8 +120,7 @@ impl Hostile {
     }
 
     fn packets_received(&self) -> u64 {
-        let counters = self.session.counters(self.endpoint);
-        counters.iter().find(|(name, _)| *name == "rx_packets").map_or(0, |(_, value)| *value)
+        self.session.counters(self.endpoint).rx_packets()
     }
 
     /// Makes the server deliver packets to this session, and calls `then` after each, until the
@@ -150,10 +149,10 @@ impl Hostile {
 
     fn is_closed(&self) -> bool {
         let fd = &self.session;
-        let mut heard = [rustix::event::PollFd::new(fd, rustix::event::PollFlags::empty())];
+        let mut polled = [rustix::event::PollFd::new(fd, rustix::event::PollFlags::empty())];
         let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        let _ = rustix::event::poll(&mut heard, Some(&none));
-        heard[0].revents().contains(rustix::event::PollFlags::HUP)
+        let _ = rustix::event::poll(&mut polled, Some(&none));
+        polled[0].revents().contains(rustix::event::PollFlags::HUP)
     }
 
     /// Returns the reason of the session's end, which the application reads from the server's
@@ -246,7 +245,7 @@ const SENDING: &[(&str, Violation, Act)] = &[
         for (place, bytes) in frame.chunks(8).enumerate() {
             let mut word = [0; 8];
             word[..bytes.len()].copy_from_slice(bytes);
-            h.heap.store(start + place, u64::from_le_bytes(word));
+            h.transmit_pool.store(start + place, u64::from_le_bytes(word));
         }
         h.push_one(Descriptor { len: frame.len() as u32, endpoint: other.number(), ..h.correct() });
     }),
@@ -275,7 +274,7 @@ const SENDING: &[(&str, Violation, Act)] = &[
         h.push(&[[first, second | 1 << 63]]);
     }),
     ("invalid metadata", Violation::Flags, |h| {
-        h.heap.store(0, u64::MAX);
+        h.transmit_pool.store(0, u64::MAX);
         h.push_one(Descriptor { flags: META, ..h.correct() });
     }),
     ("a transmit head a slot too far", Violation::Index, |h| {

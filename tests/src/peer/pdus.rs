@@ -54,10 +54,7 @@ pub(crate) fn run(socket: &Path) {
     forged.write(&mut frame);
     forger.send_bytes(endpoint, &frame).expect("there is room");
     forger.flush().expect("lives");
-    let count = |name| {
-        let all = forger.counters(endpoint);
-        all.into_iter().find(|(one, _)| *one == name).map_or(0, |(_, count)| count)
-    };
+    let count = |name| forger.counters(endpoint).get(name).unwrap_or(0);
     let until = Instant::now() + PATIENCE;
     while count("tx_dropped_source_mac") == 0 && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(1));

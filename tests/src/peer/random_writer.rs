@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use towpath_client::{Lost, SendError};
 use towpath_tests::frames;
-use towpath_tests::random::Random;
 
 use crate::hostile::Hostile;
 
@@ -20,7 +20,7 @@ const DELIVERED: usize = 8;
 /// Attaches this often, and each time writes in one of several ways while it sends. Prints
 /// `rounds N violated M` at the end.
 pub(crate) fn run(socket: &Path, seed: u64, rounds: u64) {
-    let mut random = Random::new(seed);
+    let mut random = Rng::with_seed(seed);
     let mut ends: BTreeMap<String, u64> = BTreeMap::new();
     let mut violated = 0;
     for round in 0..rounds {
@@ -28,11 +28,11 @@ pub(crate) fn run(socket: &Path, seed: u64, rounds: u64) {
         let way = round % 5;
         let stop = AtomicBool::new(false);
         let lost = std::thread::scope(|scope| {
-            let words = (hostile.pages, hostile.heap, hostile.places.clone());
-            let mut other = Random::new(random.draw());
+            let words = (hostile.pages, hostile.transmit_pool, hostile.places.clone());
+            let mut other = Rng::with_seed(random.u64(..));
             let stop = &stop;
             scope.spawn(move || {
-                let (pages, heap, places) = words;
+                let (pages, transmit_pool, places) = words;
                 let heads: Vec<usize> = places
                     .queue_pairs
                     .iter()
@@ -42,28 +42,28 @@ pub(crate) fn run(socket: &Path, seed: u64, rounds: u64) {
                 while !stop.load(Ordering::Relaxed) {
                     match way {
                         // Every word.
-                        0 => places.all.clone().for_each(|index| pages.store(index, other.draw())),
+                        0 => places.all.clone().for_each(|index| pages.store(index, other.u64(..))),
                         // Any word, now and then.
                         1 => {
-                            let index = other.below(places.all.end as u64) as usize;
-                            pages.store(index, other.draw());
+                            let index = other.usize(..places.all.end);
+                            pages.store(index, other.u64(..));
                             std::thread::sleep(Duration::from_micros(50));
                         }
                         // One bit of any word, there and back.
                         2 => {
-                            let index = other.below(places.all.end as u64) as usize;
-                            let bit = 1 << other.below(64);
+                            let index = other.usize(..places.all.end);
+                            let bit = 1 << other.u64(..64);
                             pages.store(index, pages.load(index) ^ bit);
                             pages.store(index, pages.load(index) ^ bit);
                         }
                         // Indices that are off by a little, or by much.
                         3 => {
-                            let index = heads[other.below(heads.len() as u64) as usize];
+                            let index = heads[other.usize(..heads.len())];
                             let now = pages.load(index);
-                            let by = match other.below(3) {
-                                0 => other.below(8),
-                                1 => other.draw() >> 32,
-                                _ => other.draw(),
+                            let by = match other.u64(..3) {
+                                0 => other.u64(..8),
+                                1 => other.u64(..) >> 32,
+                                _ => other.u64(..),
                             };
                             pages.store(index, now.wrapping_add(by));
                             std::thread::sleep(Duration::from_micros(20));
@@ -71,8 +71,8 @@ pub(crate) fn run(socket: &Path, seed: u64, rounds: u64) {
                         // The buffer pool, under the copies, metadata and headers included: no
                         // violation by itself, but the packets may have any content.
                         _ => {
-                            let index = other.below(heap.len() as u64) as usize;
-                            heap.store(index, other.draw());
+                            let index = other.usize(..transmit_pool.len());
+                            transmit_pool.store(index, other.u64(..));
                         }
                     }
                 }

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use towpath_device::Device;
 use towpath_device::tap::{Options, TapDevice};
-use towpath_device::{Device, loopback};
+use towpath_device_testing::loopback;
 use towpath_protocol::store::{MemoryStore, Store};
 use towpath_server::{
     Config, Grant, Policy, Reach, Server, Subnet, Subnets, WaitStrategy as EngineStrategy,

@@ -15,7 +15,7 @@ pub(crate) fn run(socket: &Path, step: u64) {
     for now in 0..step {
         match now {
             0 => raw.say(&Message::Attach(raw::attach("step"))).expect("speaks"),
-            1 => match raw.hear(towpath_tests::PATIENCE) {
+            1 => match raw.reply(towpath_tests::PATIENCE) {
                 raw::Reply::Message(_, descriptors) => kept = descriptors,
                 other => panic!("{other:?}"),
             },
@@ -32,9 +32,9 @@ pub(crate) fn run(socket: &Path, step: u64) {
                 }
             }
             3 => raw.say(&Message::Mapped).expect("speaks"),
-            4 => drop(raw.hear(towpath_tests::PATIENCE)),
+            4 => drop(raw.reply(towpath_tests::PATIENCE)),
             5 => raw.say(&Message::Open(raw::open())).expect("speaks"),
-            6 => drop(raw.hear(towpath_tests::PATIENCE)),
+            6 => drop(raw.reply(towpath_tests::PATIENCE)),
             7 => raw
                 .say(&Message::Close(towpath_protocol::message::Close { endpoint: 0 }))
                 .expect("speaks"),

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use towpath_client::{Options, Rule, Session};
 use towpath_protocol::apertures::Sharing;
 use towpath_protocol::message::{
@@ -13,7 +14,7 @@ use towpath_protocol::message::{
 use towpath_protocol::settings::{Kind, Scope, Setting};
 use towpath_protocol::{OLDEST_VERSION, VERSION};
 use towpath_tests::process::Program;
-use towpath_tests::random::{Random, seed};
+use towpath_tests::random::seed;
 use towpath_tests::raw::{self, Raw, Reply, bytes};
 use towpath_tests::served::Served;
 use towpath_tests::{PATIENCE, eventually};
@@ -35,7 +36,7 @@ fn refused(reply: Reply) -> (Refusal, String) {
 /// Asserts that the server refused and ended the connection.
 fn cut_off(raw: &Raw, reply: Reply) -> (Refusal, String) {
     let refused = refused(reply);
-    assert!(matches!(raw.hear(PATIENCE), Reply::HungUp), "{refused:?}");
+    assert!(matches!(raw.reply(PATIENCE), Reply::HungUp), "{refused:?}");
     refused
 }
 
@@ -83,7 +84,7 @@ fn malformed_messages_are_refused_and_cut_off() {
     // An empty message is invalid too, and ends the connection.
     let raw = connect(&server);
     raw.send(&[], &[]).unwrap();
-    assert!(matches!(raw.hear(PATIENCE), Reply::HungUp));
+    assert!(matches!(raw.reply(PATIENCE), Reply::HungUp));
     drop(raw);
     // The same in the middle of a session.
     let raw = connect(&server);
@@ -97,7 +98,7 @@ fn malformed_messages_are_refused_and_cut_off() {
 
 #[test]
 fn random_control_bytes_harm_no_session() {
-    let mut random = Random::new(seed(0xb17e5));
+    let mut random = Rng::with_seed(seed(0xb17e5));
     let mut server = Served::start(&PEER, &[]);
     let before = server.settled();
     for round in 0..400 {
@@ -105,15 +106,15 @@ fn random_control_bytes_harm_no_session() {
         if round % 2 == 0 {
             raw.live(raw::attach("random")).unwrap();
         }
-        for _ in 0..1 + random.below(4) {
-            let mut bytes: Vec<u8> = (0..random.below(600)).map(|_| random.draw() as u8).collect();
-            if bytes.len() >= 8 && random.below(4) > 0 {
+        for _ in 0..1 + random.u64(..4) {
+            let mut bytes: Vec<u8> = (0..random.u64(..600)).map(|_| random.u8(..)).collect();
+            if bytes.len() >= 8 && random.u64(..4) > 0 {
                 bytes[..4].copy_from_slice(&message::MAGIC.to_ne_bytes());
                 bytes[4..6].copy_from_slice(&VERSION.to_ne_bytes());
-                bytes[6..8].copy_from_slice(&(random.below(22) as u16).to_ne_bytes());
+                bytes[6..8].copy_from_slice(&random.u16(..22).to_ne_bytes());
                 // Often of the right length, so that the server examines its fields.
-                let len = [80, 8, 72, 12, 24, 40, bytes.len()][random.below(7) as usize];
-                bytes.resize(len, random.draw() as u8);
+                let len = [80, 8, 72, 12, 24, 40, bytes.len()][random.usize(..7)];
+                bytes.resize(len, random.u8(..));
             }
             if raw.send(&bytes, &[]).is_err() {
                 break;
@@ -185,7 +186,7 @@ fn server_messages_and_messages_out_of_order_are_refused() {
         Message::Error(Box::new(ErrorBody::new(Refusal::Limit, "no"))),
     ];
     for message in theirs {
-        // `hear` takes an error for a refusal, and a refusal is expected.
+        // `reply` takes an error for a refusal, and a refusal is expected.
         let (refusal, text) = refused(raw.ask(&message).unwrap());
         assert_eq!(refusal, Refusal::State, "{message:?}: {text}");
     }
@@ -471,7 +472,7 @@ fn flood(all: &[Raw], messages: &[Vec<u8>; 2], over: &AtomicBool) -> usize {
                 *sent += 1;
             }
             loop {
-                match raw.hear(Duration::ZERO) {
+                match raw.reply(Duration::ZERO) {
                     Reply::Message(Message::Done, _) => *answered += 1,
                     Reply::Nothing => break,
                     other => panic!("{other:?}"),
@@ -526,7 +527,7 @@ fn a_flood_of_settings_delays_no_other_client() {
     loop {
         match raw.send(&messages[0], &[]) {
             Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => break,
-            _ => assert!(Instant::now() < until, "still heard"),
+            _ => assert!(Instant::now() < until, "still answered"),
         }
     }
     drop((raw, files, all));
@@ -559,7 +560,7 @@ fn clients_that_flood_or_never_read_are_cut_off() {
                 }
                 Err(error) => break error,
             }
-            assert!(Instant::now() < until, "{sent} messages, and still heard");
+            assert!(Instant::now() < until, "{sent} messages, and still answered");
             // The server serves another client meanwhile.
             if sent == 50 {
                 serves(&server);
@@ -590,7 +591,7 @@ fn descriptors_sent_to_the_server_do_not_stay() {
             match raw.send(&message, &many) {
                 Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied),
                 Ok(()) => {
-                    let (refusal, text) = cut_off(&raw, raw.hear(PATIENCE));
+                    let (refusal, text) = cut_off(&raw, raw.reply(PATIENCE));
                     assert_eq!(refusal, Refusal::Malformed);
                     assert!(text.contains("descriptors"), "{text}");
                 }
@@ -628,7 +629,7 @@ fn connections_and_sessions_are_limited() {
     // The limit of all connections together: the sessions' own and three more.
     let more: Vec<Raw> = (0..3).map(|_| connect(&server)).collect();
     let raw = connect(&server);
-    let (refusal, text) = cut_off(&raw, raw.hear(PATIENCE));
+    let (refusal, text) = cut_off(&raw, raw.reply(PATIENCE));
     assert_eq!(refusal, Refusal::Limit);
     assert!(text.contains("as many control connections"), "{text}");
     assert!(text.contains("sessions-per-user") && !text.contains("--"), "{text}");

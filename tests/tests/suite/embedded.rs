@@ -1,18 +1,16 @@
 //! A server within the test's own process, over devices that the tests control: they keep packets,
 //! or break.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use towpath_client::{Lost, Options, Rule, Session};
-use towpath_device::conformance::{DeviceFarEnd, FarEnd};
-use towpath_device::wrapped::Wrapped;
-use towpath_device::{
-    Armed, Completion, Counters, Device, DeviceError, DeviceQueue, Kick, Meta, Packet, Received,
-    SpaceId, Spaces, loopback,
-};
+use towpath_device::{Device, DeviceError, DeviceQueue, Meta, Received, Spaces};
+use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
+use towpath_device_testing::loopback;
+use towpath_device_testing::wrapped::Wrapped;
 use towpath_memory::{SharedFile, own_words, peer_words};
 use towpath_protocol::channel::Channel;
 use towpath_protocol::layout::SessionShape;
@@ -38,9 +36,10 @@ struct Breaks {
 }
 
 impl DeviceQueue for Breaks {
-    fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
-        self.inner.rx_fill(spaces, space, buffers)
-    }
+    towpath_device_testing::forward!(
+        inner: rx_fill, tx_submit, kick, tx_complete, sleep_fd, arm, reset, counters
+    );
+
     fn rx_poll(
         &mut self,
         spaces: &mut Spaces,
@@ -49,35 +48,6 @@ impl DeviceQueue for Breaks {
     ) -> Result<usize, DeviceError> {
         assert!(!self.now.load(Ordering::Relaxed), "the test's device breaks here");
         self.inner.rx_poll(spaces, out, budget)
-    }
-    fn tx_submit(
-        &mut self,
-        spaces: &mut Spaces,
-        packets: &[Packet<'_>],
-    ) -> Result<usize, DeviceError> {
-        self.inner.tx_submit(spaces, packets)
-    }
-    fn kick(&mut self, spaces: &mut Spaces, ring: Kick) -> Result<(), DeviceError> {
-        self.inner.kick(spaces, ring)
-    }
-    fn tx_complete(
-        &mut self,
-        out: &mut Vec<Completion>,
-        budget: usize,
-    ) -> Result<usize, DeviceError> {
-        self.inner.tx_complete(out, budget)
-    }
-    fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.sleep_fd()
-    }
-    fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError> {
-        self.inner.arm(tx_waiting)
-    }
-    fn reset(&mut self, buffers: &mut Vec<u32>) -> Result<(), DeviceError> {
-        self.inner.reset(buffers)
-    }
-    fn counters(&self) -> Counters {
-        self.inner.counters()
     }
 }
 
@@ -100,9 +70,9 @@ fn an_engine_that_breaks_ends_the_server_and_applications_are_told() {
         now.store(true, Ordering::Relaxed);
         far.send(&[0; 60], Meta::FULL);
         assert_eq!(session.wait(Some(PATIENCE)), Err(Lost::ServerGone));
-        let mut heard = [rustix::event::PollFd::new(server.over(), rustix::event::PollFlags::IN)];
+        let mut polled = [rustix::event::PollFd::new(server.over(), rustix::event::PollFlags::IN)];
         let timeout = rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 };
-        let over = rustix::event::poll(&mut heard, Some(&timeout)).unwrap();
+        let over = rustix::event::poll(&mut polled, Some(&timeout)).unwrap();
         assert_eq!(over, 1, "the control thread goes on without an engine");
         // A client that attaches does not wait for ever.
         assert!(attach(&server).is_err());
@@ -119,7 +89,7 @@ struct Hand {
     pages: OwnWords,
     /// The server's count of taken events.
     taken: PeerWords,
-    heap: towpath_memory::Region,
+    transmit_pool: towpath_memory::Region,
     places: Places,
     shape: SessionShape,
     wake: OwnedFd,
@@ -140,13 +110,24 @@ impl Hand {
         let server_pages =
             SharedFile::adopt(files[0].try_clone().unwrap()).unwrap().map_readable().unwrap();
         let pages = own_words(map(&files[3]));
-        let heap = map(&files[4]);
+        let transmit_pool = map(&files[4]);
         let reply = raw.ask(&Message::Mapped).unwrap();
         assert!(matches!(reply, Reply::Message(Message::Done, _)), "{reply:?}");
         let shape = SessionShape::new(1, 4, 8, 8, 2048, 2048).unwrap();
         let places = Places::of(&shape, 1);
         let taken = shape.server_peer(&peer_words(&Arc::new(server_pages))).acknowledgements;
-        Hand { raw, attached, _files: files, pages, taken, heap, places, shape, wake, head: 0 }
+        Hand {
+            raw,
+            attached,
+            _files: files,
+            pages,
+            taken,
+            transmit_pool,
+            places,
+            shape,
+            wake,
+            head: 0,
+        }
     }
 
     fn open(&self, ethertype: u16) -> Reply {
@@ -174,7 +155,7 @@ impl Hand {
         // The event queue holds one event: the next may come once the server has taken this one.
         eventually("the event is taken", || {
             self.taken.fetch(0) == events + 1
-                || matches!(self.raw.hear(Duration::ZERO), Reply::HungUp)
+                || matches!(self.raw.reply(Duration::ZERO), Reply::HungUp)
         });
     }
 
@@ -185,7 +166,9 @@ impl Hand {
             len: bytes.len() as u32,
             ..Descriptor::default()
         };
-        assert!(self.heap.copy_in(descriptor.pool_offset(&self.shape.transmit_pool), bytes));
+        assert!(
+            self.transmit_pool.copy_in(descriptor.pool_offset(&self.shape.transmit_pool), bytes)
+        );
         self.push(descriptor.to_words());
     }
 }
@@ -217,7 +200,7 @@ fn requests_of_a_closing_session_misroute_no_packets() {
         while far.receive().is_some() {
             seen += 1;
         }
-        matches!(hand.raw.hear(Duration::ZERO), Reply::HungUp)
+        matches!(hand.raw.reply(Duration::ZERO), Reply::HungUp)
     });
     drop(hand);
     // The next session of the same name gets the session key and the address, with other rules for
@@ -291,11 +274,11 @@ fn a_session_that_ends_mid_iteration_leaves_nothing_behind() {
                 len: bytes.len() as u32,
                 ..Descriptor::default()
             };
-            assert!(hand.heap.copy_in(one.pool_offset(&hand.shape.transmit_pool), &bytes));
+            assert!(hand.transmit_pool.copy_in(one.pool_offset(&hand.shape.transmit_pool), &bytes));
             hand.put(one.to_words());
         }
         hand.push([0xff_ffff, 0]);
-        eventually("it is over", || matches!(hand.raw.hear(Duration::ZERO), Reply::HungUp));
+        eventually("it is over", || matches!(hand.raw.reply(Duration::ZERO), Reply::HungUp));
         drop(hand);
         let socket = server.connect().unwrap();
         let mut next = Session::attach_over(socket, &Options::default()).unwrap();

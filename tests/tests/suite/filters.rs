@@ -2,9 +2,9 @@
 //! forgets it at the application's end.
 
 use towpath_client::{AttachError, Options, Rule, Session};
-use towpath_device::conformance::{DeviceFarEnd, FarEnd};
-use towpath_device::loopback::{self, Cable, Reception};
 use towpath_device::{Filter, FlowRule, FlowVlan, Meta};
+use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
+use towpath_device_testing::loopback::{self, Cable, Reception};
 use towpath_packet::build::Flow;
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server};

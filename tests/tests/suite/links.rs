@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use towpath_client::{Lost, Setting};
-use towpath_device::conformance::DeviceFarEnd;
-use towpath_device::loopback::{self, Cable};
 use towpath_device::{DeviceError, Event, HardwareQueues};
+use towpath_device_testing::conformance::DeviceFarEnd;
+use towpath_device_testing::loopback::{self, Cable};
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, WaitStrategy as EngineStrategy};
 use towpath_tests::{PATIENCE, eventually};

@@ -6,6 +6,7 @@ use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use towpath_client::{Options, Session};
 use towpath_device::Device;
 use towpath_device::tap::{self, TapDevice};
@@ -16,7 +17,7 @@ use towpath_server::{Config, Server, Subnet, Subnets};
 use towpath_testkit::{Unavailable, Users, isolated, skip};
 use towpath_tests::PATIENCE;
 use towpath_tests::process::Program;
-use towpath_tests::random::{Random, seed};
+use towpath_tests::random::seed;
 use towpath_tests::served::Served;
 use towpath_tests::wire::Wire;
 
@@ -118,7 +119,7 @@ impl Bench {
 /// Exchanges each length once, both ways; a fragment has `chunk` bytes.
 fn every_length(mtu: u32, transmit_buffer_bytes: u32, chunk: usize) {
     let Some(mut bench) = Bench::new("pdu", mtu) else { return };
-    let mut random = Random::new(seed(u64::from(mtu)));
+    let mut random = Rng::with_seed(seed(u64::from(mtu)));
     let mut endpoint = bench.open(transmit_buffer_bytes);
     assert_eq!(endpoint.chunk_bytes(), chunk);
     let own = endpoint.session().info().mac;
@@ -126,8 +127,8 @@ fn every_length(mtu: u32, transmit_buffer_bytes: u32, chunk: usize) {
         [0, 1, 17, 18, 19, 46, 48, 1471, 1472, 1473, 4800, chunk, chunk + 1, 65_535, 65_536];
     let mut copied = 0;
     for (number, len) in lengths.into_iter().enumerate() {
-        let pdu: Vec<u8> = (0..len).map(|_| random.draw() as u8).collect();
-        let channel = random.draw() as u32;
+        let pdu: Vec<u8> = (0..len).map(|_| random.u8(..)).collect();
+        let channel = random.u32(..);
         let number = number as u32;
         let fragments = len.div_ceil(chunk).max(1);
 
@@ -147,10 +148,10 @@ fn every_length(mtu: u32, transmit_buffer_bytes: u32, chunk: usize) {
         assert!(seen == pdu, "{len} bytes sent");
 
         // From the wire: in any order, of any length, padded, and some of it twice.
-        let cut = 400 + random.below(chunk as u64 - 400) as usize;
+        let cut = 400 + random.usize(..chunk - 400);
         let mut starts: Vec<usize> = (0..len.div_ceil(cut).max(1)).map(|n| n * cut).collect();
         for place in (1..starts.len()).rev() {
-            starts.swap(place, random.below(place as u64 + 1) as usize);
+            starts.swap(place, random.usize(..place + 1));
         }
         copied += if starts.len() == 1 { 0 } else { starts.len() as u64 };
         let twice = starts[0];

@@ -3,8 +3,8 @@
 use crate::senders;
 
 use towpath_client::Setting;
-use towpath_device::conformance::DeviceFarEnd;
-use towpath_device::loopback::{self, Cable};
+use towpath_device_testing::conformance::DeviceFarEnd;
+use towpath_device_testing::loopback::{self, Cable};
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, WaitStrategy as EngineStrategy};
 use towpath_tests::eventually;

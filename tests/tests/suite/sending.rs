@@ -3,21 +3,19 @@
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
-use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use towpath_client::{EXPEDITED_BYTES, Options, Rule, Session, Setting};
-use towpath_device::conformance::{DeviceFarEnd, FarEnd};
-use towpath_device::wrapped::Wrapped;
-use towpath_device::{
-    Armed, Completion, Counters, DeviceError, DeviceQueue, Kick, Packet, Received, SpaceId, Spaces,
-    loopback,
-};
+use towpath_device::{Completion, DeviceError, DeviceQueue, Packet, Spaces};
+use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
+use towpath_device_testing::loopback;
+use towpath_device_testing::wrapped::Wrapped;
 use towpath_packet::build::{Flow, Tcp};
 use towpath_protocol::store::MemoryStore;
 use towpath_queue::descriptor::MAX_CHAIN;
 use towpath_server::{Config, Server, Subnet, Subnets, Values, WaitStrategy as EngineStrategy};
-use towpath_tests::random::{Random, seed};
+use towpath_tests::random::seed;
 use towpath_tests::{PATIENCE, eventually, frames};
 
 use crate::senders::{RING, Sender, World, world};
@@ -161,45 +159,14 @@ fn local_expedited_packets_do_not_wait_for_a_full_device() {
 struct Keeps(Box<dyn DeviceQueue>);
 
 impl DeviceQueue for Keeps {
-    fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
-        self.0.rx_fill(spaces, space, buffers)
-    }
-
-    fn rx_poll(
-        &mut self,
-        spaces: &mut Spaces,
-        out: &mut Vec<Received>,
-        budget: usize,
-    ) -> Result<usize, DeviceError> {
-        self.0.rx_poll(spaces, out, budget)
-    }
+    towpath_device_testing::forward!(0: rx_fill, rx_poll, kick, sleep_fd, arm, reset, counters);
 
     fn tx_submit(&mut self, _: &mut Spaces, packets: &[Packet<'_>]) -> Result<usize, DeviceError> {
         Ok(packets.len())
     }
 
-    fn kick(&mut self, spaces: &mut Spaces, ring: Kick) -> Result<(), DeviceError> {
-        self.0.kick(spaces, ring)
-    }
-
     fn tx_complete(&mut self, _: &mut Vec<Completion>, _: usize) -> Result<usize, DeviceError> {
         Ok(0)
-    }
-
-    fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.0.sleep_fd()
-    }
-
-    fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError> {
-        self.0.arm(tx_waiting)
-    }
-
-    fn reset(&mut self, buffers: &mut Vec<u32>) -> Result<(), DeviceError> {
-        self.0.reset(buffers)
-    }
-
-    fn counters(&self) -> Counters {
-        self.0.counters()
     }
 }
 
@@ -555,7 +522,7 @@ fn expedited_packets_do_not_wait_for_a_removed_rate() {
 #[test]
 fn switching_while_packets_move_loses_and_reorders_nothing() {
     let seed = seed(0x5c4ed);
-    let mut random = Random::new(seed);
+    let mut random = Rng::with_seed(seed);
     for mode in [EngineStrategy::Block, EngineStrategy::Poll] {
         let mut world = world(mode);
         let mut senders = [world.sender("one"), world.sender("two"), world.sender("three")];
@@ -581,27 +548,27 @@ fn switching_while_packets_move_loses_and_reorders_nothing() {
             if round >= MOST_ROUNDS || round >= 80 && moved("tx_direct") && moved("tx_queued") {
                 break;
             }
-            if random.below(2) == 0 {
-                let setting = device[random.below(device.len() as u64) as usize];
-                world.set(setting, random.below(2));
+            if random.u64(..2) == 0 {
+                let setting = device[random.usize(..device.len())];
+                world.set(setting, random.u64(..2));
             } else {
-                let (setting, least, most) = own[random.below(own.len() as u64) as usize];
-                let value = least + random.below(most - least + 1);
-                senders[random.below(3) as usize].set(setting, value);
+                let (setting, least, most) = own[random.usize(..own.len())];
+                let value = least + random.u64(..most - least + 1);
+                senders[random.usize(..3)].set(setting, value);
             }
-            if random.below(2) == 0 {
-                world.set_wrong(0, 0, device[random.below(device.len() as u64) as usize]);
+            if random.u64(..2) == 0 {
+                world.set_wrong(0, 0, device[random.usize(..device.len())]);
             } else {
-                let sender = &senders[random.below(3) as usize];
+                let sender = &senders[random.usize(..3)];
                 let session = sender.session.info().session;
-                let setting = own[random.below(own.len() as u64) as usize].0;
+                let setting = own[random.usize(..own.len())].0;
                 world.set_wrong(session, 0, setting);
             }
             for _ in 0..10 {
                 for sender in &mut senders {
-                    for _ in 0..random.below(20) {
-                        let len = 60 + random.below(1400) as usize;
-                        if random.below(3) == 0 {
+                    for _ in 0..random.u64(..20) {
+                        let len = 60 + random.usize(..1400);
+                        if random.u64(..3) == 0 {
                             sender.send_more(len)
                         } else {
                             sender.send(len)
@@ -611,7 +578,7 @@ fn switching_while_packets_move_loses_and_reorders_nothing() {
                 }
                 std::thread::sleep(Duration::from_micros(100));
                 // Now and then all waiting packets leave.
-                let all = random.below(4) == 0;
+                let all = random.u64(..4) == 0;
                 for step in 0.. {
                     if all && step % RING == 0 {
                         std::thread::sleep(Duration::from_micros(200));

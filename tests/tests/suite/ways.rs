@@ -5,13 +5,15 @@
 
 use std::net::IpAddr;
 
-use towpath_client::{Endpoint, Options, Rule, Session};
-use towpath_device::conformance::{DeviceFarEnd, FarEnd};
-use towpath_device::{Meta, loopback};
+use fastrand::Rng;
+use towpath_client::{Endpoint, EndpointCounters, Options, Rule, Session};
+use towpath_device::Meta;
+use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
+use towpath_device_testing::loopback;
 use towpath_packet::build::{Flow, Tcp};
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Subnet, Subnets, WaitStrategy as EngineStrategy};
-use towpath_tests::random::{Random, seed};
+use towpath_tests::random::seed;
 use towpath_tests::{eventually, frames};
 
 /// The outcome of some packets: those that each endpoint received, in order; those that left
@@ -21,7 +23,7 @@ struct Outcome {
     /// The receiver, the endpoint, and the content.
     received: Vec<(usize, u32, Vec<u8>)>,
     left: Vec<Vec<u8>>,
-    counters: Vec<Vec<(&'static str, u64)>>,
+    counters: Vec<EndpointCounters>,
 }
 
 fn attach(server: &Server, name: &str) -> Session {
@@ -120,17 +122,17 @@ fn go(listening: Option<Rule>, seed: u64) -> Outcome {
     .collect();
 
     let samples = samples(&from, &to);
-    let mut random = Random::new(seed);
+    let mut random = Rng::with_seed(seed);
     let mut packets: Vec<(usize, Vec<u8>)> =
         samples.iter().flat_map(|frame| (0..4).map(|by| (by, frame.clone()))).collect();
     for _ in 0..8000 {
-        let mut frame = samples[random.below(samples.len() as u64) as usize].clone();
-        for _ in 0..=random.below(2) {
-            let at = random.below(80.min(frame.len() as u64)) as usize;
-            frame[at] = random.draw() as u8;
+        let mut frame = samples[random.usize(..samples.len())].clone();
+        for _ in 0..=random.u64(..2) {
+            let at = random.usize(..80.min(frame.len()));
+            frame[at] = random.u8(..);
         }
-        frame.truncate(if random.below(10) == 0 { 1 + random.below(90) as usize } else { 2000 });
-        packets.push((random.below(4) as usize, frame));
+        frame.truncate(if random.u64(..10) == 0 { 1 + random.usize(..90) } else { 2000 });
+        packets.push((random.usize(..4), frame));
     }
     let mut outcome = Outcome::default();
     let mut got = [0u64; 2];
@@ -182,8 +184,7 @@ fn go(listening: Option<Rule>, seed: u64) -> Outcome {
 }
 
 fn count(session: &Session, endpoints: &[Endpoint], name: &str) -> u64 {
-    let all = endpoints.iter().flat_map(|one| session.counters(*one));
-    all.filter(|(counter, _)| *counter == name).map(|(_, value)| value).sum()
+    endpoints.iter().filter_map(|one| session.counters(*one).get(name)).sum()
 }
 
 #[test]

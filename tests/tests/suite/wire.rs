@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use towpath_client::{Endpoint, Options, Rule, Session};
 use towpath_device::tap::{self, TapDevice};
 use towpath_netlink::{Netlink, Prefix};
@@ -18,7 +19,7 @@ use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Subnet, Subnets};
 use towpath_testkit::{isolated, skip};
 use towpath_tests::frames::ELSEWHERE;
-use towpath_tests::random::{Random, seed};
+use towpath_tests::random::seed;
 use towpath_tests::wire::Wire;
 use towpath_tests::{PATIENCE, eventually};
 
@@ -398,20 +399,20 @@ fn mangled_packets_are_counted_and_not_delivered() {
         }
         // Arbitrary content: each byte of each header, at random. Each packet is delivered,
         // unmatched or malformed.
-        let mut random = Random::new(seed(0x3a9));
+        let mut random = Rng::with_seed(seed(0x3a9));
         let whole = [&udp4, &udp6, &tcp4, &tcp6, &arp];
         let before = bench.device();
         let mut sent = 0;
         let mut delivered = 0;
         for _ in 0..2000 {
-            let mut frame = whole[random.below(5) as usize].clone();
-            let headers = frame.len().min(80) as u64;
-            for _ in 0..1 + random.below(4) {
-                let at = random.below(headers) as usize;
-                frame[at] = random.draw() as u8;
+            let mut frame = whole[random.usize(..5)].clone();
+            let headers = frame.len().min(80);
+            for _ in 0..1 + random.u64(..4) {
+                let at = random.usize(..headers);
+                frame[at] = random.u8(..);
             }
-            if random.below(4) == 0 {
-                frame.truncate(14 + random.below(frame.len() as u64 - 13) as usize);
+            if random.u64(..4) == 0 {
+                frame.truncate(14 + random.usize(..frame.len() - 13));
             }
             // The kernel checks only the length of a frame.
             if wire.send(&frame).is_err() {

@@ -100,7 +100,8 @@ impl Channel {
         endpoint: Endpoint,
         ring: RingEnd<CommonMemory, CommonMemory>,
         own: OwnPart,
-        (peers_aperture, peers_tripwire): (Aperture, ImportedTripwire),
+        peers_aperture: Aperture,
+        peers_tripwire: ImportedTripwire,
     ) -> Channel {
         let (has_finished, peer_has_finished) = (false, false);
         Channel {

@@ -143,7 +143,7 @@ impl ChannelOffer {
         };
         let ring = RingEnd::new((self.near.clone(), self.shape), far_ring);
         let own = self.own.take();
-        Ok(own.map(|own| Channel::new(self.endpoint, ring, own, (far, peers_tripwire))))
+        Ok(own.map(|own| Channel::new(self.endpoint, ring, own, far, peers_tripwire)))
     }
 
     /// Takes the offer back, unless it is complete.

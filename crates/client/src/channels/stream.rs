@@ -4,15 +4,13 @@ use std::io::{self, IoSlice, Read, Write};
 use std::time::{Duration, Instant};
 
 use super::channel::Channel;
+use super::waiting::Awaited;
 use crate::clock;
 use crate::error::ChannelError;
 use crate::session::Session;
 
 /// A write waits until this part of the longest message has room, or all of its bytes have.
 const MIN_ROOM_DIVISOR: usize = 4;
-/// What a call waits for: messages, room.
-const MESSAGES: (bool, bool) = (true, false);
-const ROOM: (bool, bool) = (false, true);
 
 /// A view of a channel as a stream of bytes ([`Channel::stream`]): reads ignore where messages end,
 /// and what is written becomes messages of any length. Calls wait for the peer.
@@ -52,7 +50,7 @@ impl ChannelStream<'_> {
         loop {
             match self.channel.finish() {
                 Ok(()) => return self.flush(),
-                Err(ChannelError::Full) => self.wait(ROOM, deadline)?,
+                Err(ChannelError::Full) => self.wait(Awaited::Room, deadline)?,
                 Err(other) => return Err(other.into()),
             }
         }
@@ -64,9 +62,9 @@ impl ChannelStream<'_> {
     }
 
     /// Waits for messages or for room.
-    fn wait(&mut self, news: (bool, bool), deadline: Option<Instant>) -> io::Result<()> {
+    fn wait(&mut self, awaited: Awaited, deadline: Option<Instant>) -> io::Result<()> {
         let left = deadline.map(|at| at.saturating_duration_since(clock::now()));
-        match self.channel.wait_in(self.session, news, left) {
+        match self.channel.wait_in(self.session, awaited, left) {
             Ok(true) => Ok(()),
             Ok(false) => Err(io::ErrorKind::TimedOut.into()),
             Err(lost) => Err(io::Error::new(io::ErrorKind::NotConnected, lost)),
@@ -80,7 +78,7 @@ impl ChannelStream<'_> {
         loop {
             match self.channel.reserve(least) {
                 Ok(_) => break,
-                Err(ChannelError::Full) => self.wait(ROOM, deadline)?,
+                Err(ChannelError::Full) => self.wait(Awaited::Room, deadline)?,
                 Err(other) => return Err(other.into()),
             }
         }
@@ -137,7 +135,7 @@ impl Read for ChannelStream<'_> {
                 }
                 Ok(Some(0)) => {}
                 Ok(Some(count)) => return Ok(count),
-                Ok(None) => self.wait(MESSAGES, deadline)?,
+                Ok(None) => self.wait(Awaited::Messages, deadline)?,
                 Err(ChannelError::Finished) => return Ok(0),
                 Err(other) => return Err(other.into()),
             }

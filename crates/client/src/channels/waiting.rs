@@ -36,6 +36,14 @@ impl NewsSource for ChannelNews<'_> {
     }
 }
 
+/// The news of a channel that a call waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Awaited {
+    All,
+    Messages,
+    Room,
+}
+
 impl Channel {
     /// Waits for a message, for room if the last [`Channel::send`] found none, or for the end of
     /// the channel; by the session's wait strategy, and whatever other news the session has.
@@ -45,7 +53,7 @@ impl Channel {
     /// # Errors
     /// As [`Session::wait`].
     pub fn wait(&mut self, session: &mut Session, timeout: Option<Duration>) -> Result<bool, Lost> {
-        self.wait_in(session, (true, true), timeout)
+        self.wait_in(session, Awaited::All, timeout)
     }
 
     /// Waits as [`Channel::wait`] does, but not for messages: for the room that the last
@@ -59,17 +67,18 @@ impl Channel {
         session: &mut Session,
         timeout: Option<Duration>,
     ) -> Result<bool, Lost> {
-        self.wait_in(session, (false, true), timeout)
+        self.wait_in(session, Awaited::Room, timeout)
     }
 
-    /// Waits for messages, for room, or for both.
+    /// Waits as [`Channel::wait`] does, for all news or some.
     pub(super) fn wait_in(
         &mut self,
         session: &mut Session,
-        (messages, room): (bool, bool),
+        awaited: Awaited,
         timeout: Option<Duration>,
     ) -> Result<bool, Lost> {
         self.prepare_sleep(session)?;
+        let (messages, room) = (awaited != Awaited::Room, awaited != Awaited::Messages);
         session.wait_for(&mut ChannelNews { channel: self, messages, room }, timeout)
     }
 

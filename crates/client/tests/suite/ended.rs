@@ -4,10 +4,10 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use towpath_client::{Options, Rule, Session, report_over};
-use towpath_device::conformance::{DeviceFarEnd, FarEnd};
-use towpath_device::loopback::{self, Cable, LoopbackDevice, Reception};
-use towpath_device::refusing::{Refuses, Refusing};
 use towpath_device::{Device, Filter, FilterError, Meta};
+use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
+use towpath_device_testing::loopback::{self, Cable, LoopbackDevice, Reception};
+use towpath_device_testing::refusing::{Refuses, Refusing};
 use towpath_packet::build::Flow;
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Subnet, Subnets};

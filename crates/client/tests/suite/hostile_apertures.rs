@@ -8,11 +8,11 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crate::connections::{HostileTime, PATIENCE, PORT, World, connect, next, open, options, world};
+use fastrand::Rng;
 use towpath_client::{
     Access, Aperture, ApertureKey, Endpoint, Export, Memory, OobAddress, Options, PeerState,
     Request, RequestError, RequestId, RequestState, Session, Sharing,
 };
-use towpath_device::random::Random;
 
 const BYTES: usize = 64 << 10;
 /// The aperture, and the part of an honest importer's memory that requests name.
@@ -93,20 +93,20 @@ struct Hostile {
 
 impl Hostile {
     /// Does one thing at random. `keys`: the latest ones that the honest application gave to any peer.
-    fn attack(&mut self, keys: &[ApertureKey], random: &mut Random) -> Option<RequestId> {
-        let key = match random.below(32) {
-            0 => ApertureKey(random.draw() as u32),
-            1 => keys[random.below(keys.len() as u64) as usize],
+    fn attack(&mut self, keys: &[ApertureKey], random: &mut Rng) -> Option<RequestId> {
+        let key = match random.u64(..32) {
+            0 => ApertureKey(random.u32(..)),
+            1 => keys[random.usize(..keys.len())],
             _ => *keys.last()?,
         };
-        let offset = match random.below(32) {
-            0 => random.draw(),
-            1 => (GRANTED.len() as u64).wrapping_sub(random.below(16)),
-            _ => random.below(GRANTED.len() as u64 - 9_000),
+        let offset = match random.u64(..32) {
+            0 => random.u64(..),
+            1 => (GRANTED.len() as u64).wrapping_sub(random.u64(..16)),
+            _ => random.u64(..GRANTED.len() as u64 - 9_000),
         };
-        let from = random.below(4_096) as usize;
-        let range = from..from + [1, 8, 64, 1_000, 9_000][random.below(5) as usize];
-        let request = match random.below(16) {
+        let from = random.usize(..4_096);
+        let range = from..from + [1, 8, 64, 1_000, 9_000][random.usize(..5)];
+        let request = match random.u64(..16) {
             0 => {
                 self.mapped = self.session.import(self.endpoint, key).ok();
                 return None;
@@ -114,17 +114,17 @@ impl Hostile {
             1 => {
                 // What the mapping is for: any store within it.
                 if let Some(aperture) = &self.mapped {
-                    let at = random.below(2 * BYTES as u64) as usize;
-                    let _ = aperture.write(at, &[random.draw() as u8; 64]);
+                    let at = random.usize(..2 * BYTES);
+                    let _ = aperture.write(at, &[random.u8(..); 64]);
                     let _ = aperture.load(at);
                 }
                 return None;
             }
-            2 => Request::send(&random.draw().to_ne_bytes()),
+            2 => Request::send(&random.u64(..).to_ne_bytes()),
             3..6 => Request::read(key, offset).local(&self.memory, range),
             6..9 => {
                 let write = Request::write(key, offset).local(&self.memory, range);
-                write.with_value(random.draw() as u32)
+                write.with_value(random.u32(..))
             }
             9 => Request::write(key, offset).local(&self.memory, range).together(),
             _ => Request::write(key, offset).local(&self.memory, range),
@@ -157,22 +157,22 @@ fn import(
     world: &World,
     honest: &mut Honest,
     keys: &mut Vec<ApertureKey>,
-    random: &mut Random,
+    random: &mut Rng,
 ) -> bool {
     let mut session = world.attach_with(&wanted("hostile"));
     let (endpoint, accepted) = honest.connect(&mut session);
     let memory = session.create_memory(BYTES, Sharing::Requests).unwrap();
-    memory.write(0, &[random.draw() as u8; BYTES]).unwrap();
+    memory.write(0, &[random.u8(..); BYTES]).unwrap();
     let mut hostile = Hostile { session, endpoint, memory, mapped: None };
-    let access = [Access::Read, Access::ReadWrite][random.below(2) as usize];
+    let access = [Access::Read, Access::ReadWrite][random.usize(..2)];
     let export = honest.session.export(accepted, &honest.memory, GRANTED, access).unwrap();
     keys.push(export.key());
     let mut export = Some(export);
-    let (before, revoked_at) = (honest.bytes(GRANTED), random.below(2 * STEPS));
+    let (before, revoked_at) = (honest.bytes(GRANTED), random.u64(..2 * STEPS));
     let (mut fixed, mut ids) = (None, Vec::new());
     for step in 0..STEPS {
         ids.extend(hostile.attack(keys, random));
-        if random.below(8) == 0 {
+        if random.u64(..8) == 0 {
             hostile.hand_over();
             honest.drain(accepted);
         }
@@ -185,7 +185,7 @@ fn import(
             fixed = is_final.then(|| honest.bytes(GRANTED));
         }
     }
-    match random.below(3) {
+    match random.u64(..3) {
         // It dies, with whatever is queued.
         0 => drop(hostile),
         1 => {
@@ -218,7 +218,7 @@ fn hostile_importers_reach_nothing_but_their_apertures() {
     let time = HostileTime::start();
     for seed in time.seeds(2) {
         let sharing = [Sharing::Requests, Sharing::MapWrite][seed as usize % 2];
-        let (world, mut random) = (world(1), Random::new(seed));
+        let (world, mut random) = (world(1), Rng::with_seed(seed));
         let mut honest = Honest::new(&world, sharing);
         let (mut keys, mut changed) = (vec![ApertureKey(1)], 0);
         for _ in 0..ROUNDS {
@@ -245,22 +245,22 @@ fn betray(hostile: Session, export: Export, memory: Memory, how: u64) -> Option<
 }
 
 /// Uses an aperture of one hostile application. Returns how many requests were complete, of how many.
-fn use_exported(world: &World, honest: &mut Honest, random: &mut Random) -> (usize, usize) {
+fn use_exported(world: &World, honest: &mut Honest, random: &mut Rng) -> (usize, usize) {
     let mut hostile = world.attach_with(&wanted("hostile"));
     let (theirs, endpoint) = honest.connect(&mut hostile);
-    let sharing = [Sharing::Requests, Sharing::MapWrite][random.below(2) as usize];
+    let sharing = [Sharing::Requests, Sharing::MapWrite][random.usize(..2)];
     let memory = hostile.create_memory(BYTES, sharing).unwrap();
     let export = hostile.export(theirs, &memory, 0..BYTES, Access::ReadWrite).unwrap();
     let key = export.key();
     let mapped =
         (sharing == Sharing::MapWrite).then(|| honest.session.import(endpoint, key).unwrap());
-    let (mut ids, betrayed_at) = (Vec::new(), random.below(STEPS));
+    let (mut ids, betrayed_at) = (Vec::new(), random.u64(..STEPS));
     let (mut hostile, mut export) = (Some((hostile, memory)), Some(export));
     for step in 0..STEPS {
-        let from = GRANTED.start + random.below(GRANTED.len() as u64 - 9_000) as usize;
-        let range = from..from + [8, 1_000, 9_000][random.below(3) as usize];
-        let at = random.below(BYTES as u64 - 9_000);
-        let request = match random.below(2) {
+        let from = GRANTED.start + random.usize(..GRANTED.len() - 9_000);
+        let range = from..from + [8, 1_000, 9_000][random.usize(..3)];
+        let at = random.u64(..BYTES as u64 - 9_000);
+        let request = match random.u64(..2) {
             0 => Request::read(key, at).local(&honest.memory, range),
             _ => Request::write(key, at).local(&honest.memory, range),
         };
@@ -269,7 +269,7 @@ fn use_exported(world: &World, honest: &mut Honest, random: &mut Random) -> (usi
             Err(RequestError::Full | RequestError::Revoked) => {}
             Err(error) => panic!("{error}"),
         }
-        if random.below(4) == 0 {
+        if random.u64(..4) == 0 {
             honest.session.flush().unwrap();
         }
         if let Some(aperture) = &mapped {
@@ -280,7 +280,7 @@ fn use_exported(world: &World, honest: &mut Honest, random: &mut Random) -> (usi
         if step == betrayed_at
             && let (Some((session, memory)), Some(export)) = (hostile.take(), export.take())
         {
-            hostile = betray(session, export, memory, random.below(4));
+            hostile = betray(session, export, memory, random.u64(..4));
         }
     }
     honest.session.flush().unwrap();
@@ -296,7 +296,7 @@ fn use_exported(world: &World, honest: &mut Honest, random: &mut Random) -> (usi
 #[test]
 fn hostile_exporters_take_nothing_from_their_importers() {
     for seed in HostileTime::start().seeds(1) {
-        let (world, mut random) = (world(1), Random::new(seed));
+        let (world, mut random) = (world(1), Rng::with_seed(seed));
         let mut honest = Honest::new(&world, Sharing::Requests);
         let (mut complete, mut all) = (0, 0);
         for _ in 0..ROUNDS {

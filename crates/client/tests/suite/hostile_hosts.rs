@@ -8,11 +8,11 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use crate::connections::{HostileTime, PATIENCE, PORT, becomes, next, open, options};
+use fastrand::Rng;
 use towpath_client::{Access, Endpoint, Memory, OobKind, Options, PeerState, Session, Sharing};
 use towpath_device::Meta;
-use towpath_device::conformance::{DeviceFarEnd, FarEnd};
-use towpath_device::loopback;
-use towpath_device::random::Random;
+use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
+use towpath_device_testing::loopback;
 use towpath_packet::build::Flow;
 use towpath_packet::roce::cm::{self, CmMessage, IpHeader, Mad, PathMtu};
 use towpath_packet::roce::{
@@ -39,7 +39,7 @@ struct Host {
     far: DeviceFarEnd,
     to: IpAddr,
     to_mac: [u8; 6],
-    random: Random,
+    random: Rng,
     next_id: u32,
 }
 
@@ -54,11 +54,11 @@ struct Connected {
 
 impl Host {
     fn random(&mut self) -> u32 {
-        self.random.draw() as u32
+        self.random.u32(..)
     }
 
     fn below(&mut self, limit: u32) -> u32 {
-        self.random.below(limit.into()) as u32
+        self.random.u32(..limit)
     }
 
     fn path(&self) -> Path {
@@ -183,7 +183,7 @@ fn world(seed: u64) -> World {
     let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default()).unwrap();
     let (session, listener, to, memory) = application(&server);
     let far = DeviceFarEnd::new(Box::new(far));
-    let random = Random::new(seed);
+    let random = Rng::with_seed(seed);
     let mut host = Host { far, to, to_mac: [0; 6], random, next_id: 0 };
     host.resolve();
     World { server, session, listener, memory, host }

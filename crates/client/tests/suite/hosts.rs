@@ -10,8 +10,8 @@ use towpath_client::{
     Refused, Request, RequestFault, RequestId, RequestState, Session, Sharing, report_over,
 };
 use towpath_device::Device;
-use towpath_device::fault::{FaultDevice, Spec};
-use towpath_device::loopback;
+use towpath_device_testing::fault::{FaultDevice, Spec};
+use towpath_device_testing::loopback;
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Subnet, Subnets, WaitStrategy as EngineStrategy};
 

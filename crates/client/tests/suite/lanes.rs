@@ -11,8 +11,8 @@ use towpath_client::{
     Endpoint, Lost, Options, Rule, SendError, Session, Setting, WaitStrategy, report_over,
 };
 use towpath_device::Meta;
-use towpath_device::conformance::{DeviceFarEnd, FarEnd};
-use towpath_device::loopback;
+use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
+use towpath_device_testing::loopback;
 use towpath_memory::{Region, SharedFile, own_words};
 use towpath_packet::Headers;
 use towpath_packet::build::Flow;

@@ -7,8 +7,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use towpath_client::{
     AttachError, Lost, Meta, Options, Rule, SendError, Session, Setting, WaitStrategy,
 };
-use towpath_device::conformance::DeviceFarEnd;
-use towpath_device::loopback;
+use towpath_device_testing::conformance::DeviceFarEnd;
+use towpath_device_testing::loopback;
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Subnet, Subnets, WaitStrategy as EngineStrategy};
 
@@ -202,8 +202,8 @@ fn by_the_clock() {
     let notifications = a.statistics().notifications;
     a.send_bytes(from_a, &packet).unwrap();
     a.flush().unwrap();
-    let heard = b.wait(Some(Duration::from_millis(50))).unwrap();
-    assert!(!heard || before.elapsed() > Duration::from_millis(900), "before the tick");
+    let polled = b.wait(Some(Duration::from_millis(50))).unwrap();
+    assert!(!polled || before.elapsed() > Duration::from_millis(900), "before the tick");
     assert_eq!(
         a.statistics().notifications,
         notifications,
@@ -556,7 +556,7 @@ fn eventually_sent(session: &mut Session) {
 
 #[test]
 fn to_the_far_end_and_back() {
-    use towpath_device::conformance::FarEnd;
+    use towpath_device_testing::conformance::FarEnd;
     let (server, far) = serve(EngineStrategy::Block);
     let mut far = DeviceFarEnd::new(Box::new(far));
     let mut a = attach(&server, "a");
@@ -585,7 +585,7 @@ fn to_the_far_end_and_back() {
 
 #[test]
 fn wildcard_rules_receive_packets_without_a_closer_rule() {
-    use towpath_device::conformance::FarEnd;
+    use towpath_device_testing::conformance::FarEnd;
     use towpath_packet::build::Flow;
     let (server, far) = serve(EngineStrategy::Block);
     let mut far = DeviceFarEnd::new(Box::new(far));
@@ -802,7 +802,7 @@ fn another_sessions_endpoint_is_refused() {
     a.release(frame);
     assert!(!a.has_room(theirs, 60));
     assert_eq!(a.transmit_slots(theirs), 0);
-    assert!(a.counters(theirs).iter().all(|(_, count)| *count == 0));
+    assert!(a.counters(theirs).iter().all(|(_, count)| count == 0));
     assert!(a.set(theirs, Setting::RxFrames, 2).is_err() && a.close(theirs).is_err());
     // Nothing was queued, and the session continues.
     assert_eq!((a.statistics().sent, a.unsent(0).unwrap()), (0, 0));

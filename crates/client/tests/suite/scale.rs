@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use towpath_client::{Endpoint, Options, Rule, Session, Setting};
-use towpath_device::loopback;
+use towpath_device_testing::loopback;
 use towpath_memory::{SharedFile, own_words};
 use towpath_packet::build::Flow;
 use towpath_protocol::channel::{Channel, Incoming};
@@ -121,17 +122,6 @@ fn comes(what: &str, mut there: impl FnMut() -> bool) {
     }
 }
 
-struct Numbers(u64);
-
-impl Numbers {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % bound as u64) as usize
-    }
-}
-
 #[test]
 fn parked_sessions_are_not_polled() {
     let _alone = alone();
@@ -161,7 +151,7 @@ fn parked_sessions_are_found_with_every_wait_strategy() {
     let _alone = alone();
     let seed = 0x5ca1e;
     println!("seed {seed}");
-    let mut numbers = Numbers(seed);
+    let mut random = Rng::with_seed(seed);
     let (server, _far) = serve(EngineStrategy::Block);
     let mut all: Vec<_> = (0..sessions().min(500)).map(|_| attach(&server, "one")).collect();
     for mode in EngineStrategy::ALL {
@@ -172,8 +162,8 @@ fn parked_sessions_are_found_with_every_wait_strategy() {
         }
         let before = counters(&server);
         for number in 0..300 {
-            let from = numbers.below(all.len());
-            let to = (from + 1 + numbers.below(all.len() - 1)) % all.len();
+            let from = random.usize(..all.len());
+            let to = (from + 1 + random.usize(..all.len() - 1)) % all.len();
             between(&mut all, from, to, number);
         }
         comes("a hundred more parked sessions", || {
@@ -360,7 +350,7 @@ fn ten_thousand_endpoints_in_one_session() {
     const CHOSEN: usize = 6;
     let seed = 0xe2d;
     println!("seed {seed}");
-    let mut numbers = Numbers(seed);
+    let mut random = Rng::with_seed(seed);
     let (server, _far) = serve(EngineStrategy::Block);
     let options = Options { queue_pairs: ENDPOINTS, endpoints: ENDPOINTS, ..small("many") };
     let mut many = Session::attach_over(server.connect().unwrap(), &options).unwrap();
@@ -376,24 +366,24 @@ fn ten_thousand_endpoints_in_one_session() {
     for round in 0..200u8 {
         let mut chosen = BTreeSet::new();
         while chosen.len() < CHOSEN {
-            chosen.insert(numbers.below(ENDPOINTS as usize) as u32);
+            chosen.insert(random.u32(..ENDPOINTS));
         }
         for one in &chosen {
             let packet = flow.ports(7, *one as u16 + 1).udp(&[round]);
             a.session.send_bytes(from, &packet).unwrap();
         }
         a.session.flush().unwrap();
-        // The session hears of these endpoints, each once, and of no others.
-        let mut heard = BTreeSet::new();
-        while heard.len() < CHOSEN {
-            assert!(many.wait(PATIENCE).unwrap(), "round {round}: {heard:?} of {chosen:?}");
+        // The session learns of these endpoints, each once, and of no others.
+        let mut reported = BTreeSet::new();
+        while reported.len() < CHOSEN {
+            assert!(many.wait(PATIENCE).unwrap(), "round {round}: {reported:?} of {chosen:?}");
             let queue_pair = many.ready().unwrap().unwrap();
             let packet = many.receive_one(queue_pair).unwrap().unwrap();
             assert_eq!(packet[36..38], (queue_pair as u16 + 1).to_be_bytes());
-            assert!(heard.insert(queue_pair));
+            assert!(reported.insert(queue_pair));
         }
-        assert_eq!(heard, chosen);
-        for queue_pair in heard {
+        assert_eq!(reported, chosen);
+        for queue_pair in reported {
             let answer = flow.ports(7, queue_pair as u16 + 1).reversed().udp(&[round]);
             many.send_bytes(endpoints[queue_pair as usize], &answer).unwrap();
             many.want_room(queue_pair).unwrap();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socketpair};
 use towpath_client::{AttachError, Lost, OpenError, Options, Rule, Session, Setting};
-use towpath_device::loopback;
+use towpath_device_testing::loopback;
 use towpath_protocol::channel::{Channel, Incoming};
 use towpath_protocol::message::Message;
 use towpath_protocol::store::MemoryStore;

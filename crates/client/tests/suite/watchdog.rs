@@ -2,17 +2,14 @@
 //! device kept again, and the sessions continue.
 
 use std::collections::BTreeMap;
-use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session, Setting};
-use towpath_device::conformance::{DeviceFarEnd, FarEnd};
-use towpath_device::fault::{FaultCounters, FaultDevice};
-use towpath_device::wrapped::Wrapped;
-use towpath_device::{
-    Armed, Completion, Counters, Device, DeviceError, DeviceQueue, Kick, Packet, Received, SpaceId,
-    Spaces, loopback,
-};
+use towpath_device::{Completion, Device, DeviceError, DeviceQueue, Packet, Spaces};
+use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
+use towpath_device_testing::fault::{FaultCounters, FaultDevice};
+use towpath_device_testing::loopback;
+use towpath_device_testing::wrapped::Wrapped;
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Values, WaitStrategy as EngineStrategy};
 
@@ -279,37 +276,14 @@ struct Stuck {
 }
 
 impl DeviceQueue for Stuck {
-    fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
-        self.inner.rx_fill(spaces, space, buffers)
-    }
-
-    fn rx_poll(
-        &mut self,
-        spaces: &mut Spaces,
-        out: &mut Vec<Received>,
-        budget: usize,
-    ) -> Result<usize, DeviceError> {
-        self.inner.rx_poll(spaces, out, budget)
-    }
+    towpath_device_testing::forward!(inner: rx_fill, rx_poll, kick, sleep_fd, arm, counters);
 
     fn tx_submit(&mut self, _: &mut Spaces, packets: &[Packet<'_>]) -> Result<usize, DeviceError> {
         Ok(packets.len())
     }
 
-    fn kick(&mut self, spaces: &mut Spaces, ring: Kick) -> Result<(), DeviceError> {
-        self.inner.kick(spaces, ring)
-    }
-
     fn tx_complete(&mut self, _: &mut Vec<Completion>, _: usize) -> Result<usize, DeviceError> {
         Ok(0)
-    }
-
-    fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.sleep_fd()
-    }
-
-    fn arm(&mut self, tx_waiting: bool) -> Result<Armed, DeviceError> {
-        self.inner.arm(tx_waiting)
     }
 
     fn reset(&mut self, buffers: &mut Vec<u32>) -> Result<(), DeviceError> {
@@ -318,10 +292,6 @@ impl DeviceQueue for Stuck {
         }
         let cause = std::io::Error::from_raw_os_error(5);
         Err(DeviceError::Failed { name: "stuck".into(), what: "TUNSETOFFLOAD", cause })
-    }
-
-    fn counters(&self) -> Counters {
-        self.inner.counters()
     }
 }
 

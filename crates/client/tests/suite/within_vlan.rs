@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use towpath_client::{Endpoint, Meta, Options, Rule, Session};
-use towpath_device::conformance::{DeviceFarEnd, FarEnd};
-use towpath_device::loopback::{self, Reception};
+use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
+use towpath_device_testing::loopback::{self, Reception};
 use towpath_packet::build::{Flow, Tcp};
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Subnet, Subnets};

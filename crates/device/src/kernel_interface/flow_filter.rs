@@ -5,22 +5,25 @@
 //! fields, and looks the result up.
 
 mod attach_point;
+mod flows;
 mod key;
 mod program;
 mod stack;
+mod tables;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, HashSet};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use towpath_bpf::{AssembleError, Error, Instruction, Map, MapKind, Program};
 
+use super::filters::ProgramMaps;
 use crate::{EarlierObjects, Filter, FilterError, FlowRule};
 use attach_point::{AttachPoint, OF_OTHER_OWNER, SCRATCH_BYTES, WITHOUT_SOCKET};
-use key::{Fields, KEY_BYTES, Key};
-use program::{MASK_BYTES, MASKS, MASKS_BYTES, MapFds};
+use flows::{ADDRESSES, FLOW_KEYS, FLOW_MASKS, Flows, MAC_KEY_BYTES, Maps, NO_OWNER, fd, refused};
+use key::KEY_BYTES;
+use program::MASKS_BYTES;
 
 /// The programs' names.
 pub(crate) const PROGRAM_FLOWS: &str = "towpath_flows";
@@ -32,9 +35,6 @@ pub(crate) const PROGRAM_PACKETS: &str = "towpath_packets";
 const COPY: (i32, i32) = (-1, 0);
 const DROP: (i32, i32) = (2, -1);
 
-/// The most MAC addresses, and the most flows.
-const MACS: u32 = 4096;
-const FLOWS: u32 = 65_536;
 /// The name of the sockets' map among the objects that outlive a server.
 const SOCKETS: &str = "device-map-sockets";
 /// The names of the program and of the other maps. A server goes on with the program and the maps of an
@@ -44,13 +44,6 @@ const SOCKETS: &str = "device-map-sockets";
 const PROGRAM: &str = "device-program";
 const OWNERS: &str = "device-map-owners-1";
 const COUNTERS: &str = "device-map-counters-1";
-const ADDRESSES: &str = "device-map-macs-1";
-const FLOW_MASKS: [&str; 2] = ["device-map-masks-1", "device-map-masks-1-spans"];
-const FLOW_KEYS: &str = "device-map-flows-1";
-/// The owner of a flow, or of a hardware queue, that belongs to no one session.
-const NO_OWNER: [u8; 4] = [0; 4];
-/// A MAC address in its map: six bytes and two zeros.
-const MAC_KEY_BYTES: usize = 8;
 
 /// The flow filter of an XDP program.
 pub(crate) struct FlowFilter {
@@ -70,150 +63,6 @@ pub(crate) struct PacketFilter {
     copies: Program,
     drops: Program,
     flows: Flows,
-}
-
-/// The owned addresses and flows, in the maps that the programs read.
-struct Flows {
-    maps: Maps,
-    tables: Tables,
-    /// The addresses in the map that this server added.
-    macs: usize,
-    /// What an earlier server added, and this one has not added so far.
-    earlier: Earlier,
-}
-
-/// Addresses and flows of an earlier server.
-#[derive(Default)]
-struct Earlier {
-    macs: HashSet<Vec<u8>>,
-    flows: HashSet<Key>,
-}
-
-struct Maps {
-    macs: Map,
-    masks: Map,
-    flows: Map,
-}
-
-/// A mask in use.
-#[derive(Clone, Copy, Debug)]
-struct Mask {
-    mask: Fields,
-    /// The number of rules with this mask.
-    rules: usize,
-}
-
-/// What the maps contain.
-#[derive(Default)]
-struct Tables {
-    masks: [Option<Mask>; MASKS],
-    /// The number of each rule's mask.
-    flows: HashMap<Key, usize>,
-}
-
-impl Tables {
-    /// Returns the number of a mask: that of a mask in use, or a free one.
-    fn number_of(&self, mask: &Fields) -> Option<usize> {
-        let used = self.masks.iter().position(|one| one.is_some_and(|one| one.mask == *mask));
-        used.or_else(|| self.masks.iter().position(Option::is_none))
-    }
-
-    /// Returns `true` if there is room for the flows of `wanted` without those of `removed`.
-    fn would_have_room(&self, wanted: &[Filter], removed: &[Filter]) -> bool {
-        let flows = |filters: &[Filter]| {
-            let flows = filters.iter().filter_map(|one| match one {
-                Filter::Flow(rule) => Some(key::of_rule(rule)),
-                _ => None,
-            });
-            flows.collect::<Vec<_>>()
-        };
-        let (mut masks, mut rules) = (self.masks, self.flows.len());
-        for (fields, mask) in flows(removed) {
-            let Some(number) = self.number_of(&mask) else { continue };
-            if self.flows.contains_key(&key::key(&fields, number as u32)) {
-                let left = |one: Mask| Some(Mask { rules: one.rules - 1, ..one });
-                masks[number] = masks[number].and_then(left).filter(|one| one.rules > 0);
-                rules -= 1;
-            }
-        }
-        let wanted = flows(wanted);
-        rules += wanted.len();
-        rules <= FLOWS as usize
-            && wanted.into_iter().all(|(_, mask)| {
-                let has = |one: &Option<Mask>| one.is_some_and(|one| one.mask == mask);
-                masks.iter().any(has)
-                    || masks.iter_mut().find(|one| one.is_none()).is_some_and(|free| {
-                        *free = Some(Mask { mask, rules: 1 });
-                        true
-                    })
-            })
-    }
-
-    /// Adds a rule under the mask of this number.
-    fn add(&mut self, key: Key, number: usize, mask: Fields) {
-        if self.flows.insert(key, number).is_none() {
-            self.masks[number].get_or_insert(Mask { mask, rules: 0 }).rules += 1;
-        }
-    }
-
-    /// Returns the masks that the program reads, without rules.
-    fn of_masks(bytes: &[u8]) -> Tables {
-        let mut tables = Tables::default();
-        let Some((head, places)) = bytes.split_first_chunk::<8>() else { return tables };
-        let count = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]) as usize;
-        let places = places.chunks_exact(MASK_BYTES).take(count);
-        for (mask, place) in tables.masks.iter_mut().zip(places) {
-            let is_used = place[..4] != [0; 4];
-            let fields = Fields::try_from(&place[8..]).ok().filter(|_| is_used);
-            *mask = fields.map(|mask| Mask { mask, rules: 0 });
-        }
-        tables
-    }
-
-    /// Adds a rule that is in the map already. Returns `false` if its mask is not in use.
-    fn add_earlier(&mut self, key: Key) -> bool {
-        let number = key::mask_number(&key) as usize;
-        let Some(Some(mask)) = self.masks.get_mut(number) else { return false };
-        mask.rules += 1;
-        self.flows.insert(key, number);
-        true
-    }
-
-    /// Frees the masks without rules.
-    fn free_unused_masks(&mut self) {
-        for mask in &mut self.masks {
-            *mask = mask.filter(|mask| mask.rules > 0);
-        }
-    }
-
-    /// Removes a rule. Returns `true` if its mask is free now.
-    fn remove(&mut self, key: &Key) -> bool {
-        let Some(number) = self.flows.remove(key) else { return false };
-        let Some(mask) = &mut self.masks[number] else { return false };
-        mask.rules -= 1;
-        let is_free = mask.rules == 0;
-        if is_free {
-            self.masks[number] = None;
-        }
-        is_free
-    }
-
-    /// Returns the masks as the program reads them. `not_yet`: the number of a mask that the
-    /// program must not use yet.
-    fn masks(&self, not_yet: Option<usize>) -> Vec<u8> {
-        let mut bytes = vec![0; MASKS_BYTES];
-        let count = self.masks.iter().rposition(Option::is_some).map_or(0, |last| last as u32 + 1);
-        bytes[..4].copy_from_slice(&count.to_ne_bytes());
-        let places = bytes[8..].chunks_exact_mut(MASK_BYTES);
-        for ((place, mask), number) in places.zip(&self.masks).zip(0..) {
-            if let Some(Mask { mask, .. }) = mask {
-                let in_use = u32::from(not_yet != Some(number));
-                place[..4].copy_from_slice(&in_use.to_ne_bytes());
-                place[8..].copy_from_slice(mask);
-            }
-        }
-        bytes
-    }
 }
 
 impl FlowFilter {
@@ -391,153 +240,20 @@ impl PacketFilter {
         self.flows.maps(false).into()
     }
 
-    /// Adds an address or a flow.
-    pub(crate) fn add(&mut self, filter: &Filter) -> Result<(), FilterError> {
-        self.flows.add(filter)
-    }
-
     /// Returns `true` if there is room for the addresses and flows of `wanted` without those of `removed`.
     pub(crate) fn would_have_room(&self, wanted: &[Filter], removed: &[Filter]) -> bool {
         self.flows.would_have_room(wanted, removed)
     }
+}
 
-    /// Removes an address or a flow.
-    pub(crate) fn remove(&mut self, filter: &Filter) {
+impl ProgramMaps for PacketFilter {
+    fn add(&mut self, filter: &Filter) -> Result<(), FilterError> {
+        self.flows.add(filter)
+    }
+
+    fn remove(&mut self, filter: &Filter) {
         self.flows.remove(filter);
     }
-}
-
-impl Flows {
-    fn new() -> Result<Flows, Error> {
-        let maps = Maps {
-            macs: Map::create(MapKind::Hash, "towpath_macs", MAC_KEY_BYTES, 4, MACS)?,
-            masks: Map::create(MapKind::Array, "towpath_masks", 4, MASKS_BYTES, 1)?,
-            flows: Map::create(MapKind::Hash, "towpath_flows", KEY_BYTES, 4, FLOWS)?,
-        };
-        Ok(Flows { maps, tables: Tables::default(), macs: 0, earlier: Earlier::default() })
-    }
-
-    /// Goes on with the maps of an earlier server.
-    fn of_earlier_server(maps: Maps) -> Result<Flows, Error> {
-        let masks = maps.masks.lookup(&0u32.to_ne_bytes())?.unwrap_or_default();
-        let mut tables = Tables::of_masks(&masks);
-        let macs = maps.macs.keys()?.into_iter().collect();
-        let mut earlier = Earlier { macs, flows: HashSet::new() };
-        for bytes in maps.flows.keys()? {
-            let Ok(key) = Key::try_from(&bytes[..]) else { continue };
-            if tables.add_earlier(key) {
-                earlier.flows.insert(key);
-            } else {
-                // That server was killed while it added or removed the flow.
-                maps.flows.delete(&key)?;
-            }
-        }
-        tables.free_unused_masks();
-        Ok(Flows { maps, tables, macs: 0, earlier })
-    }
-
-    fn remove_earlier(&mut self) {
-        let Earlier { macs, flows } = std::mem::take(&mut self.earlier);
-        // The kernel refuses nothing of this.
-        for mac in macs {
-            let _ = self.maps.macs.delete(&mac);
-        }
-        for key in flows {
-            if self.tables.remove(&key) {
-                let _ = self.maps.set_masks(&self.tables.masks(None));
-            }
-            let _ = self.maps.flows.delete(&key);
-        }
-    }
-
-    fn maps(&self, spans: bool) -> [(&'static str, BorrowedFd<'_>); 3] {
-        let Maps { macs, masks, flows } = &self.maps;
-        [(ADDRESSES, macs), (FLOW_MASKS[usize::from(spans)], masks), (FLOW_KEYS, flows)]
-            .map(|(name, map)| (name, map.as_fd()))
-    }
-
-    /// Adds an address or a flow.
-    fn add(&mut self, filter: &Filter) -> Result<(), FilterError> {
-        let maps = &self.maps;
-        match filter {
-            Filter::Address(mac) => {
-                let key = mac_key(mac);
-                self.earlier.macs.remove(&key[..]);
-                maps.macs.update(&key, &[0; 4]).map_err(refused)?;
-                self.macs += 1;
-                Ok(())
-            }
-            Filter::Flow(rule) => {
-                let (fields, mask) = key::of_rule(rule);
-                let number = self.tables.number_of(&mask).ok_or(FilterError::Full)?;
-                let key = key::key(&fields, number as u32);
-                self.earlier.flows.remove(&key);
-                if self.tables.flows.contains_key(&key) {
-                    return Ok(());
-                }
-                let is_new = self.tables.masks[number].is_none();
-                maps.flows.update(&key, &NO_OWNER).map_err(refused)?;
-                self.tables.add(key, number, mask);
-                // The program may run during the change of a mask, so it sees a new one only when
-                // it is complete.
-                let steps: &[_] = if is_new { &[Some(number), None] } else { &[] };
-                for not_yet in steps {
-                    if let Err(error) = maps.set_masks(&self.tables.masks(*not_yet)) {
-                        self.tables.remove(&key);
-                        let _ = maps.flows.delete(&key);
-                        return Err(refused(error));
-                    }
-                }
-                Ok(())
-            }
-            Filter::AllGroups | Filter::Everything => Err(FilterError::Unsupported),
-        }
-    }
-
-    /// Returns `true` if there is room for the addresses and flows of `wanted` without those of `removed`. Addresses of
-    /// groups need none.
-    fn would_have_room(&self, wanted: &[Filter], removed: &[Filter]) -> bool {
-        let is_address = |one: &&Filter| matches!(one, Filter::Address(mac) if mac[0] & 1 == 0);
-        let addresses = |filters: &[Filter]| filters.iter().filter(is_address).count();
-        let kept = (self.macs + self.earlier.macs.len()).saturating_sub(addresses(removed));
-        kept + addresses(wanted) <= MACS as usize && self.tables.would_have_room(wanted, removed)
-    }
-
-    /// Removes an address or a flow.
-    fn remove(&mut self, filter: &Filter) {
-        let maps = &self.maps;
-        // The kernel refuses nothing of this, apart from entries that are not there.
-        let _ = match filter {
-            Filter::Address(mac) => {
-                self.macs = self.macs.saturating_sub(1);
-                maps.macs.delete(&mac_key(mac))
-            }
-            Filter::Flow(rule) => {
-                let (fields, mask) = key::of_rule(rule);
-                let Some(number) = self.tables.number_of(&mask) else { return };
-                let key = key::key(&fields, number as u32);
-                if self.tables.remove(&key) {
-                    let _ = maps.set_masks(&self.tables.masks(None));
-                }
-                maps.flows.delete(&key)
-            }
-            Filter::AllGroups | Filter::Everything => return,
-        };
-    }
-}
-
-impl Maps {
-    fn fds(&self) -> MapFds {
-        MapFds { macs: fd(&self.macs), masks: fd(&self.masks), flows: fd(&self.flows) }
-    }
-
-    fn set_masks(&self, masks: &[u8]) -> Result<(), Error> {
-        self.masks.update(&0u32.to_ne_bytes(), masks)
-    }
-}
-
-fn fd(map: &Map) -> i32 {
-    map.as_fd().as_raw_fd()
 }
 
 fn counters() -> Result<Map, Error> {
@@ -555,19 +271,6 @@ fn owner_of(queue: u32) -> [u8; 4] {
 
 fn sockets(queues: u32) -> Result<Map, Error> {
     Map::create(MapKind::Xsk, "towpath_sockets", 4, 4, queues)
-}
-
-fn mac_key(mac: &[u8; 6]) -> [u8; MAC_KEY_BYTES] {
-    let [a, b, c, d, e, f] = *mac;
-    [a, b, c, d, e, f, 0, 0]
-}
-
-/// A map without room is no room for the filter.
-fn refused(error: Error) -> FilterError {
-    match error.errno() {
-        Some(libc::E2BIG | libc::ENOSPC | libc::ENOMEM) => FilterError::Full,
-        _ => FilterError::Failed(error.into()),
-    }
 }
 
 /// Loads a program for packets in several buffers, or else for those in one. Returns which.

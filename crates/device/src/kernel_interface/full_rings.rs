@@ -1,4 +1,8 @@
-//! When to ask the kernel how many packets it has dropped: after a ring may have been full.
+//! When to ask the kernel how many packets it has dropped: after a ring may have been full, and now and then.
+
+/// Sleeps, and polls, between two questions.
+const SLEEPS_PER_READ: u32 = 64;
+const POLLS_PER_READ: u32 = 1 << 16;
 
 /// Counts the packets that a driver receives between two polls that find all rings of the kernel empty.
 ///
@@ -9,12 +13,27 @@ pub(crate) struct FullRings {
     in_a_row: usize,
     /// The number of packets of one buffer that the smallest ring holds.
     smallest_ring: usize,
+    sleeps: u32,
+    polls: u32,
 }
 
 impl FullRings {
     /// `rings`: the number of packets of one buffer that each ring holds.
     pub(crate) fn new(rings: impl Iterator<Item = usize>) -> FullRings {
-        FullRings { in_a_row: 0, smallest_ring: rings.min().unwrap_or(0) }
+        FullRings { in_a_row: 0, smallest_ring: rings.min().unwrap_or(0), sleeps: 0, polls: 0 }
+    }
+
+    /// Counts a poll before it begins. Returns `true` once in many polls.
+    #[inline]
+    pub(crate) fn polls(&mut self) -> bool {
+        self.polls = self.polls.wrapping_add(1);
+        self.polls.is_multiple_of(POLLS_PER_READ)
+    }
+
+    /// Counts a sleep before it begins. Returns `true` once in many sleeps.
+    pub(crate) fn sleeps(&mut self) -> bool {
+        self.sleeps = self.sleeps.wrapping_add(1);
+        self.sleeps.is_multiple_of(SLEEPS_PER_READ)
     }
 
     /// Counts the buffers of a packet beyond its first one.

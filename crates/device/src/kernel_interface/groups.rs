@@ -7,7 +7,7 @@ use std::sync::Arc;
 use libc::sock_filter;
 
 use super::packet_socket::{PacketSocket, RETURN};
-use crate::Filter;
+use crate::{Filter, is_group};
 
 /// All bytes of a packet: what a classic filter returns for a packet to keep.
 const KEEP: u32 = u32::MAX;
@@ -130,11 +130,6 @@ impl Wanted {
         program.push(one(RETURN, 0, 0, 0));
         program
     }
-}
-
-/// Returns `true` for the address of a group: multicast or broadcast.
-pub(crate) fn is_group(mac: &[u8; 6]) -> bool {
-    mac[0] & 1 != 0
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use towpath_bpf::Link;
 
 use super::error::{PacketError, refused};
-use super::shared::Shared;
+use super::shared::SharedSockets;
 use crate::kernel_interface::ethtool::Ethtool;
 use crate::kernel_interface::flow_filter::PacketFilter;
 use crate::kernel_interface::host_traffic::HostTraffic;
@@ -45,7 +45,7 @@ pub struct Options {
 pub(super) struct Opened {
     pub(super) info: Info,
     pub(super) index: u32,
-    pub(super) shared: Shared,
+    pub(super) shared: SharedSockets,
     pub(super) filter: PacketFilter,
     pub(super) ingress: Link,
     pub(super) notes: Vec<String>,
@@ -92,7 +92,7 @@ pub(super) fn open(options: &Options, earlier: &EarlierObjects) -> Result<Opened
     let mut warnings = Vec::from_iter(warnings::of_one_address(name, &ethtool));
     let host_traffic = host_traffic.finish(&mut warnings);
     let info = info(&link, mac, longest, host_traffic.is_some());
-    let shared = Shared { groups, flows, sender, host_traffic };
+    let shared = SharedSockets { groups, flows, sender, host_traffic };
     let driver = ethtool.driver();
     let notes = vec![format!("packet sockets serve {name} (driver {driver}), without AF_XDP")];
     Ok(Opened { info, index, shared, filter, ingress, notes, warnings })
@@ -109,11 +109,9 @@ fn info(link: &towpath_netlink::Link, mac: [u8; 6], longest: usize, tx_to_host: 
             tx_checksum: true,
             tx_segmentation: packet_sender::segments(link.kind.as_deref()),
             tx_segmentation_ecn: packet_sender::segments(link.kind.as_deref()),
-            tx_tag: false,
-            tx_large_copied: false,
             tx_to_host,
             rx_offload: true,
-            tx_asynchronous: false,
+            ..Capabilities::default()
         },
         queues: 1,
         limits: Limits {

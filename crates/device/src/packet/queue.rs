@@ -2,20 +2,18 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use rustix::event::{Timespec, epoll};
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
-};
+use rustix::event::epoll::EventFlags;
 
-use super::shared::Shared;
+use super::shared::SharedSockets;
+use crate::kernel_interface;
+use crate::kernel_interface::edge_sleep::{DOWN_POLL_INTERVAL, EdgeSleep};
 use crate::kernel_interface::full_rings::FullRings;
 use crate::kernel_interface::host_traffic;
+use crate::kernel_interface::packet_ring::{PacketRing, Target};
 use crate::kernel_interface::packet_sender::Sending;
-use crate::kernel_interface::packet_socket::{PacketRing, Target};
 use crate::{
     Armed, Completion, Counters, DeviceError, DeviceQueue, Info, Kick, Packet, Received, SpaceId,
     Spaces,
@@ -26,13 +24,6 @@ const RX_BUFFERS: usize = 1024;
 /// The maximum number of tokens for `tx_complete`. The driver takes no more packets until the
 /// engine fetches some.
 const TX_TOKENS: usize = 1024;
-/// Events that one system call takes off the descriptor to sleep on.
-const EVENTS: usize = 8;
-/// Sleeps between two reads of the kernel's counts of dropped packets.
-const SLEEPS_PER_READ: u32 = 64;
-const POLLS_PER_READ: u32 = 1 << 16;
-/// The interval at which the engine tries again to send while the interface is down: 100 ms.
-const DOWN_POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// A ring and the packets in it.
 struct Source {
@@ -44,7 +35,7 @@ struct Source {
 /// The queue.
 pub(super) struct PacketQueue {
     info: Info,
-    shared: Arc<Shared>,
+    shared: Arc<SharedSockets>,
     sources: Vec<Source>,
     /// The source that the next poll begins with.
     next_source: usize,
@@ -54,29 +45,22 @@ pub(super) struct PacketQueue {
     done: VecDeque<Completion>,
     /// Memory for a packet to this host's own sockets.
     host_packet: Vec<u8>,
-    /// An epoll instance of all sockets, edge-triggered. Each `arm` takes its events, so only later
-    /// ones make it readable.
-    sleep: OwnedFd,
+    /// Readable with each new packet and, once [`PacketQueue::watch_sender`] says so, while the
+    /// sending socket has room. The timer wakes the engine to try again to send, while the interface
+    /// is down.
+    sleep: EdgeSleep,
     /// The events of the sending socket that `sleep` waits for.
-    waits_for: epoll::EventFlags,
-    /// Wakes the engine to try again to send, while the interface is down.
-    timer: OwnedFd,
+    waits_for: EventFlags,
     /// `true` if the kernel had no room for a packet.
     full: bool,
     /// `true` if the last packet found the interface down.
     down: bool,
     full_rings: FullRings,
-    sleeps: u32,
-    polls: u32,
     counters: Counters,
 }
 
 impl PacketQueue {
-    pub(super) fn new(info: Info, shared: Arc<Shared>) -> Result<PacketQueue, DeviceError> {
-        let failed = |what| {
-            let name = info.name.clone();
-            move |cause| DeviceError::Failed { name, what, cause }
-        };
+    pub(super) fn new(info: Info, shared: Arc<SharedSockets>) -> Result<PacketQueue, DeviceError> {
         let host = shared.host_traffic.as_ref().map(|local| (local.socket(), true));
         let sockets = [(&shared.flows, false), (&shared.groups, false)].into_iter().chain(host);
         let sources: Vec<Source> = sockets
@@ -84,11 +68,10 @@ impl PacketQueue {
                 Ok(Source { ring: PacketRing::map(socket.clone())?, is_from_host })
             })
             .collect::<io::Result<_>>()
-            .map_err(failed("mapping a packet socket's ring"))?;
-        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
-        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)
-            .map_err(|errno| failed("timerfd_create")(errno.into()))?;
-        let sleep = sleep_fd(&sources, &shared, timer.as_fd()).map_err(failed("epoll"))?;
+            .map_err(info.failed("mapping a packet socket's ring"))?;
+        let rings = sources.iter().map(|source| source.ring.socket());
+        let sleep = EdgeSleep::new(rings).map_err(info.failed("epoll"))?;
+        sleep.add(shared.sender.socket(), EventFlags::empty()).map_err(info.failed("epoll"))?;
         let full_rings = FullRings::new(sources.iter().map(|source| source.ring.slots()));
         let host_bytes = if host.is_some() { host_traffic::FRAME_BYTES } else { 0 };
         Ok(PacketQueue {
@@ -100,24 +83,17 @@ impl PacketQueue {
             done: VecDeque::with_capacity(TX_TOKENS),
             host_packet: Vec::with_capacity(host_bytes),
             sleep,
-            waits_for: epoll::EventFlags::empty(),
-            timer,
+            waits_for: EventFlags::empty(),
             full: false,
             down: false,
             full_rings,
-            sleeps: 0,
-            polls: 0,
             counters: Counters::default(),
             shared,
         })
     }
 
     fn failure(&self, what: &'static str, cause: io::Error) -> DeviceError {
-        let name = self.info.name.clone();
-        match cause.raw_os_error() {
-            Some(libc::ENXIO | libc::ENODEV) => DeviceError::Gone { name, cause },
-            _ => DeviceError::Failed { name, what, cause },
-        }
+        kernel_interface::failure(&self.info, what, cause)
     }
 
     /// Returns `true` if there is something to do right now.
@@ -145,18 +121,7 @@ impl PacketQueue {
             // The loopback interface has no MAC addresses.
             mac: is_from_host.then_some(self.info.mac),
         };
-        let mut count = 0;
-        while count < budget {
-            let Some(len) = ring.take(spaces, &mut target, out) else { break };
-            count += 1;
-            if len == 0 {
-                self.counters.rx_dropped += 1;
-            } else {
-                self.counters.rx_packets += 1;
-                self.counters.rx_bytes += len as u64;
-            }
-        }
-        count
+        ring.poll(spaces, &mut target, out, budget, &mut self.counters)
     }
 
     /// Sends one packet. Returns its completion; `None` if the kernel has no room for it now.
@@ -190,21 +155,19 @@ impl PacketQueue {
     /// Makes the end of what keeps packets from being sent wake the engine.
     fn watch_sender(&mut self, tx_waiting: bool) -> Result<(), DeviceError> {
         if tx_waiting && self.down {
-            self.counters.system_calls += 1;
-            let none = Timespec { tv_sec: 0, tv_nsec: 0 };
-            let due = Itimerspec { it_interval: none, it_value: DOWN_POLL_INTERVAL };
-            timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &due)
-                .map_err(|errno| self.failure("timerfd_settime", errno.into()))?;
+            self.sleep
+                .set_timer(DOWN_POLL_INTERVAL, &mut self.counters)
+                .map_err(|cause| self.failure("timerfd_settime", cause))?;
         }
         let wanted = match tx_waiting && self.full {
-            true => epoll::EventFlags::OUT,
-            false => epoll::EventFlags::empty(),
+            true => EventFlags::OUT,
+            false => EventFlags::empty(),
         };
         if wanted != self.waits_for {
             self.counters.system_calls += 1;
-            let data = epoll::EventData::new_u64(0);
-            epoll::modify(&self.sleep, self.shared.sender.socket(), data, wanted)
-                .map_err(|errno| self.failure("EPOLL_CTL_MOD", errno.into()))?;
+            self.sleep
+                .change(self.shared.sender.socket(), wanted)
+                .map_err(|cause| self.failure("EPOLL_CTL_MOD", cause))?;
             self.waits_for = wanted;
         }
         Ok(())
@@ -219,31 +182,15 @@ impl PacketQueue {
     }
 }
 
-/// Makes an epoll instance that becomes readable with each new packet and with the timer, and, once
-/// [`PacketQueue::watch_sender`] says so, while the sending socket has room.
-fn sleep_fd(sources: &[Source], shared: &Shared, timer: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let sleep = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-    for fd in sources.iter().map(|source| source.ring.socket()).chain([timer]) {
-        epoll::add(&sleep, fd, epoll::EventData::new_u64(0), flags)?;
-    }
-    let none = epoll::EventFlags::empty();
-    epoll::add(&sleep, shared.sender.socket(), epoll::EventData::new_u64(0), none)?;
-    Ok(sleep)
-}
-
 impl DeviceQueue for PacketQueue {
     fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
         let room = (RX_BUFFERS - self.buffers.len()).min(buffers.len());
-        let len = self.info.limits.rx_buffer_bytes as u32;
-        let good = |buffer: &&u32| spaces.is_writable(space, **buffer, len);
-        let before = self.buffers.len();
-        self.buffers.extend(buffers[..room].iter().take_while(good));
-        let taken = self.buffers.len() - before;
-        if taken > 0 {
+        let taken = self.info.limits.writable(spaces, space, &buffers[..room]);
+        self.buffers.extend(taken);
+        if !taken.is_empty() {
             self.pool = Some(space);
         }
-        taken
+        taken.len()
     }
 
     fn rx_poll(
@@ -252,8 +199,7 @@ impl DeviceQueue for PacketQueue {
         out: &mut Vec<Received>,
         budget: usize,
     ) -> Result<usize, DeviceError> {
-        self.polls = self.polls.wrapping_add(1);
-        if self.polls.is_multiple_of(POLLS_PER_READ) {
+        if self.full_rings.polls() {
             self.count_kernel_drops();
         }
         let before = self.counters.rx_packets;
@@ -302,13 +248,11 @@ impl DeviceQueue for PacketQueue {
         out: &mut Vec<Completion>,
         budget: usize,
     ) -> Result<usize, DeviceError> {
-        let count = self.done.len().min(budget);
-        out.extend(self.done.drain(..count));
-        Ok(count)
+        Ok(Completion::take(&mut self.done, out, budget))
     }
 
     fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.sleep.as_fd())
+        Some(self.sleep.fd())
     }
 
     /// Arms the sleep: takes the events so far, and then looks at the rings.
@@ -316,16 +260,11 @@ impl DeviceQueue for PacketQueue {
         if self.has_work(tx_waiting) {
             return Ok(Armed::Work);
         }
-        self.sleeps = self.sleeps.wrapping_add(1);
-        if self.sleeps.is_multiple_of(SLEEPS_PER_READ) {
+        if self.full_rings.sleeps() {
             self.count_kernel_drops();
         }
         self.watch_sender(tx_waiting)?;
-        self.counters.system_calls += 1;
-        let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // A call that fails leaves the events, and the engine wakes up once more.
-        let _ = epoll::wait(&self.sleep, &mut events[..], Some(&now));
+        self.sleep.take_events(&mut self.counters);
         Ok(if self.has_work(tx_waiting) { Armed::Work } else { Armed::Sleep })
     }
 

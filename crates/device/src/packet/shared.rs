@@ -7,7 +7,7 @@ use crate::kernel_interface::packet_sender::PacketSender;
 use crate::kernel_interface::packet_socket::PacketSocket;
 
 /// The sockets of a device.
-pub(super) struct Shared {
+pub(super) struct SharedSockets {
     pub(super) groups: Arc<PacketSocket>,
     /// The socket that copies the packets of owned flows.
     pub(super) flows: Arc<PacketSocket>,

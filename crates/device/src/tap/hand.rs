@@ -48,7 +48,7 @@ const SKIPPED: u64 = (POOL_HEADROOM_BYTES - HEADER_BYTES) as u64;
 /// has the buffer's offset in its upper half, and in the lower half the length of the header and the
 /// packet; 0: the driver reads.
 #[derive(Debug)]
-pub(super) struct Hand {
+pub(super) struct PacketsInHand {
     words: OwnWords,
     count: usize,
     /// The kernel's counts: the packets that this driver and those of earlier servers have read. `None` if
@@ -56,7 +56,7 @@ pub(super) struct Hand {
     sent: Option<Sent>,
 }
 
-impl Hand {
+impl PacketsInHand {
     /// Makes the file of a ledger.
     pub(super) fn file() -> io::Result<OwnedFd> {
         Ok(Region::in_kept_file("towpath-hand", BYTES)?.1)
@@ -64,11 +64,11 @@ impl Hand {
 
     /// Begins with an empty ledger in this file, which no other ledger uses. `sent`: the kernel's
     /// counts of this interface, which no other process reads.
-    pub(super) fn new(file: OwnedFd, sent: Option<Sent>) -> io::Result<Hand> {
+    pub(super) fn new(file: OwnedFd, sent: Option<Sent>) -> io::Result<PacketsInHand> {
         let (region, _) = Region::of_earlier_file(file, BYTES)?;
         let mut words = own_words(region);
         words.publish(COUNT, 0);
-        Ok(Hand { words, count: 0, sent })
+        Ok(PacketsInHand { words, count: 0, sent })
     }
 
     /// Notes that the engine has handled all packets.
@@ -282,8 +282,8 @@ mod tests {
 
     #[test]
     fn packets_in_hand_are_found() {
-        let file = Hand::file().unwrap();
-        let mut hand = Hand::new(file.try_clone().unwrap(), None).unwrap();
+        let file = PacketsInHand::file().unwrap();
+        let mut hand = PacketsInHand::new(file.try_clone().unwrap(), None).unwrap();
         let (first, second) = (ipv4(), frame([0x88, 0xb5], &[9; 50]));
         let earlier = earlier(&file, &[&first, &second, &first, &second, &[]]);
         let of_buffers = |left: Left| -> Vec<_> {
@@ -313,9 +313,9 @@ mod tests {
     /// The kernel's counts tell whether the last read took a packet, and how long the packet is.
     #[test]
     fn a_packet_that_was_being_read_is_found() {
-        let file = Hand::file().unwrap();
+        let file = PacketsInHand::file().unwrap();
         let start = Sent { packets: 5, bytes: 700 };
-        let mut hand = Hand::new(file.try_clone().unwrap(), Some(start)).unwrap();
+        let mut hand = PacketsInHand::new(file.try_clone().unwrap(), Some(start)).unwrap();
         let (first, second) = (ipv4(), frame([0x88, 0xb5], &[9; 50]));
         let earlier = earlier(&file, &[&first, &second]);
         hand.begin(0);
@@ -346,7 +346,7 @@ mod tests {
 
     #[test]
     fn a_full_hand_says_so() {
-        let mut hand = Hand::new(Hand::file().unwrap(), None).unwrap();
+        let mut hand = PacketsInHand::new(PacketsInHand::file().unwrap(), None).unwrap();
         for buffer in 0..MOST as u32 {
             assert!(!hand.is_full());
             hand.begin(buffer);

@@ -10,13 +10,14 @@ use std::sync::Arc;
 
 use rustix::event::epoll;
 
-use super::hand::{self, Hand, LeftFile};
+use super::hand::{self, LeftFile, PacketsInHand};
 use super::open;
 use crate::check::PacketLimits;
 use crate::gather;
+use crate::kernel_interface;
 use crate::virtio::{self, HEADER_BYTES};
 use crate::{
-    Armed, Completion, Counters, DeviceError, DeviceQueue, Info, Kick, LARGE_FRAME_BYTES, Outcome,
+    Armed, Completion, Counters, DeviceError, DeviceQueue, Info, Kick, LARGE_FRAME_BYTES,
     POOL_HEADROOM_BYTES, Packet, Received, SpaceId, Spaces,
 };
 
@@ -44,7 +45,7 @@ pub(super) struct TapQueue {
     drained: bool,
     /// `true` if the last write found no room.
     full: bool,
-    hand: Hand,
+    hand: PacketsInHand,
     /// What an earlier server had in hand: headers and packets.
     pub(super) left: VecDeque<Vec<u8>>,
     /// The file of these packets.
@@ -53,15 +54,16 @@ pub(super) struct TapQueue {
 }
 
 impl TapQueue {
-    pub(super) fn new(info: Info, fd: Arc<OwnedFd>, hand: Hand) -> Result<TapQueue, DeviceError> {
-        let failed = |what| {
-            let name = info.name.clone();
-            move |errno: rustix::io::Errno| DeviceError::Failed { name, what, cause: errno.into() }
-        };
-        let sleep = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("epoll_create1"))?;
+    pub(super) fn new(
+        info: Info,
+        fd: Arc<OwnedFd>,
+        hand: PacketsInHand,
+    ) -> Result<TapQueue, DeviceError> {
+        let sleep =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(info.failed("epoll_create1"))?;
         let waits_for = epoll::EventFlags::IN;
         epoll::add(&sleep, &*fd, epoll::EventData::new_u64(0), waits_for)
-            .map_err(failed("EPOLL_CTL_ADD"))?;
+            .map_err(info.failed("EPOLL_CTL_ADD"))?;
         Ok(TapQueue {
             info,
             fd,
@@ -80,13 +82,7 @@ impl TapQueue {
 
     /// Converts a system call's error into the fault of the interface as a whole.
     fn failure(&self, what: &'static str, cause: io::Error) -> DeviceError {
-        let name = self.info.name.clone();
-        match cause.raw_os_error() {
-            // The file outlives the interface: EBADFD from then on (`tun_get` in
-            // drivers/net/tun.c).
-            Some(libc::EBADFD | libc::ENODEV | libc::ENXIO) => DeviceError::Gone { name, cause },
-            _ => DeviceError::Failed { name, what, cause },
-        }
+        kernel_interface::failure(&self.info, what, cause)
     }
 
     /// Reads one packet into a buffer. Returns its length in bytes and its metadata; `None` for a
@@ -160,10 +156,10 @@ impl TapQueue {
             let fits = bytes.len() < self.room()
                 && spaces.copy_in(space, buffer + HEADER_OFFSET, &bytes).is_ok();
             let packet = fits.then(|| self.packet_in(spaces, space, buffer, bytes.len()));
-            if let Some(packet) = packet.flatten() {
+            if let Some((len, meta)) = packet.flatten() {
                 self.hand.begin(buffer);
                 self.hand.end(buffer, bytes.len());
-                self.take(out, space, buffer, packet);
+                self.take(out, space, buffer, len, meta);
                 returned += 1;
             } else {
                 self.counters.rx_dropped += 1;
@@ -186,11 +182,11 @@ impl TapQueue {
         out: &mut Vec<Received>,
         space: SpaceId,
         buffer: u32,
-        (len, meta): (usize, crate::Meta),
+        len: usize,
+        meta: crate::Meta,
     ) {
         self.buffers.pop_front();
-        self.counters.rx_packets += 1;
-        self.counters.rx_bytes += len as u64;
+        self.counters.received(len);
         let offset = buffer + POOL_HEADROOM_BYTES as u32;
         out.push(Received::whole(space, buffer, offset, len as u32, meta));
     }
@@ -198,14 +194,10 @@ impl TapQueue {
     /// Writes one packet. Returns its length in bytes, or `Ok(None)` for a packet to drop.
     fn write_out(&mut self, spaces: &Spaces, packet: &Packet<'_>) -> io::Result<Option<usize>> {
         let limits = PacketLimits {
-            can: self.info.can,
             // An administrator may have raised the kernel's MTU since. The kernel checks the length
             // itself.
             frame_bytes: LARGE_FRAME_BYTES,
-            large_bytes: LARGE_FRAME_BYTES,
-            parts: self.info.limits.tx_packet_parts,
-            registered: false,
-            pool: None,
+            ..PacketLimits::of(&self.info, false, None)
         };
         let Some(len) = limits.len_of(packet) else { return Ok(None) };
         let header = virtio::header(packet.meta);
@@ -227,11 +219,9 @@ impl DeviceQueue for TapQueue {
     fn rx_fill(&mut self, spaces: &Spaces, space: SpaceId, buffers: &[u32]) -> usize {
         self.hand.clear();
         let room = (RX_BUFFERS - self.buffers.len()).min(buffers.len());
-        let len = self.info.limits.rx_buffer_bytes as u32;
-        let good = |buffer: &&u32| spaces.is_writable(space, **buffer, len);
-        let before = self.buffers.len();
-        self.buffers.extend(buffers[..room].iter().take_while(good).map(|buffer| (space, *buffer)));
-        self.buffers.len() - before
+        let taken = self.info.limits.writable(spaces, space, &buffers[..room]);
+        self.buffers.extend(taken.iter().map(|buffer| (space, *buffer)));
+        taken.len()
     }
 
     fn rx_poll(
@@ -253,8 +243,8 @@ impl DeviceQueue for TapQueue {
                 break;
             }
             match self.read_into(spaces, space, buffer) {
-                Ok(Some(packet)) => {
-                    self.take(out, space, buffer, packet);
+                Ok(Some((len, meta))) => {
+                    self.take(out, space, buffer, len, meta);
                     returned += 1;
                 }
                 Ok(None) => self.counters.rx_dropped += 1,
@@ -288,14 +278,9 @@ impl DeviceQueue for TapQueue {
         self.full = false;
         let mut taken = 0;
         for packet in packets.iter().take(room) {
-            let mut completion = Completion::dropped(packet.token);
-            match self.write_out(spaces, packet) {
-                Ok(Some(len)) => {
-                    self.counters.tx_packets += 1;
-                    self.counters.tx_bytes += len as u64;
-                    completion.outcome = Outcome::Sent;
-                }
-                Ok(None) => self.counters.tx_dropped += 1,
+            let outcome = match self.write_out(spaces, packet) {
+                Ok(Some(len)) => self.counters.sent(len),
+                Ok(None) => self.counters.dropped(),
                 Err(cause) => match cause.raw_os_error() {
                     Some(libc::EAGAIN | libc::EINTR) => {
                         self.full = true;
@@ -312,10 +297,10 @@ impl DeviceQueue for TapQueue {
                     // EIO: the interface is down, and may come up. EINVAL: the kernel refuses the
                     // headers. ENOBUFS, ENOMEM: the kernel has no memory for a buffer now. As on
                     // any wire, the packet is lost.
-                    _ => self.counters.tx_dropped += 1,
+                    _ => self.counters.dropped(),
                 },
-            }
-            self.done.push_back(completion);
+            };
+            self.done.push_back(Completion { token: packet.token, outcome });
             taken += 1;
         }
         Ok(taken)
@@ -331,9 +316,7 @@ impl DeviceQueue for TapQueue {
         out: &mut Vec<Completion>,
         budget: usize,
     ) -> Result<usize, DeviceError> {
-        let count = self.done.len().min(budget);
-        out.extend(self.done.drain(..count));
-        Ok(count)
+        Ok(Completion::take(&mut self.done, out, budget))
     }
 
     fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -414,7 +397,7 @@ mod tests {
             limits: Limits::new(2048),
             rx_queue_packets: 0,
         };
-        let hand = Hand::new(Hand::file().unwrap(), None).unwrap();
+        let hand = PacketsInHand::new(PacketsInHand::file().unwrap(), None).unwrap();
         (TapQueue::new(info, Arc::new(fd), hand).unwrap(), other)
     }
 
@@ -434,8 +417,8 @@ mod tests {
     #[test]
     fn packets_in_hand_are_received_again() {
         let (mut queue, other) = on_sockets();
-        let ledger = Hand::file().unwrap();
-        queue.hand = Hand::new(ledger.try_clone().unwrap(), None).unwrap();
+        let ledger = PacketsInHand::file().unwrap();
+        queue.hand = PacketsInHand::new(ledger.try_clone().unwrap(), None).unwrap();
         let (region, memory) = Region::in_kept_file("towpath-packets", 64 << 10).unwrap();
         let mut spaces = Spaces::default();
         let pool = spaces.add(Space::writable(region));
@@ -451,7 +434,7 @@ mod tests {
         send(2);
         assert_eq!(receive(&mut queue, &mut spaces), [[2; 60], [3; 60]]);
         // A killed server does not clear its ledger.
-        let unused = Hand::new(Hand::file().unwrap(), None).unwrap();
+        let unused = PacketsInHand::new(PacketsInHand::file().unwrap(), None).unwrap();
         drop(std::mem::replace(&mut queue.hand, unused));
         drop(queue);
 
@@ -483,8 +466,8 @@ mod tests {
         let file = LeftFile::file(&left).unwrap();
         let left_file = LeftFile::new(file.try_clone().unwrap(), &left).unwrap();
         let (mut queue, other) = on_sockets();
-        let ledger = Hand::file().unwrap();
-        queue.hand = Hand::new(ledger.try_clone().unwrap(), None).unwrap();
+        let ledger = PacketsInHand::file().unwrap();
+        queue.hand = PacketsInHand::new(ledger.try_clone().unwrap(), None).unwrap();
         (queue.left, queue.left_file) = (left, Some(left_file));
         let (region, memory) = Region::in_kept_file("towpath-packets", 64 << 10).unwrap();
         earlier.add(hand::LEFT, 4, file);
@@ -511,7 +494,7 @@ mod tests {
         // A fourth server with a ledger has received no packet, and has not stored its memory.
         let file = LeftFile::file(&copy).unwrap();
         earlier.add(hand::LEFT, 6, file);
-        earlier.add(hand::LEDGER, 6, Hand::file().unwrap());
+        earlier.add(hand::LEDGER, 6, PacketsInHand::file().unwrap());
         let left: Vec<_> = hand::left(&earlier, None).unwrap().into_iter().flatten().collect();
         assert_eq!(left, Vec::from(copy));
         drop((queue, other));

@@ -1,11 +1,15 @@
-//! The XDP program of a device: the flow filter, or one that takes every packet.
+//! The XDP program of a device: the flow filter, or one that takes every packet; and how it is attached.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use towpath_bpf::{Error, Link, Map, Program};
+use towpath_bpf::{Error, Link, Map, Program, XdpMode};
+use towpath_netlink::Netlink;
 
+use super::error::{XdpError, refused};
+use super::options::Mode;
 use crate::kernel_interface::flow_filter::FlowFilter;
+use crate::kernel_interface::other_server;
 use crate::{EarlierObjects, Filter, FilterError, FlowRule};
 
 /// The Linux version from which AF_XDP sockets take packets in several buffers (`XDP_USE_SG`).
@@ -73,7 +77,7 @@ impl AttachedProgram {
     }
 
     /// Keeps the link of an earlier server, if it is attached to this interface still. Its program
-    /// stays attached until [`Shared::take_over`](super::shared::Shared::take_over). Returns `true` if
+    /// stays attached until [`SharedInterface::take_over`](super::shared::SharedInterface::take_over). Returns `true` if
     /// there is such a link.
     pub(super) fn keep_earlier(&mut self, interface: u32, earlier: &EarlierObjects) -> bool {
         let Some(link) = earlier_link(interface, earlier) else { return false };
@@ -139,12 +143,7 @@ impl AttachedProgram {
 
     /// Adds an address or a flow.
     pub(super) fn add(&mut self, filter: &Filter) -> Result<(), FilterError> {
-        // The packets of a flow without room go to the kernel; a copy for the server would not
-        // change that.
-        self.filter.add(filter).map_err(|error| match error {
-            FilterError::Full => FilterError::NoRoom,
-            other => other,
-        })
+        self.filter.add(filter)
     }
 
     /// Returns `true` if there is room for the addresses and flows of `wanted` without those of `removed`.
@@ -162,4 +161,84 @@ impl AttachedProgram {
 fn earlier_link(interface: u32, earlier: &EarlierObjects) -> Option<Link> {
     let link = earlier.copy(LINK).ok().flatten().and_then(|link| Link::from_fd(link).ok());
     link.filter(|link| link.is_attached_to(interface))
+}
+
+/// Goes on with the link of an earlier server, or attaches the program.
+pub(super) fn attach_after(
+    earlier: &EarlierObjects,
+    link: &towpath_netlink::Link,
+    mode: Mode,
+    attached_program: &mut AttachedProgram,
+) -> Result<XdpMode, XdpError> {
+    if !attached_program.has_link() && !attached_program.keep_earlier(link.index, earlier) {
+        return attach(link, mode, attached_program);
+    }
+    Ok(if link.xdp_in_driver { XdpMode::Native } else { XdpMode::Generic })
+}
+
+/// Attaches the program in the mode that was asked for, or the best one.
+fn attach(
+    link: &towpath_netlink::Link,
+    mode: Mode,
+    attached_program: &mut AttachedProgram,
+) -> Result<XdpMode, XdpError> {
+    let (name, index, is_virtual) = (&link.name, link.index, link.kind.is_some());
+    // Natively, the ports of a bond run its program, and packets belong to the ports' queues, where
+    // no socket of the bond gets them (`xsk_rcv_check`, net/xdp/xsk.c).
+    let is_bond = link.kind.as_deref() == Some("bond");
+    let modes: &[XdpMode] = match mode {
+        Mode::Native if is_bond => return Err(XdpError::NativeBond { name: name.clone() }),
+        Mode::Auto if is_bond => &[XdpMode::Generic],
+        Mode::Native => &[XdpMode::Native],
+        Mode::Generic => &[XdpMode::Generic],
+        // Natively, a veth's other end sends no large packets any more; generically, without
+        // spanning, they would be lost.
+        Mode::Auto if is_virtual && attached_program.spans() => {
+            &[XdpMode::Generic, XdpMode::Native]
+        }
+        Mode::Auto => &[XdpMode::Native, XdpMode::Generic],
+    };
+    let mut cause = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
+    for mode in modes {
+        let attach = || Link::attach_xdp(attached_program.program(), index, *mode);
+        let is_there = |attached: &Result<_, _>| attached.as_ref().is_err_and(has_program);
+        cause = match other_server::until_gone(attach, is_there) {
+            Ok(link) => {
+                attached_program.keep(link);
+                return Ok(*mode);
+            }
+            Err(error) if has_program(&error) => return Err(other(name, index)),
+            Err(error) => error.into(),
+        };
+    }
+    if mode == Mode::Native
+        && matches!(
+            cause.raw_os_error(),
+            Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ENOSPC | libc::ERANGE)
+        )
+    {
+        return Err(XdpError::NoNative { name: name.clone(), cause });
+    }
+    Err(refused(name, "attaching the XDP program")(cause))
+}
+
+/// Returns `true` if the interface has a program already; EEXIST: one of the other mode.
+fn has_program(error: &towpath_bpf::Error) -> bool {
+    matches!(error.errno(), Some(libc::EBUSY | libc::EEXIST))
+}
+
+/// Describes the program that is on the interface already.
+fn other(name: &str, index: u32) -> XdpError {
+    let name = name.to_owned();
+    let id =
+        Netlink::open().and_then(|mut kernel| kernel.link_at(index)).ok().and_then(|link| link.xdp);
+    let program = match id.map(|id| (id, towpath_bpf::attached(index, id))) {
+        Some((_, Ok(attached))) if other_server::has_xdp_name(&attached) => {
+            return XdpError::OtherServer { name, program: attached.to_string() };
+        }
+        Some((_, Ok(attached))) => attached.to_string(),
+        Some((id, Err(_))) => format!("id {id}"),
+        None => "its id is not known".to_owned(),
+    };
+    XdpError::OtherProgram { name, program }
 }

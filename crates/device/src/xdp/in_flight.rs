@@ -35,7 +35,7 @@ pub(super) struct Sent {
 }
 
 /// The packets in flight.
-pub(super) struct InFlight {
+pub(super) struct PacketsInFlight {
     packets: Vec<Packet>,
     free_packets: Vec<u32>,
     parts: Vec<Part>,
@@ -46,13 +46,13 @@ pub(super) struct InFlight {
     taken: u64,
 }
 
-impl InFlight {
+impl PacketsInFlight {
     /// Creates room for so many packets, and as many descriptors, in `chunks` chunks of
     /// 2^`chunk_shift` bytes.
-    pub(super) fn new(packets: u32, chunks: u32, chunk_shift: u32) -> InFlight {
+    pub(super) fn new(packets: u32, chunks: u32, chunk_shift: u32) -> PacketsInFlight {
         let packet = Packet { token: 0, len: 0, left: 0, sequence: 0 };
         let part = Part { address: 0, packet: NONE, next: NONE };
-        InFlight {
+        PacketsInFlight {
             packets: vec![packet; packets as usize],
             free_packets: (0..packets).rev().collect(),
             parts: vec![part; packets as usize],
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_packet_is_sent_when_all_of_its_descriptors_are() {
-        let mut in_flight = InFlight::new(8, 4, 11);
+        let mut in_flight = PacketsInFlight::new(8, 4, 11);
         in_flight.add(7, 3000, [256, 2048].into_iter());
         in_flight.add(8, 60, [256].into_iter());
         in_flight.add(9, 60, [257].into_iter());
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn room_is_for_packets_and_descriptors() {
-        let mut in_flight = InFlight::new(4, 4, 11);
+        let mut in_flight = PacketsInFlight::new(4, 4, 11);
         in_flight.add(1, 60, [0, 1, 2].into_iter());
         assert!(in_flight.has_room(1) && !in_flight.has_room(2));
         in_flight.add(2, 60, [3].into_iter());
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn a_reset_returns_the_packets_in_order() {
-        let mut in_flight = InFlight::new(8, 4, 11);
+        let mut in_flight = PacketsInFlight::new(8, 4, 11);
         for token in 0..6 {
             in_flight.add(token, 60, [token * 64].into_iter());
         }

@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 
 use towpath_memory::Region;
 
-use super::ledger::{Ledger, Shape};
+use super::ledger::{ChunkLedger, Shape};
 
 /// The socket of a hardware queue, with the memory of its lane.
 pub(super) struct LeftSocket {
@@ -28,7 +28,7 @@ pub(super) struct Kept {
     pub(super) sockets: Vec<LeftSocket>,
     ledger_file: OwnedFd,
     /// `Some` once it is decided that the lane goes on with all this.
-    pub(super) ledger: Option<Ledger>,
+    pub(super) ledger: Option<ChunkLedger>,
     /// `true` if the packets that wait are dropped, because one of them may have made the earlier
     /// server crash.
     pub(super) drops: bool,
@@ -47,7 +47,7 @@ impl Kept {
             return Ok(None);
         }
         let memory = first.memory.try_clone()?;
-        self.ledger = Ledger::of_earlier(self.ledger_file.try_clone()?, shape)?;
+        self.ledger = ChunkLedger::of_earlier(self.ledger_file.try_clone()?, shape)?;
         Ok(self.ledger.is_some().then_some(memory))
     }
 }

@@ -44,18 +44,19 @@ impl Shape {
 }
 
 /// The ledger: words that the queue alone writes, and the next server reads after its end.
-pub(super) struct Ledger {
+pub(super) struct ChunkLedger {
     words: OwnWords,
     sockets: usize,
     /// The file that a keeper can hold.
     pub(super) file: OwnedFd,
 }
 
-impl Ledger {
+impl ChunkLedger {
     /// Makes a ledger in which the engine has all buffers.
-    pub(super) fn new(shape: &Shape) -> io::Result<Ledger> {
+    pub(super) fn new(shape: &Shape) -> io::Result<ChunkLedger> {
         let (region, file) = Region::in_kept_file("towpath-buffers", shape.bytes())?;
-        let mut ledger = Ledger { words: own_words(region), sockets: shape.sockets as usize, file };
+        let mut ledger =
+            ChunkLedger { words: own_words(region), sockets: shape.sockets as usize, file };
         for (at, word) in shape.words().into_iter().enumerate() {
             ledger.words.store(at, word);
         }
@@ -63,18 +64,19 @@ impl Ledger {
     }
 
     /// Goes on with the ledger of an earlier server; `None` if its shape differs.
-    pub(super) fn of_earlier(file: OwnedFd, shape: &Shape) -> io::Result<Option<Ledger>> {
+    pub(super) fn of_earlier(file: OwnedFd, shape: &Shape) -> io::Result<Option<ChunkLedger>> {
         if !Region::is_file_of(&file, shape.bytes()) {
             return Ok(None);
         }
         let (region, file) = Region::of_earlier_file(file, shape.bytes())?;
-        let ledger = Ledger { words: own_words(region), sockets: shape.sockets as usize, file };
+        let ledger =
+            ChunkLedger { words: own_words(region), sockets: shape.sockets as usize, file };
         let is_same =
             shape.words().into_iter().enumerate().all(|(at, word)| ledger.words.get(at) == word);
         Ok(is_same.then_some(ledger))
     }
 
-    /// Returns the holder of a buffer, as [`Ledger::set`] noted it.
+    /// Returns the holder of a buffer, as [`ChunkLedger::set`] noted it.
     pub(super) fn get(&self, chunk: usize) -> u64 {
         self.words.get(HEADER_WORDS + self.sockets + chunk)
     }

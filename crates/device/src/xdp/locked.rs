@@ -23,7 +23,8 @@ fn limit() -> Option<usize> {
 pub(super) fn receive_buffers(
     most: usize,
     chunk_bytes: usize,
-    (queues, lanes): (u32, u32),
+    queues: u32,
+    lanes: u32,
     has_own_queues: bool,
 ) -> usize {
     let limit = limit().map(|limit| if has_own_queues { limit / 2 } else { limit });
@@ -32,12 +33,7 @@ pub(super) fn receive_buffers(
 
 /// Tells an operator if the device has fewer receive buffers than it would have without the limit. This is a warning if
 /// the usual limit, 8 MiB, would leave more buffers to one hardware queue.
-pub(super) fn tell(
-    notes: &mut Notes,
-    name: &str,
-    (buffers, chunk_bytes): (usize, usize),
-    most: usize,
-) {
+pub(super) fn tell(notes: &mut Notes, name: &str, buffers: usize, chunk_bytes: usize, most: usize) {
     if buffers < most {
         let text = format!(
             "{name} has {buffers} receive buffers for each hardware queue, and not {most}, because of \

@@ -6,52 +6,35 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::thread::{CapabilitySet, capabilities};
-use towpath_bpf::{Link, XdpMode};
+use towpath_bpf::XdpMode;
 use towpath_netlink::Netlink;
 
-use super::attached_program::AttachedProgram;
+use super::attached_program::{AttachedProgram, attach_after};
 use super::error::{XdpError, refused};
+use super::info::{
+    HEADROOM_BYTES, LARGE_CHUNK_BYTES, RX_BUFFERS, SMALL_CHUNK_BYTES, announce_host_traffic, info,
+};
 use super::kept::Kept;
+use super::lane::Lane;
 use super::left_packets::{LeftSockets, Taking};
 use super::locked;
-use super::options::{Mode, Notes, Options};
-use super::queue::PACKET_SOCKET_BUFFERS;
-use super::shared::{Lane, Properties, Shared};
-use super::socket::{self, Binding, CopyMode, RX_ENTRIES, TX_ENTRIES, TxChecksum};
+use super::options::{Notes, Options};
+use super::shared::{Properties, SharedInterface};
+use super::socket::{self, Binding, CopyMode};
 use super::tx_checksum::{self, Asked};
 use crate::kernel_interface::ethtool::Ethtool;
-use crate::kernel_interface::host_traffic::{self, HostTraffic};
+use crate::kernel_interface::host_traffic::HostTraffic;
 use crate::kernel_interface::other_server;
 use crate::kernel_interface::packet_sender::{self, PacketSender};
 use crate::kernel_interface::packet_socket::{self, PacketSocket, RING_BYTES};
 use crate::kernel_interface::warnings;
-use crate::{
-    Capabilities, ETHERNET_HEADER_BYTES, EarlierObjects, Info, LARGE_FRAME_BYTES, Limits,
-    TxHeadroom, VLAN_TAG_BYTES,
-};
-
-/// Bytes that the kernel keeps free at the beginning of each receive buffer
-/// (`XDP_PACKET_HEADROOM`, `linux/bpf.h`).
-pub(super) const HEADROOM_BYTES: usize = 256;
-/// The sizes of a receive buffer, in bytes: for packets that fit into one, and for others. The
-/// kernel allows 2048 to a page. Merged packets of 64 KiB in buffers of 2048 bytes took 9 % more processor time.
-pub(super) const SMALL_CHUNK_BYTES: usize = 2048;
-pub(super) const LARGE_CHUNK_BYTES: usize = 4096;
-/// The most parts of a packet to send. A part that crosses a chunk's end takes two descriptors, and
-/// a packet at most 17.
-pub(super) const PACKET_PARTS: usize = 8;
-/// Receive buffers for each hardware queue: the packets of a burst that the queue holds, since each packet takes at
-/// least one. They take 8 MiB in the small size, and 16 MiB in the large size. A process with the usual limit of
-/// locked memory, 8 MiB, has half or a quarter of them (`locked`).
-pub(super) const RX_BUFFERS: usize = RX_ENTRIES as usize;
-/// The most receive buffers of a queue to open. More hardware queues share them.
-const MAX_RX_BUFFERS: usize = 8192;
+use crate::{ETHERNET_HEADER_BYTES, EarlierObjects, Info, VLAN_TAG_BYTES};
 
 /// What opening found and made.
 pub(super) struct Opened {
     pub(super) info: Info,
     pub(super) index: u32,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<SharedInterface>,
     pub(super) lanes: Vec<Arc<Lane>>,
     pub(super) members: Arc<PacketSocket>,
     pub(super) notes: Notes,
@@ -80,20 +63,19 @@ fn open_link(
 
     check_ingress(link, earlier)?;
     // The kernel makes each of these wait, so all wait at once.
-    let parts = EarlierParts::find(earlier, options, link.index, (queues, lanes), frame_bytes);
+    let parts = EarlierParts::find(earlier, options, link.index, queues, lanes, frame_bytes);
     let EarlierParts { left_packets, kept, groups, program } =
         parts.map_err(refused(name, "copying a descriptor"))?;
     let host_traffic = HostTraffic::begin(options.host, mac, options.owner, earlier);
     let (Sockets { unbound, packet_socket, members }, mut attached_program) =
-        sockets_and_program(options, link.index, queues, frame_bytes, (groups, program))?;
+        sockets_and_program(options, link.index, queues, frame_bytes, groups, program)?;
     let attached = attach_after(earlier, link, options.mode, &mut attached_program)?;
     let is_generic = attached == XdpMode::Generic;
     let spans = needs_to_span(name, &ethtool, is_generic, frame_bytes, attached_program.spans())?;
     let chunk_bytes = if spans { LARGE_CHUNK_BYTES } else { SMALL_CHUNK_BYTES };
     let own_queues = lanes..queues.min(ethtool.sending_queues()).max(lanes);
     let gives_queues = options.own_queues.iter().any(|one| own_queues.contains(one));
-    let rx_buffers =
-        locked::receive_buffers(RX_BUFFERS, chunk_bytes, (queues, lanes), gives_queues);
+    let rx_buffers = locked::receive_buffers(RX_BUFFERS, chunk_bytes, queues, lanes, gives_queues);
     check_zero_copy(options, is_generic)?;
 
     let copies = is_generic || is_virtual || options.copying == CopyMode::Copy;
@@ -102,7 +84,7 @@ fn open_link(
     let asked = Asked { index: link.index, copies, room: chunk_bytes.saturating_sub(frame_bytes) };
     let mut notes = notes(link, options, attached, &own_queues, &ethtool);
     notes.warnings.extend(tx_checksum::check(name, options.tx_checksum, asked)?);
-    locked::tell(&mut notes, name, (rx_buffers, chunk_bytes), RX_BUFFERS);
+    locked::tell(&mut notes, name, rx_buffers, chunk_bytes, RX_BUFFERS);
     let host_traffic = host_traffic.finish(&mut notes.warnings);
     let binding = Binding { index: link.index, copying: copying(options, copies), spans };
     let properties = Properties {
@@ -121,7 +103,7 @@ fn open_link(
     if host_traffic.is_some() {
         announce_host_traffic(&mut info, chunk_bytes);
     }
-    let shared = Arc::new(Shared::new(
+    let shared = Arc::new(SharedInterface::new(
         properties,
         attached_program,
         packet_socket,
@@ -168,7 +150,8 @@ impl EarlierParts {
         earlier: &mut EarlierObjects,
         options: &Options,
         index: u32,
-        (queues, lanes): (u32, u32),
+        queues: u32,
+        lanes: u32,
         frame_bytes: usize,
     ) -> io::Result<EarlierParts> {
         let mut parts = EarlierParts::default();
@@ -210,7 +193,8 @@ fn sockets_and_program(
     index: u32,
     queues: u32,
     frame_bytes: usize,
-    (groups, program): (Option<PacketSocket>, Option<AttachedProgram>),
+    groups: Option<PacketSocket>,
+    program: Option<AttachedProgram>,
 ) -> Result<(Sockets, AttachedProgram), XdpError> {
     if let Some(program) = program {
         let sockets = Sockets::open(options, index, queues, frame_bytes, groups)?;
@@ -226,19 +210,6 @@ fn sockets_and_program(
     let sockets = sockets?;
     let failed = |error| from_bpf(&options.interface, "loading the XDP program", error);
     Ok((sockets, program.map_err(failed)?))
-}
-
-/// Goes on with the link of an earlier server, or attaches the program.
-fn attach_after(
-    earlier: &EarlierObjects,
-    link: &towpath_netlink::Link,
-    mode: Mode,
-    attached_program: &mut AttachedProgram,
-) -> Result<XdpMode, XdpError> {
-    if !attached_program.has_link() && !attached_program.keep_earlier(link.index, earlier) {
-        return attach(link, mode, attached_program);
-    }
-    Ok(if link.xdp_in_driver { XdpMode::Native } else { XdpMode::Generic })
 }
 
 /// Returns the number of queues to open, if the interface has as many.
@@ -258,15 +229,6 @@ fn large_senders(
 ) -> io::Result<Vec<PacketSender>> {
     let wanted = copies && packet_sender::segments(link.kind.as_deref());
     (0..if wanted { lanes } else { 0 }).map(|_| PacketSender::open(link.index)).collect()
-}
-
-/// Describes a device that carries packets of the loopback interface, too. That interface leaves
-/// checksums and segmentation to the receiver.
-fn announce_host_traffic(info: &mut Info, chunk_bytes: usize) {
-    info.can.tx_to_host = true;
-    info.can.rx_offload = true;
-    info.limits.rx_packet_buffers =
-        host_traffic::FRAME_BYTES.div_ceil(chunk_bytes - HEADROOM_BYTES);
 }
 
 /// The sockets that need a capability.
@@ -305,142 +267,9 @@ impl Sockets {
     }
 }
 
-/// Describes the device. `rx_buffers`: receive buffers for each hardware queue. All queues to open
-/// have as many buffers as the one with the most hardware queues.
-fn info(
-    link: &towpath_netlink::Link,
-    mac: [u8; 6],
-    properties: &Properties,
-    rx_buffers: usize,
-    tx_large_copied: bool,
-) -> Info {
-    let (spans, chunk_bytes) = (properties.binding.spans, properties.chunk_bytes as usize);
-    let data_bytes = chunk_bytes - HEADROOM_BYTES;
-    let tx_checksum = properties.tx_checksum != TxChecksum::Engine;
-    Info {
-        name: link.name.clone(),
-        mac,
-        mtu: link.mtu as usize,
-        can: Capabilities {
-            rx_offload: properties.may_be_partial,
-            tx_checksum,
-            tx_asynchronous: true,
-            tx_large_copied,
-            ..Capabilities::default()
-        },
-        queues: properties.lanes as usize,
-        limits: Limits {
-            rx_alignment: chunk_bytes,
-            rx_headroom_bytes: HEADROOM_BYTES,
-            rx_packet_buffers: rx_packet_buffers(spans, data_bytes),
-            rx_ring: rx_ring(properties.queues, properties.lanes, rx_buffers),
-            tx_ring: TX_ENTRIES as usize,
-            tx_packet_parts: if spans && !tx_checksum { PACKET_PARTS } else { 1 },
-            tx_headroom: if tx_checksum { TxHeadroom::Xsk } else { TxHeadroom::None },
-            ..Limits::new(chunk_bytes)
-        },
-        rx_queue_packets: rx_queue_packets(rx_buffers, spans, link.mtu as usize, data_bytes),
-    }
-}
-
-/// Returns the number of receive buffers of a queue to open, with `rx_buffers` for each hardware queue.
-fn rx_ring(queues: u32, lanes: u32, rx_buffers: usize) -> usize {
-    let theirs = queues.div_ceil(lanes) as usize;
-    (theirs * rx_buffers).min(MAX_RX_BUFFERS) + PACKET_SOCKET_BUFFERS
-}
-
-/// Returns the number of receive buffers of a queue to open, if the interface had `queues` hardware queues.
-pub(super) fn rx_ring_of(queues: u32, properties: &Properties) -> usize {
-    let Properties { lanes, gives_queues, chunk_bytes, .. } = properties;
-    let chunk_bytes = *chunk_bytes as usize;
-    let rx_buffers =
-        locked::receive_buffers(RX_BUFFERS, chunk_bytes, (queues, *lanes), *gives_queues);
-    rx_ring(queues, *lanes, rx_buffers)
-}
-
-/// Returns how many packets of the longest length wait in a hardware queue with `rx_buffers` buffers, each for so
-/// many bytes. `spans`: a packet may have several.
-fn rx_queue_packets(rx_buffers: usize, spans: bool, mtu: usize, data_bytes: usize) -> usize {
-    let frame_bytes = mtu + ETHERNET_HEADER_BYTES + VLAN_TAG_BYTES;
-    let packet_buffers = if spans { frame_bytes.div_ceil(data_bytes) } else { 1 };
-    (rx_buffers.min(RX_ENTRIES as usize) / packet_buffers).max(1)
-}
-
-/// Returns the maximum number of buffers of a received packet, each for so many bytes.
-pub(super) fn rx_packet_buffers(spans: bool, data_bytes: usize) -> usize {
-    if spans { LARGE_FRAME_BYTES.div_ceil(data_bytes) } else { 1 }
-}
-
 /// Generic mode always copies, and so do virtual interfaces.
 fn copying(options: &Options, copies: bool) -> CopyMode {
     if copies && options.copying == CopyMode::Auto { CopyMode::Copy } else { options.copying }
-}
-
-/// Attaches the program in the mode that was asked for, or the best one.
-fn attach(
-    link: &towpath_netlink::Link,
-    mode: Mode,
-    attached_program: &mut AttachedProgram,
-) -> Result<XdpMode, XdpError> {
-    let (name, index, is_virtual) = (&link.name, link.index, link.kind.is_some());
-    // Natively, the ports of a bond run its program, and packets belong to the ports' queues, where
-    // no socket of the bond gets them (`xsk_rcv_check`, net/xdp/xsk.c).
-    let is_bond = link.kind.as_deref() == Some("bond");
-    let modes: &[XdpMode] = match mode {
-        Mode::Native if is_bond => return Err(XdpError::NativeBond { name: name.clone() }),
-        Mode::Auto if is_bond => &[XdpMode::Generic],
-        Mode::Native => &[XdpMode::Native],
-        Mode::Generic => &[XdpMode::Generic],
-        // Natively, a veth's other end sends no large packets any more; generically, without
-        // spanning, they would be lost.
-        Mode::Auto if is_virtual && attached_program.spans() => {
-            &[XdpMode::Generic, XdpMode::Native]
-        }
-        Mode::Auto => &[XdpMode::Native, XdpMode::Generic],
-    };
-    let mut cause = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
-    for mode in modes {
-        let attach = || Link::attach_xdp(attached_program.program(), index, *mode);
-        let is_there = |attached: &Result<_, _>| attached.as_ref().is_err_and(has_program);
-        cause = match other_server::until_gone(attach, is_there) {
-            Ok(link) => {
-                attached_program.keep(link);
-                return Ok(*mode);
-            }
-            Err(error) if has_program(&error) => return Err(other(name, index)),
-            Err(error) => error.into(),
-        };
-    }
-    if mode == Mode::Native
-        && matches!(
-            cause.raw_os_error(),
-            Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ENOSPC | libc::ERANGE)
-        )
-    {
-        return Err(XdpError::NoNative { name: name.clone(), cause });
-    }
-    Err(refused(name, "attaching the XDP program")(cause))
-}
-
-/// Returns `true` if the interface has a program already; EEXIST: one of the other mode.
-fn has_program(error: &towpath_bpf::Error) -> bool {
-    matches!(error.errno(), Some(libc::EBUSY | libc::EEXIST))
-}
-
-/// Describes the program that is on the interface already.
-fn other(name: &str, index: u32) -> XdpError {
-    let name = name.to_owned();
-    let id =
-        Netlink::open().and_then(|mut kernel| kernel.link_at(index)).ok().and_then(|link| link.xdp);
-    let program = match id.map(|id| (id, towpath_bpf::attached(index, id))) {
-        Some((_, Ok(attached))) if other_server::has_xdp_name(&attached) => {
-            return XdpError::OtherServer { name, program: attached.to_string() };
-        }
-        Some((_, Ok(attached))) => attached.to_string(),
-        Some((id, Err(_))) => format!("id {id}"),
-        None => "its id is not known".to_owned(),
-    };
-    XdpError::OtherProgram { name, program }
 }
 
 fn from_bpf(name: &str, what: &'static str, error: towpath_bpf::Error) -> XdpError {
@@ -518,18 +347,4 @@ fn notes(
         hidden_tags.into_iter().chain(warnings::of_one_address(name, ethtool)).collect();
     warnings.extend(warnings::of_own_queues(name, ethtool, &options.own_queues, own_queues));
     Notes { notes, warnings }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_queue_has_room_for_as_many_packets_as_its_buffers_take() {
-        let small = SMALL_CHUNK_BYTES - HEADROOM_BYTES;
-        let large = LARGE_CHUNK_BYTES - HEADROOM_BYTES;
-        assert_eq!(rx_queue_packets(RX_BUFFERS, false, 1500, small), 4096);
-        assert_eq!(rx_queue_packets(RX_BUFFERS, true, 4176, large), 2048);
-        assert_eq!(rx_queue_packets(10, true, 65536, large), 1);
-    }
 }

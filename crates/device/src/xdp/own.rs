@@ -4,12 +4,12 @@
 //! The kernel allows one memory per hardware queue. So the server's socket is closed before the
 //! session's is bound, and the other way round.
 
-use std::io;
 use std::sync::{Arc, Weak};
 
-use super::open::{HEADROOM_BYTES, PACKET_PARTS, rx_packet_buffers};
+use super::info::{HEADROOM_BYTES, PACKET_PARTS, rx_packet_buffers};
+use super::lane::{Lane, OwnBuffers};
 use super::queue::XdpQueue;
-use super::shared::{Lane, OwnBuffers, Shared};
+use super::shared::SharedInterface;
 use super::socket::TxChecksum;
 use crate::dma::{Access, Dma, Registration};
 use crate::{
@@ -26,7 +26,7 @@ const ALIGNMENT_BYTES: usize = 128;
 /// Returns what the device can give a session to itself.
 pub(super) fn limits(
     info: &Info,
-    shared: &Shared,
+    shared: &SharedInterface,
     is_exclusive: bool,
 ) -> Result<OwnQueueLimits, OwnQueueError> {
     let properties = shared.properties();
@@ -73,11 +73,6 @@ impl Opener {
     fn among(&self) -> Result<Arc<Lane>, DeviceError> {
         self.among.upgrade().ok_or_else(|| DeviceError::no_queue(&self.info.name, false))
     }
-
-    fn failed(&self, what: &'static str) -> impl FnOnce(io::Error) -> DeviceError {
-        let name = self.info.name.clone();
-        move |cause| DeviceError::Failed { name, what, cause }
-    }
 }
 
 impl OwnQueues for Opener {
@@ -95,14 +90,12 @@ impl OwnQueues for Opener {
             .shared
             .attached_program()
             .set_owner(hardware, true)
-            .map_err(self.failed("giving a hardware queue an owner"))?;
+            .map_err(self.info.failed("giving a hardware queue an owner"))?;
         // The kernel allows one memory per hardware queue.
         drop(ceded);
         let dma: Arc<dyn Dma> = lane.clone();
-        let registration =
-            Registration::new(&dma, &memory.mapping, Access::ReadWrite).map_err(|error| {
-                self.failed("registering a session's memory")(io::Error::other(error))
-            })?;
+        let registration = Registration::new(&dma, &memory.mapping, Access::ReadWrite)
+            .map_err(self.info.failed("registering a session's memory"))?;
         let info = own_info(&self.info, &lane, own);
         let parts = info.limits.tx_packet_parts;
         let queue = XdpQueue::new(info, lane)?;
@@ -113,8 +106,8 @@ impl OwnQueues for Opener {
         let among = self.among()?;
         let what = "serving a hardware queue again";
         let owned = among.shared.attached_program().set_owner(hardware, false);
-        owned.map_err(self.failed(what))?;
-        let socket = among.bind_again(hardware).map_err(self.failed(what))?;
+        owned.map_err(self.info.failed(what))?;
+        let socket = among.bind_again(hardware).map_err(self.info.failed(what))?;
         Ok(HardwareQueue::new(hardware, Box::new(socket)))
     }
 }

@@ -350,6 +350,43 @@ mod tests {
     /// Descriptors that the earlier server left, of which the kernel sent one batch.
     const LEFT: u32 = 3 * BATCH + 5;
 
+    /// Makes memory of frames, each of which ends in its number. Returns also their length.
+    fn frames(count: u32) -> (Umem, u32) {
+        let mut region = Region::private(count as usize * 2048).unwrap();
+        let frame = |number: u32| Flow::v4().udp(&number.to_le_bytes());
+        for number in 0..count {
+            assert!(region.copy_in(number as usize * 2048, &frame(number)));
+        }
+        let memory = region.mapping().clone();
+        let (tx_checksum, own_buffers) = (TxChecksum::Engine, None);
+        let umem = Umem { memory, chunk_bytes: 2048, tx_checksum, own_buffers };
+        (umem, frame(0).len() as u32)
+    }
+
+    /// Appends the numbers of received frames to `got`, until there are `count` of them.
+    fn receive(far: &PacketSocket, got: &mut Vec<u32>, count: u32) {
+        let deadline = Instant::now() + Duration::from_secs(40);
+        let mut bytes = [0; 2048];
+        while got.len() < count as usize {
+            assert!(Instant::now() < deadline, "{got:?}");
+            let Some(len) = far.receive(&mut bytes).unwrap() else { continue };
+            got.push(u32::from_le_bytes(bytes[len - 4..len].try_into().unwrap()));
+        }
+    }
+
+    /// Goes on with the socket of an earlier server. The kernel may be slower than SEND_TIMEOUT on a
+    /// busy machine. A server then opens another socket.
+    fn go_on(fd: &OwnedFd) -> XdpSocket {
+        let deadline = Instant::now() + Duration::from_secs(40);
+        loop {
+            assert!(Instant::now() < deadline, "the kernel does not complete what it took");
+            let fd = fd.try_clone().unwrap();
+            if let Some(socket) = XdpSocket::of_earlier_server(fd, 0).unwrap() {
+                return socket;
+            }
+        }
+    }
+
     /// The next server's own packets are sent, each once, and none that the earlier server left, whether
     /// or not the kernel had looked at its descriptor.
     #[test]
@@ -365,31 +402,12 @@ mod tests {
                 Err(error) => return println!("SKIP what_an_earlier_server_left: {error}"),
             };
             let far = PacketSocket::open("far", 0x0800).unwrap();
-            let mut region = Region::private(LEFT as usize * 2 * 2048).unwrap();
-            let frame = |number: u32| Flow::v4().udp(&number.to_le_bytes());
-            let len = frame(0).len() as u32;
-            for number in 0..2 * LEFT {
-                assert!(region.copy_in(number as usize * 2048, &frame(number)));
-            }
-            let memory = region.mapping().clone();
-            let (tx_checksum, own_buffers) = (TxChecksum::Engine, None);
-            let umem = Umem { memory, chunk_bytes: 2048, tx_checksum, own_buffers };
+            let (umem, len) = frames(2 * LEFT);
             let binding = Binding { index, copying: CopyMode::Copy, spans: false };
             let mut socket = XdpSocket::first(unbound, &umem, binding, 0).unwrap();
             let _ = set(socket.fd.as_fd(), libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, &(BATCH as i32));
             let descriptor =
                 |number: u32| Descriptor { address: u64::from(number) * 2048, len, options: 0 };
-            let mut got = Vec::new();
-            let mut receive = |count: usize| {
-                let deadline = Instant::now() + Duration::from_secs(40);
-                let mut bytes = [0; 2048];
-                while got.len() < count {
-                    assert!(Instant::now() < deadline, "{got:?}");
-                    let Some(len) = far.receive(&mut bytes).unwrap() else { continue };
-                    got.push(u32::from_le_bytes(bytes[len - 4..len].try_into().unwrap()));
-                }
-                got.clone()
-            };
             (0..LEFT).for_each(|number| socket.tx.push(descriptor(number)));
             socket.tx.publish();
             // Until both ends run, the kernel refuses packets.
@@ -398,19 +416,12 @@ mod tests {
             }
             let sent = LEFT - socket.tx.left();
             assert!(sent < LEFT, "the kernel sent more than a batch");
-            receive(sent as usize);
+            let mut got = Vec::new();
+            receive(&far, &mut got, sent);
             let fd = socket.fd.as_fd().try_clone_to_owned().unwrap();
             drop(socket);
 
-            // The kernel may be slower than SEND_TIMEOUT on a busy machine. A server then opens another socket.
-            let deadline = Instant::now() + Duration::from_secs(40);
-            let mut next = loop {
-                assert!(Instant::now() < deadline, "the kernel does not complete what it took");
-                let fd = fd.try_clone().unwrap();
-                if let Some(socket) = XdpSocket::of_earlier_server(fd, 0).unwrap() {
-                    break socket;
-                }
-            };
+            let mut next = go_on(&fd);
             assert_eq!((next.tx.left(), next.completion.available(1)), (0, 0));
             let mut completed = 0;
             for round in 0..3 {
@@ -420,9 +431,8 @@ mod tests {
                 while next.tx.left() > 0 {
                     let _ = kick_tx(next.fd.as_fd());
                 }
-                let all = receive((sent + (round + 1) * 20) as usize);
-                let own: Vec<u32> = all[sent as usize..].to_vec();
-                assert_eq!(own, (LEFT..first + 20).collect::<Vec<_>>());
+                receive(&far, &mut got, sent + (round + 1) * 20);
+                assert_eq!(got[sent as usize..], (LEFT..first + 20).collect::<Vec<_>>());
                 let news = next.completion.available(TX_ENTRIES);
                 next.completion.take(news);
                 completed += news;

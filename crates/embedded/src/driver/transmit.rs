@@ -210,9 +210,4 @@ impl Driver {
     pub(super) fn is_owed(&self) -> bool {
         self.is_link_up && self.has_waiting() || self.goes_on && self.in_flight() > 0
     }
-
-    /// Returns the number of packets that the device took and did not complete.
-    pub(super) fn in_flight(&self) -> u64 {
-        self.counts.taken - self.counts.returned
-    }
 }

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use towpath_device::conformance::{DeviceFarEnd, FarEnd};
-use towpath_device::{Armed, Meta, loopback};
+use towpath_device::{Armed, Meta};
+use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
+use towpath_device_testing::loopback;
 use towpath_embedded::{Config, Embedded, Protection, SendError};
 
 const THREADS: u64 = 3;

@@ -8,8 +8,9 @@ use std::sync::mpsc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
-use towpath_device::conformance::{DeviceFarEnd, FarEnd};
-use towpath_device::{Armed, Meta, loopback};
+use towpath_device::{Armed, Meta};
+use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
+use towpath_device_testing::loopback;
 use towpath_embedded::{
     Config, Counts, Embedded, Protection, ReadError, Reader, ReaderCounts, SendError,
 };

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use towpath_device::conformance::{DeviceFarEnd, FarEnd};
-use towpath_device::loopback::{self, LoopbackDevice};
 use towpath_device::{Armed, Meta};
+use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
+use towpath_device_testing::loopback::{self, LoopbackDevice};
 use towpath_embedded::{Config, Counts, Embedded, Protection, Reader, SendError};
 
 const BOTH: [Protection; 2] = [Protection::Optimistic, Protection::Mutex];

@@ -7,12 +7,14 @@ use std::time::{Duration, Instant as StdInstant};
 use towpath_stack::{Instant, SocketError, Stack};
 
 use super::sleeping::Caller;
-use super::{Core, Shared};
+use super::{Core, SharedNetwork};
+use crate::LinkError;
 use crate::error;
 use crate::lock::lock;
+use crate::readiness::Ready;
 use crate::wait::{Patience, Waiter};
 
-impl Shared {
+impl SharedNetwork {
     /// Repeats `f` until it returns anything but `WouldBlock`, the time expires or the link dies.
     /// With `send`, the call reports a dead link before it calls `f`; otherwise it returns received
     /// data first.
@@ -92,7 +94,9 @@ impl Shared {
         }
         waiter.leading.store(true, Ordering::Relaxed);
         drop(core);
-        let worked = self.work_or_sleep(Some(&caller));
+        let paused = self.external.get().map_or(Ok(()), |external| external.pause(&self.link_fd));
+        let worked =
+            paused.map_err(LinkError::from).and_then(|()| self.work_or_sleep(Some(&caller)));
         waiter.leading.store(false, Ordering::Relaxed);
         if let Err(error) = worked {
             self.die(error);
@@ -107,13 +111,22 @@ impl Shared {
         if wakes {
             self.stands_by.notify_all();
         }
-        turn_ends.iter().for_each(|waiter| waiter.tell());
+        turn_ends.iter().for_each(|waiter| waiter.tell(Ready::EMPTY));
         self.core()
     }
 
     /// Ends a call. If no thread drives a network without a library thread now, one that waits has
-    /// to: this thread may not come back.
-    fn leave(&self, mut core: MutexGuard<'_, Core>) {
+    /// to, or the program's event loop: this thread may not come back.
+    fn leave(&self, core: MutexGuard<'_, Core>) {
+        let is_led = self.threaded || core.standby.led;
+        self.hand_on(core);
+        if !is_led {
+            self.rearm_external();
+        }
+    }
+
+    /// Has a thread that waits drive, if no thread drives a network without a library thread now.
+    pub(super) fn hand_on(&self, mut core: MutexGuard<'_, Core>) {
         let is_led = self.threaded || core.standby.led || core.succeeding;
         let successor = core.followers.last().filter(|_| !is_led).cloned();
         core.succeeding |= successor.is_some();

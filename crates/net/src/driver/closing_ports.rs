@@ -114,7 +114,7 @@ mod tests {
     use crate::UdpSocket;
     use crate::lock::lock;
     use crate::testing::eventually;
-    use crate::{Armed, Config, Driving, Link, LinkError, LinkInfo, Network, PortProtocol};
+    use crate::{Armed, Config, Link, LinkError, LinkInfo, Network, PortProtocol};
 
     /// The state of a server that takes frames only when the test says so.
     #[derive(Default)]
@@ -207,7 +207,7 @@ mod tests {
         config.ipv4 = Some(("10.0.0.1".parse().unwrap(), 24));
         config.ipv6_link_local = false;
         let link = Box::new(ToServer(Arc::clone(server)));
-        let network = Network::new(link, config, Driving::Thread).unwrap();
+        let network = Network::builder().on(link, config).unwrap();
         // The network announces its address first.
         eventually("the first frames", || {
             let mut server = lock(server);

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant as StdInstant};
 
 use super::closing_ports::CHECK_INTERVAL;
 use super::sleeping::Caller;
-use super::{Core, Round, Shared};
+use super::{Core, Round, SharedNetwork};
 use crate::lock::lock;
 use crate::{LinkError, PortProtocol, error};
 
-impl Shared {
+impl SharedNetwork {
     /// Closes the port of a UDP socket, if the link demands it, once the server has taken the socket's datagrams. Does not
     /// wait for that.
     pub(crate) fn close_udp_port(&self, local: SocketAddr) {
@@ -31,6 +31,13 @@ impl Shared {
         self.kick();
     }
 
+    /// Returns the number of received frames that were lost before the stack.
+    pub(crate) fn lost(&self) -> u64 {
+        let lost = lock(&self.link).lost();
+        self.send_for_others();
+        lost
+    }
+
     /// Returns the number of frames that would be lost if the network ended now.
     ///
     /// # Errors
@@ -44,6 +51,8 @@ impl Shared {
         let unsent = core.stack.unsent();
         drop(core);
         let in_link = link.unsent().map_err(|dead| error::link(&dead))?;
+        drop(link);
+        self.send_for_others();
         Ok(unsent + in_link)
     }
 

@@ -1,14 +1,14 @@
 //! The local ports of a network whose link opens each of them.
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 
 use towpath_stack::{Instant, SocketError};
 
-use super::{Core, Shared};
+use super::{Core, SharedNetwork};
 use crate::lock::lock;
-use crate::{Link, PortProtocol, error};
+use crate::{PortProtocol, error};
 
-impl Shared {
+impl SharedNetwork {
     /// Opens a local port, if the link demands it, and calls `f` with the stack and the address.
     /// Closes the port again if `f` fails. Then sends the frames that result.
     ///
@@ -43,22 +43,5 @@ impl Shared {
         drop(link);
         self.kick();
         outcome.map_err(error::socket)
-    }
-
-    /// Closes the TCP ports that the stack no longer uses, and the UDP ports whose last datagrams the server has taken.
-    pub(super) fn close_unused_ports(&self, link: &mut dyn Link) {
-        let now = self.clock.now();
-        loop {
-            let mut core = self.core();
-            let Core { closing_ports, stack, .. } = &mut *core;
-            let Some(local) = closing_ports.next(stack, link, now) else { break };
-            drop(core);
-            link.close_port(PortProtocol::Udp, local);
-        }
-        while let Some((is_ipv4, port)) = { self.core().stack.next_unused_port() } {
-            let any =
-                if is_ipv4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-            link.close_port(PortProtocol::Tcp, SocketAddr::new(any, port));
-        }
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant as StdInstant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use towpath_stack::Instant;
 
-use super::{AWAKE, Core, FOREVER, Round, Shared};
+use super::{AWAKE, Core, NEVER, Round, SharedNetwork};
 use crate::lock::lock;
 use crate::standby::Standby;
 use crate::{Armed, Link, LinkError};
@@ -27,7 +27,7 @@ fn left(until: StdInstant) -> Duration {
     until.saturating_duration_since(StdInstant::now())
 }
 
-impl Shared {
+impl SharedNetwork {
     /// Drives until the network is closed or the link dies; runs in the library's thread.
     pub(crate) fn run(&self) {
         let is_over = |core: &Core| self.closing.load(Ordering::SeqCst) || core.dead.is_some();
@@ -39,7 +39,8 @@ impl Shared {
             }
             drop(core);
             if let Err(error) = self.work_or_sleep(None) {
-                return self.die(error);
+                self.die(error);
+                return;
             }
         }
     }
@@ -63,7 +64,8 @@ impl Shared {
             if caller.is_none() && self.core().standby.active {
                 // From here on, a thread that blocks drives. It may wait for the link already.
                 drop(link);
-                return self.leave_to_others();
+                self.send_for_others();
+                return Ok(());
             }
             if !done.worked {
                 break;
@@ -83,7 +85,7 @@ impl Shared {
             return Ok(());
         }
         let Armed::Sleep { writable } = link.arm(blocked)? else { return Ok(()) };
-        let mut next = next.map_or(FOREVER, Instant::as_micros);
+        let mut next = next.map_or(NEVER, Instant::as_micros);
         if let Some(until) = caller.and_then(|caller| caller.until) {
             next = next.min((now + left(until)).as_micros());
         }
@@ -120,7 +122,7 @@ impl Shared {
         caller: &Caller,
     ) -> Result<Option<LinkGuard<'a>>, LinkError> {
         let since = self.clock.now();
-        if !lock(&self.spinning).goes_on(since) {
+        if !lock(&self.spinning).keeps_spinning(since) {
             return Ok(Some(link));
         }
         let core = self.core();
@@ -145,7 +147,7 @@ impl Shared {
                 return Ok(None);
             }
             let is_over = end.is_some_and(|end| end <= now);
-            if is_over || !lock(&self.spinning).goes_on(now) {
+            if is_over || !lock(&self.spinning).keeps_spinning(now) {
                 return Ok(Some(held.unwrap_or_else(|| lock(&self.link))));
             }
             // A thread that writes sends its frames itself meanwhile, and the thread that would
@@ -160,21 +162,19 @@ impl Shared {
         }
     }
 
-    /// Ends the driving of the library's thread, which has just released the link. Frames of a
-    /// thread that found the link taken are still to be sent.
-    fn leave_to_others(&self) -> Result<(), LinkError> {
+    /// Sends the frames of threads that found the link taken by this thread, which has just released it.
+    pub(super) fn send_for_others(&self) {
         // Pairs with the fence in `kick`.
         fence(Ordering::SeqCst);
         if self.pending.load(Ordering::Relaxed) {
             self.kick();
         }
-        Ok(())
     }
 
     /// Sleeps until a time, a received frame, room for a frame, or a wake-up.
     fn sleep(&self, until: u64, writable: bool) -> Result<(), LinkError> {
         self.sleeps.fetch_add(1, Ordering::Relaxed);
-        let left = (until != FOREVER)
+        let left = (until != NEVER)
             .then(|| Duration::from_micros(until.saturating_sub(self.clock.now().as_micros())));
         let left = left.map(|left| Timespec {
             tv_sec: left.as_secs().min(1 << 30) as i64,

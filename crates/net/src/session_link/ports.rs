@@ -55,6 +55,8 @@ pub(super) struct Ports {
     /// The number of endpoints that the server had closed at the last look, and the ports that are
     /// still to be reported.
     revoked: (u64, Vec<Port>),
+    /// The packets that closed ports had lost.
+    lost_by_closed: u64,
 }
 
 impl Ports {
@@ -77,7 +79,7 @@ impl Ports {
                 icmpv6: open_base(session, &icmpv6.with_group(), needs_ipv6)?,
             }
         };
-        Ok(Ports { base, rule, open: HashMap::new(), revoked: (0, Vec::new()) })
+        Ok(Ports { base, rule, open: HashMap::new(), revoked: (0, Vec::new()), lost_by_closed: 0 })
     }
 
     /// Returns `true` if the host may use IPv6.
@@ -138,7 +140,15 @@ impl Ports {
             self.open.remove(&port);
             // The session may be over, and with it the endpoint.
             let _ = session.close(endpoint);
+            // The engine counts for the endpoint until it is closed.
+            self.lost_by_closed += session.counters(endpoint).rx_dropped();
         }
+    }
+
+    /// Returns how many packets for all ports so far the server dropped.
+    pub(super) fn lost(&self, session: &Session) -> u64 {
+        let open = self.open.values().map(|open| session.counters(open.endpoint).rx_dropped());
+        self.lost_by_closed + open.sum::<u64>()
     }
 
     /// Returns the next open port whose endpoint the server has closed.
@@ -258,8 +268,8 @@ fn refused(error: OpenError) -> io::Error {
         OpenError::Refused { refusal: Refusal::InUse, .. } => io::ErrorKind::AddrInUse,
         OpenError::Refused { refusal: Refusal::Permission, .. } => io::ErrorKind::PermissionDenied,
         OpenError::Refused { refusal: Refusal::Limit, .. } => io::ErrorKind::QuotaExceeded,
-        OpenError::Refused { .. } => io::ErrorKind::Other,
         OpenError::Lost(lost) => return crate::error::link(&LinkError::from(*lost)),
+        _ => io::ErrorKind::Other,
     };
     io::Error::new(kind, error)
 }

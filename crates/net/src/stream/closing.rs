@@ -6,7 +6,7 @@ use std::time::{Duration, Instant as StdInstant};
 use towpath_stack::{Shutdown, SocketError, SocketId};
 
 use super::Inner;
-use crate::driver::Shared;
+use crate::driver::SharedNetwork;
 use crate::wait::Patience;
 
 impl Drop for Inner {
@@ -24,7 +24,7 @@ impl Drop for Inner {
 impl Inner {
     /// Waits until the peer has all written data, at most for the linger time. If it does not have
     /// it by then, the close that follows resets the connection.
-    fn linger(&self, shared: &Shared) {
+    fn linger(&self, shared: &SharedNetwork) {
         let id = self.id;
         let begun = shared.with(|core, now| {
             let linger = core.stack.tcp_linger(id)?;

@@ -156,7 +156,11 @@ impl TcpStream {
     /// # Errors
     /// Never, while the stream lives.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
-        Ok(self.stack(Stack::tcp_take_error)?.map(error::socket))
+        match self.stack(Stack::tcp_take_error)? {
+            Some(error) => Ok(Some(error::socket(error))),
+            // A connect on a link that has died neither succeeds nor fails in the stack.
+            None => Ok(self.inner.network.checked()?.check_link().err()),
+        }
     }
 
     /// Sets non-blocking mode, in which calls that would have to wait fail with

@@ -6,7 +6,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
-use towpath_net::{Driving, Event, Network, Poller, TcpListener, TcpStream, UdpSocket};
+use towpath_net::{
+    Driving, Events, Interest, Network, Poller, TcpListener, TcpStream, Trigger, UdpSocket,
+};
 use towpath_netlink::Netlink;
 use towpath_testkit::ping;
 
@@ -35,15 +37,8 @@ pub(crate) const ALL: &[(&str, fn())] = &[
 ];
 
 fn bytes(len: usize) -> Vec<u8> {
-    let mut state = 0x1234_5678_9abc_def1_u64;
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(len);
+    let mut bytes = vec![0; len];
+    fastrand::Rng::with_seed(1).fill(&mut bytes);
     bytes
 }
 
@@ -360,12 +355,13 @@ fn timeouts() {
     assert!(ours.set_read_timeout(Some(Duration::ZERO)).is_err());
 }
 
-fn a_poller_watches_many() {
-    let bench = Bench::new(PLAIN);
+/// Serves 20 connections of kernel sockets in one thread, by the poller's descriptor or by its wait.
+fn serve_many(driving: Driving, trigger: Trigger, by_descriptor: bool) {
+    let bench = Bench::new(Setting { driving, ..PLAIN });
     let poller = Poller::new().unwrap();
     let listener = TcpListener::bind(&bench.network, address(bench.ours[0], 80)).unwrap();
     listener.set_nonblocking(true).unwrap();
-    listener.watch(&poller, 0).unwrap();
+    poller.register(&listener, 0, Interest::READABLE, trigger).unwrap();
     let at = listener.local_addr().unwrap();
     let clients: Vec<_> = (0..20u8)
         .map(|number| {
@@ -381,26 +377,32 @@ fn a_poller_watches_many() {
             })
         })
         .collect();
-    let (mut streams, mut over, mut events) = (Vec::new(), 0, Vec::new());
+    let (mut streams, mut over, mut events) = (Vec::new(), 0, Events::with_capacity(7));
     let until = Instant::now() + Duration::from_secs(10);
     while over < 20 {
         assert!(Instant::now() < until, "{over} of 20 are over");
-        let mut fds = [rustix::event::PollFd::new(&poller, rustix::event::PollFlags::IN)];
-        let second = rustix::event::Timespec { tv_sec: 1, tv_nsec: 0 };
-        rustix::event::poll(&mut fds, Some(&second)).unwrap();
-        poller.take(&mut events);
-        for Event { token } in events.drain(..) {
-            if token == 0 {
+        let mut timeout = Duration::from_secs(1);
+        if by_descriptor {
+            let mut fds = [rustix::event::PollFd::new(&poller, rustix::event::PollFlags::IN)];
+            let second = rustix::event::Timespec { tv_sec: 1, tv_nsec: 0 };
+            rustix::event::poll(&mut fds, Some(&second)).unwrap();
+            timeout = Duration::ZERO;
+        }
+        poller.wait(&mut events, Some(timeout)).unwrap();
+        for event in &events {
+            assert!(event.ready.is_readable(), "{event:?}");
+            if event.token == 0 {
                 while let Ok((stream, _)) = listener.accept() {
                     stream.set_nonblocking(true).unwrap();
                     stream.set_nodelay(true).unwrap();
-                    stream.watch(&poller, streams.len() as u64 + 1).unwrap();
+                    let token = streams.len() as u64 + 1;
+                    poller.register(&stream, token, Interest::READABLE, trigger).unwrap();
                     streams.push(Some(stream));
                 }
                 continue;
             }
-            let place = &mut streams[token as usize - 1];
-            let Some(mut stream) = place.as_ref() else { continue };
+            let place = &mut streams[event.token as usize - 1];
+            let mut stream = place.as_ref().expect("no event after the drop");
             let mut buffer = [0; 100];
             loop {
                 match stream.read(&mut buffer) {
@@ -415,10 +417,21 @@ fn a_poller_watches_many() {
                         break;
                     }
                 }
+                if trigger == Trigger::Level {
+                    break;
+                }
             }
         }
     }
     clients.into_iter().for_each(|client| client.join().unwrap());
+}
+
+fn a_poller_watches_many() {
+    for trigger in [Trigger::Level, Trigger::Edge] {
+        serve_many(Driving::Thread, trigger, true);
+        serve_many(Driving::Thread, trigger, false);
+        serve_many(Driving::Application, trigger, false);
+    }
 }
 
 fn the_application_drives() {

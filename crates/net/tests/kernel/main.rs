@@ -49,7 +49,8 @@ impl Bench {
         let mut config = Config::new([0; 6]);
         config.ipv4 = Some((v4(2), 24));
         config.ipv6 = vec![(v6(2), 64)];
-        let network = Network::new(Box::new(link), config, setting.driving).unwrap();
+        let network =
+            Network::builder().driving(setting.driving).on(Box::new(link), config).unwrap();
         let ours = [v4(2).into(), v6(2).into()];
         Bench { network, name, ours, kernel: [v4(1).into(), v6(1).into()] }
     }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use towpath_client::{Meta, Rule, Session};
-use towpath_net::{Driving, Network, SessionLink, TcpListener};
+use towpath_net::{Network, SessionLink, TcpListener};
 use towpath_packet::Headers;
 use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::headers::Network as Layer;
@@ -133,7 +133,7 @@ fn the_next_session_has_the_address_to_itself() {
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
         let socket = server.connect().unwrap();
         let session = Session::attach_over(socket, &SessionLink::options("killed")).unwrap();
-        let network = Network::over(session, Driving::Thread).unwrap();
+        let network = Network::builder().over(session).unwrap();
         assert!(network.addresses().contains(&own), "a session of that name gets it again");
         let answers = counter(&server, "freed_answers");
         let listener = TcpListener::bind(&network, (own, 81)).unwrap();

@@ -47,7 +47,7 @@ fn dropped(socket: &std::net::UdpSocket) -> usize {
 fn network(server: &Server, driving: Driving) -> Network {
     let socket = server.connect().unwrap();
     let session = Session::attach_over(socket, &SessionLink::options("last")).unwrap();
-    Network::over(session, driving).unwrap()
+    Network::builder().driving(driving).over(session).unwrap()
 }
 
 fn send(network: &Network, count: usize, to: &str) {

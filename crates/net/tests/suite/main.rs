@@ -6,3 +6,5 @@ mod last_datagrams;
 mod server_tap;
 mod session;
 mod std_net;
+#[cfg(all(feature = "mio", feature = "tokio"))]
+mod tasks;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use towpath_client::Session;
 use towpath_device::Device;
 use towpath_device::tap::{Options, TapDevice};
-use towpath_net::{Driving, Network, SessionLink, TcpListener, TcpStream, UdpSocket};
+use towpath_net::{Network, SessionLink, TcpListener, TcpStream, UdpSocket};
 use towpath_netlink::Netlink;
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Subnet, Subnets};
@@ -42,7 +42,7 @@ pub(crate) fn serve(mtu: u32) -> Server {
 fn host(server: &Server, name: &str) -> Network {
     let socket = server.connect().unwrap();
     let session = Session::attach_over(socket, &SessionLink::options(name)).unwrap();
-    Network::over(session, Driving::Thread).unwrap()
+    Network::builder().over(session).unwrap()
 }
 
 fn bytes(len: usize) -> Vec<u8> {

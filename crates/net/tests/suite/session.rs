@@ -6,9 +6,10 @@ use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use towpath_client::{Options, Session};
-use towpath_device::loopback;
+use towpath_device_testing::loopback;
 use towpath_net::{
-    Driving, Event, Network, Poller, SessionLink, TcpListener, TcpStream, UdpSocket,
+    Driving, Events, Interest, LinkError, Lost, Network, Poller, SessionLink, TcpListener,
+    TcpStream, Trigger, UdpSocket,
 };
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Subnet, Subnets};
@@ -26,7 +27,7 @@ fn serve() -> (Server, loopback::LoopbackDevice) {
 fn host(server: &Server, name: &str, driving: Driving) -> Network {
     let socket = server.connect().unwrap();
     let session = Session::attach_over(socket, &SessionLink::options(name)).unwrap();
-    Network::over(session, driving).unwrap()
+    Network::builder().driving(driving).over(session).unwrap()
 }
 
 fn echo(address: &str, driving: Driving) {
@@ -81,7 +82,7 @@ fn host_within(server: &Server, vlan: u16, last: u8) -> Network {
     let session = Session::attach_over(server.connect().unwrap(), &options).unwrap();
     let link = SessionLink::within_vlan(session, vlan).unwrap();
     let config = link.config();
-    Network::new(Box::new(link), config, Driving::Thread).unwrap()
+    Network::builder().on(Box::new(link), config).unwrap()
 }
 
 /// Hosts within a VLAN reach each other on one server, and across a wire whose devices do the
@@ -189,11 +190,14 @@ fn a_new_socket_fails_on_a_dead_network() {
         ] {
             let error = error.expect("the network is dead");
             assert_eq!(error.kind(), ErrorKind::NetworkDown, "{error}");
+            let cause = error.get_ref().and_then(|cause| cause.downcast_ref());
+            assert!(matches!(cause, Some(LinkError::Lost(Lost::ServerGone))), "{error:?}");
         }
-        let (poller, mut events) = (Poller::new().unwrap(), Vec::new());
-        listener.watch(&poller, 7).unwrap();
-        poller.take(&mut events);
-        assert_eq!(events, [Event { token: 7 }]);
+        let (poller, mut events) = (Poller::new().unwrap(), Events::default());
+        poller.register(&listener, 7, Interest::READABLE, Trigger::Edge).unwrap();
+        assert_eq!(poller.wait(&mut events, None).unwrap(), 1);
+        let event = events.iter().next().unwrap();
+        assert!(event.token == 7 && event.ready.is_error() && event.ready.is_readable());
     }
 }
 

@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use methods::{Here, LISTENER, STREAM, UDP, VERSION};
 use towpath_client::Session;
-use towpath_device::loopback;
-use towpath_net::{Driving, Network, SessionLink, TcpListener, TcpStream, UdpSocket};
+use towpath_device_testing::loopback;
+use towpath_net::{Network, SessionLink, TcpListener, TcpStream, UdpSocket};
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Subnet, Subnets};
 
@@ -176,7 +176,7 @@ fn hosts() -> Hosts {
     let host = |name| {
         let socket = server.connect().unwrap();
         let session = Session::attach_over(socket, &SessionLink::options(name)).unwrap();
-        Network::over(session, Driving::Thread).unwrap()
+        Network::builder().over(session).unwrap()
     };
     let (a, b) = (host("a"), host("b"));
     Hosts { a, b, server, _far: far }

@@ -4,7 +4,7 @@ use super::opcode::Opcode;
 use crate::bytes::{be16, piece};
 
 /// The length of the base transport header, in bytes.
-pub const BTH_BYTES: usize = 12;
+pub(super) const BTH_BYTES: usize = 12;
 /// The partition key of a network without partitions: full membership in the default one (Linux,
 /// `include/rdma/ib_mad.h`).
 pub const DEFAULT_PKEY: u16 = 0xffff;

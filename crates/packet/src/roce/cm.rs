@@ -15,9 +15,7 @@ mod mtu;
 pub mod reason;
 mod request;
 
-pub use address::{
-    IP_HEADER_BYTES, IpHeader, USER_PRIVATE_BYTES, gid_of, ip_of_gid, port_of_service, service_of,
-};
+pub use address::{IpHeader, USER_PRIVATE_BYTES, gid_of, ip_of_gid, port_of_service, service_of};
 pub use connection::{Disconnect, Disconnected, Ready, Receipt, Reject, Reply};
 pub use mad::{CmMessage, MAD_BYTES, Mad, MadError};
 pub use mtu::PathMtu;

@@ -12,7 +12,7 @@ use crate::bytes::piece;
 use crate::numbers::PROTOCOL_UDP;
 
 /// The length of the invariant CRC, in bytes.
-pub const ICRC_BYTES: usize = 4;
+pub(super) const ICRC_BYTES: usize = 4;
 
 /// The CRC-32 of 8 bytes of ones. It is the complement of the seed in Linux's `rxe_icrc.c`.
 const LINK_HEADER_CRC: u32 = 0x2144_df1c;

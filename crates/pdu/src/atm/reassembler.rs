@@ -1,12 +1,14 @@
 //! Reassembly of PDUs from cells that may be lost, misinserted, damaged, interleaved, or an attack.
 
+mod dropped;
+mod partial;
+
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use super::aal34::{self, END_BYTES, Fields, PIECE_BYTES, Unusable};
+use super::aal34::{END_BYTES, Fields, PIECE_BYTES, Unusable};
 use super::cell::{Cell, CellHeader};
 use super::cell_pool::{CellPool, Chain};
-use super::check::Crc32;
 use super::circuit::{Adaptation, Circuit};
 use super::counters::Counters;
 use super::limits::Limits;
@@ -14,6 +16,9 @@ use super::pdu::{Pdu, PduFields};
 use super::segmenter::{AAL5_TRAILER_BYTES, aal5_cells};
 use super::sizes::{HEADER_BYTES, PAYLOAD_BYTES};
 use crate::aged::Aged;
+use partial::{Partial, check_end, check_piece};
+
+pub use dropped::Dropped;
 
 /// The outcome of a cell that was not dropped.
 #[derive(Debug)]
@@ -24,93 +29,8 @@ pub enum Accepted<'a> {
     Complete(Pdu<'a>),
 }
 
-/// The reason why a cell was dropped. Each has a counter ([`Counters`]).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Dropped {
-    /// Its HEC is wrong.
-    #[error("the HEC of the cell's header is wrong")]
-    Hec,
-    /// It is idle or unassigned.
-    #[error("the cell is idle")]
-    Idle,
-    /// Its circuit is not open.
-    #[error("the cell's circuit is not open")]
-    NoCircuit,
-    /// It is a cell of operation and maintenance, of resource management, or reserved.
-    #[error("the cell carries no user data")]
-    Management,
-    /// It belongs to the rest of an AAL5 PDU that was too long or evicted.
-    #[error("the cell belongs to the rest of a PDU that was too long or evicted")]
-    Skipped,
-    /// Its CRC-10 is wrong.
-    #[error("the CRC-10 of the cell is wrong")]
-    CellCrc,
-    /// Its segment type (ST) does not allow its length (LI).
-    #[error("the cell's segment type does not allow its length")]
-    CellLength,
-    /// The beginning of its PDU is missing.
-    #[error("the beginning of the cell's PDU is missing")]
-    NoBeginning,
-    /// The CRC-32 of its PDU is wrong: a cell was lost, damaged or misinserted.
-    #[error("the CRC-32 of the PDU is wrong")]
-    Damaged,
-    /// The sender aborted its PDU.
-    #[error("the sender aborted the PDU")]
-    Aborted,
-    /// Its PDU contradicts its own header, trailer or length.
-    #[error("the PDU contradicts its own header, trailer or length")]
-    Malformed,
-    /// Its PDU is longer than the receiver accepts.
-    #[error("the PDU is longer than the receiver accepts")]
-    TooLong,
-    /// A cell before it was lost or misinserted.
-    #[error("a cell of the PDU was lost or misinserted")]
-    OutOfSequence,
-    /// The receiver has no memory for it, and its PDU is the oldest of the circuit that holds the
-    /// most cells.
-    #[error("the receiver has no memory for the cell, and its circuit holds the most cells")]
-    NoRoom,
-}
-
-impl Dropped {
-    /// Returns `true` if the cell ended its PDU, which the receiver has given up.
-    #[must_use]
-    pub fn ends_pdu(self) -> bool {
-        matches!(
-            self,
-            Dropped::Damaged
-                | Dropped::Aborted
-                | Dropped::Malformed
-                | Dropped::TooLong
-                | Dropped::OutOfSequence
-                | Dropped::NoRoom
-        )
-    }
-
-    fn counter(self, counters: &mut Counters) -> &mut u64 {
-        match self {
-            Dropped::Hec => &mut counters.hec,
-            Dropped::Idle => &mut counters.idle,
-            Dropped::NoCircuit => &mut counters.no_circuit,
-            Dropped::Management => &mut counters.management,
-            Dropped::Skipped => &mut counters.skipped,
-            Dropped::CellCrc => &mut counters.cell_crc,
-            Dropped::CellLength => &mut counters.cell_length,
-            Dropped::NoBeginning => &mut counters.no_beginning,
-            Dropped::Damaged => &mut counters.damaged,
-            Dropped::Aborted => &mut counters.aborted,
-            Dropped::Malformed => &mut counters.malformed,
-            Dropped::TooLong => &mut counters.too_long,
-            Dropped::OutOfSequence => &mut counters.out_of_sequence,
-            Dropped::NoRoom => &mut counters.gave_way_for_cells,
-        }
-    }
-}
-
 /// The reason why a circuit cannot be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum OpenError {
     /// The VCI is reserved.
     #[error("VCI {} is reserved; the lowest is 32", .0.vci)]
@@ -127,22 +47,6 @@ pub enum OpenError {
 struct Key {
     circuit: Circuit,
     mid: u16,
-}
-
-/// An incomplete PDU.
-#[derive(Debug, Default)]
-struct Partial {
-    payloads: Chain,
-    /// AAL5: the CRC of the payloads.
-    crc: Crc32,
-    /// AAL3/4: the bytes of the pieces, with the PDU's header and trailer.
-    bytes: usize,
-    /// AAL3/4: the tag of the header.
-    tag: u8,
-    /// AAL3/4: the BASize of the header.
-    buffer_size: u16,
-    /// AAL3/4: the sequence number of the next cell.
-    sequence: u8,
 }
 
 #[derive(Debug)]
@@ -487,53 +391,4 @@ impl Reassembler {
     pub fn counters(&self) -> Counters {
         self.counters
     }
-}
-
-/// Checks a piece against its PDU's header and the pieces before, and notes what it says.
-fn check_piece(
-    partial: &mut Partial,
-    fields: &Fields,
-    piece: &[u8],
-    limits: Limits,
-) -> Result<(), Dropped> {
-    if fields.aborts() {
-        return Err(Dropped::Aborted);
-    }
-    if !fields.segment_type.begins() && fields.sequence != partial.sequence {
-        return Err(Dropped::OutOfSequence);
-    }
-    if fields.segment_type.begins() {
-        let [cpi, tag, high, low] =
-            *piece.first_chunk::<END_BYTES>().expect("a first piece has 8 bytes");
-        partial.tag = tag;
-        partial.buffer_size = u16::from_be_bytes([high, low]);
-        if cpi != 0 {
-            return Err(Dropped::Malformed);
-        }
-        if usize::from(partial.buffer_size) > limits.pdu_bytes {
-            return Err(Dropped::TooLong);
-        }
-    }
-    partial.sequence = (fields.sequence + 1) & 0xf;
-    partial.bytes += piece.len();
-    if partial.bytes > aal34::with_ends(partial.buffer_size.into()) {
-        return Err(Dropped::Malformed);
-    }
-    Ok(())
-}
-
-/// Checks the trailer at the end of the last piece, and returns the length of the PDU.
-fn check_end(partial: &Partial, piece: &[u8]) -> Result<usize, Dropped> {
-    let [alignment, tag, high, low] =
-        *piece.last_chunk::<END_BYTES>().expect("a last piece has 4 bytes");
-    let len = u16::from_be_bytes([high, low]);
-    if alignment != 0
-        || tag != partial.tag
-        || len == 0
-        || len > partial.buffer_size
-        || aal34::with_ends(len.into()) != partial.bytes
-    {
-        return Err(Dropped::Malformed);
-    }
-    Ok(len.into())
 }

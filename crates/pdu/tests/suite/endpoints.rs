@@ -4,10 +4,10 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use crate::support::{Random, cut};
+use crate::support::{cut, random_bytes, seeded};
 use towpath_client::{Meta, Session};
-use towpath_device::conformance::{DeviceFarEnd, FarEnd};
-use towpath_device::loopback;
+use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
+use towpath_device_testing::loopback;
 use towpath_pdu::{
     Fragment, Limits, OVERHEAD_BYTES, Options, PduEndpoint, SendError, SessionOptions,
 };
@@ -44,8 +44,7 @@ fn mac(endpoint: &PduEndpoint) -> [u8; 6] {
 }
 
 fn counter(endpoint: &PduEndpoint, name: &str) -> u64 {
-    let counters = endpoint.session().counters(endpoint.endpoint());
-    counters.into_iter().find(|one| one.0 == name).unwrap().1
+    endpoint.session().counters(endpoint.endpoint()).get(name).unwrap()
 }
 
 /// Returns the next PDU: its source, its channel, its bytes, and whether it was read in place.
@@ -70,14 +69,14 @@ fn next(endpoint: &mut PduEndpoint, sender: &mut PduEndpoint) -> ([u8; 6], u32, 
 }
 
 fn exchange(mode: EngineStrategy) {
-    let mut random = Random::seeded(1);
+    let mut random = seeded(1);
     let (server, _far) = serve(mode);
     let (mut a, mut b) = (open(&server), open(&server));
     let (mac_a, mac_b) = (mac(&a), mac(&b));
     assert_eq!((a.chunk_bytes(), a.max_pdu_bytes()), (CHUNK, 65_536));
     let (mut fragments, mut in_place, mut copied, mut bytes) = (0, 0, 0, 0);
     for (number, len) in SIZES.into_iter().enumerate() {
-        let pdu = random.bytes(len);
+        let pdu = random_bytes(&mut random, len);
         let channel = u32::MAX - number as u32;
         // Each chunk is written in its transmit buffer: this side copies nothing.
         let mut message = a.message(mac_b, channel, len).unwrap();

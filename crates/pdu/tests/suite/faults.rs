@@ -4,9 +4,10 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::support::Random;
-use towpath_device::fault::{FaultCounters, FaultDevice, Spec};
-use towpath_device::{Device, loopback};
+use crate::support::{random_bytes, seeded};
+use towpath_device::Device;
+use towpath_device_testing::fault::{FaultCounters, FaultDevice, Spec};
+use towpath_device_testing::loopback;
 use towpath_pdu::{Limits, Options, PduEndpoint, SendError, Session, SessionOptions};
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Subnet, Subnets, WaitStrategy as EngineStrategy};
@@ -28,7 +29,7 @@ fn open(device: Box<dyn Device>, limits: Limits) -> (Server, PduEndpoint) {
 /// Sends PDUs in one direction. Returns their outcome, and the faults injected into the received
 /// frames.
 fn run(faults: &str, seed: u64) -> (towpath_pdu::ReceiveCounters, FaultCounters) {
-    let mut random = Random::seeded(seed);
+    let mut random = seeded(seed);
     let (near, far) = loopback::pair(&loopback::Config::default()).unwrap();
     println!("faults: {faults}");
     let spec: Spec = faults.parse().unwrap();
@@ -51,12 +52,12 @@ fn run(faults: &str, seed: u64) -> (towpath_pdu::ReceiveCounters, FaultCounters)
         assert!(Instant::now() < until, "{next} sent, {:?}", b.received());
         // Fewer packets in flight than the receiver has buffers, so only the faults lose frames.
         if next < PDUS && a.session().free_buffers().unwrap() > 128 {
-            let len = match random.below(3) {
-                0 => random.below(64),
-                1 => random.below(8000),
-                _ => random.below(65_537),
+            let len = match random.u64(..3) {
+                0 => random.u64(..64),
+                1 => random.u64(..8000),
+                _ => random.u64(..65_537),
             };
-            let pdu = random.bytes(len as usize);
+            let pdu = random_bytes(&mut random, len as usize);
             match a.send_bytes(to, next % 7, &pdu) {
                 Ok(id) => assert!(sent.insert((next % 7, id), pdu).is_none()),
                 Err(SendError::Full) => {}

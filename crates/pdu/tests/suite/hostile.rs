@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::{ALICE, BOB, Random, cut, frame};
+use crate::support::{ALICE, BOB, cut, frame, random_bytes, seeded};
 use towpath_pdu::{
     Accepted, Dropped, Fragment, Limits, MAX_PDU_BYTES, Malformed, OVERHEAD_BYTES, Reassembler,
 };
@@ -216,14 +216,14 @@ fn memory_is_bounded() {
     }
     assert_eq!(bench.reassembler.counters().gave_way_for_bytes, 997);
     // All sizes, in any order.
-    let mut random = Random::seeded(7);
+    let mut random = seeded(7);
     for id in 1000..20_000 {
-        let total = 2 + random.below(MAX_PDU_BYTES as u64 - 1) as u32;
+        let total = 2 + random.u32(..MAX_PDU_BYTES as u32 - 1);
         assert_eq!(bench.give(Fragment { id, total, len: 1, ..FRAGMENT }, 0), Ok(false));
         assert!(bench.reassembler.held_bytes() <= limits.bytes);
     }
     // An honest PDU still comes through.
-    let pdu = random.bytes(MAX_PDU_BYTES);
+    let pdu = random_bytes(&mut random, MAX_PDU_BYTES);
     let mut came = 0;
     for one in cut([8; 6], 3, 3, &pdu, 1458) {
         came += u32::from(bench.give_buffer(&one).unwrap());

@@ -4,8 +4,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use crate::support::{ALICE, BOB, Random, cut};
-use towpath_device::loopback;
+use crate::support::{ALICE, BOB, cut, random_bytes, seeded};
+use towpath_device_testing::loopback;
 use towpath_pdu::{
     Accepted, ChannelQueue, Channels, Dropped, Limits, MAX_PDU_BYTES, MAX_QUEUES, Options,
     PduEndpoint, QueueError, Session, SessionOptions,
@@ -169,12 +169,12 @@ fn shares_of_delivered_bytes_follow_the_weights() {
 /// Random frames, takes, opened and closed queues, beside a model of each queue.
 #[test]
 fn each_queue_is_a_bounded_list_of_whole_pdus() {
-    let mut random = Random::seeded(11);
+    let mut random = seeded(11);
     let mut bench = Bench::new(&[]);
     let mut model: HashMap<u32, VecDeque<(u32, Vec<u8>)>> = HashMap::new();
     for id in 0..20_000 {
-        let channel = FLOOD + random.below(3) as u32;
-        match random.below(20) {
+        let channel = FLOOD + random.u32(..3);
+        match random.u64(..20) {
             0 => {
                 let opened = bench.channels.open(&ChannelQueue::new(channel).pdus(5));
                 let expected = if model.contains_key(&channel) {
@@ -190,7 +190,7 @@ fn each_queue_is_a_bounded_list_of_whole_pdus() {
                 assert_eq!(closed, model.remove(&channel).map(|queue| queue.len()));
             }
             2..=5 => {
-                for (channel, id, bytes) in bench.take(random.below(4) as usize) {
+                for (channel, id, bytes) in bench.take(random.usize(..4)) {
                     let expected = model.get_mut(&channel).and_then(VecDeque::pop_front);
                     assert_eq!(expected, Some((id, bytes)));
                 }
@@ -204,8 +204,8 @@ fn each_queue_is_a_bounded_list_of_whole_pdus() {
                 model.retain(|channel, _| bench.channels.state(*channel).is_some());
             }
             _ => {
-                let len = random.below(4000) as usize;
-                let pdu = random.bytes(len);
+                let len = random.usize(..4000);
+                let pdu = random_bytes(&mut random, len);
                 let complete = bench.give_all(channel, id, &pdu);
                 if let Some(queue) = model.get_mut(&channel) {
                     assert_eq!(complete, queue.len() < 5, "a full queue refuses, another does not");

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::support::{ALICE, BOB, Random, cut};
+use crate::support::{ALICE, BOB, cut, random_bytes, seeded};
 use towpath_pdu::{Accepted, Dropped, Fragment, Limits, OVERHEAD_BYTES, Reassembler};
 
 /// The outcome of a fragment.
@@ -114,7 +114,7 @@ struct Wire {
 }
 
 fn run(seed: u64, wire: &Wire) {
-    let mut random = Random::seeded(seed);
+    let mut random = seeded(seed);
     let time = Duration::from_millis(200);
     // Limits beyond the amount in flight: other tests cover their effects.
     let limits = Limits {
@@ -132,29 +132,29 @@ fn run(seed: u64, wire: &Wire) {
     let mut in_flight: Vec<Vec<u8>> = Vec::new();
     let (mut delivered, mut outcomes) = (0_u64, HashMap::<String, u64>::new());
     for id in 0..1500 {
-        let channel = random.below(5) as u32;
-        let len = match random.below(4) {
-            0 => random.below(60),
-            1 => random.below(1500),
-            2 => random.below(6000),
-            _ => random.below(30_000),
+        let channel = random.u32(..5);
+        let len = match random.u64(..4) {
+            0 => random.u64(..60),
+            1 => random.u64(..1500),
+            2 => random.u64(..6000),
+            _ => random.u64(..30_000),
         } as usize;
-        let pdu = random.bytes(len);
-        let chunk = 500 + random.below(958) as usize;
+        let pdu = random_bytes(&mut random, len);
+        let chunk = 500 + random.usize(..958);
         for frame in cut(ALICE, channel, id, &pdu, chunk) {
-            if random.below(1000) < wire.drop {
+            if random.u64(..1000) < wire.drop {
                 continue;
             }
-            let copies = 1 + u64::from(random.below(1000) < wire.double);
+            let copies = 1 + u64::from(random.u64(..1000) < wire.double);
             for _ in 0..copies {
                 let mut frame = frame.clone();
-                if random.below(1000) < wire.flip {
-                    let bit = random.below(frame.len() as u64 * 8) as usize;
+                if random.u64(..1000) < wire.flip {
+                    let bit = random.usize(..frame.len() * 8);
                     frame[bit / 8] ^= 1 << (bit % 8);
                 }
                 let behind = in_flight.len() as u64;
-                let overtakes = random.below(1000) < wire.reorder && behind > 0;
-                let back = if overtakes { random.below(behind.min(60)) + 1 } else { 0 };
+                let overtakes = random.u64(..1000) < wire.reorder && behind > 0;
+                let back = if overtakes { random.u64(..behind.min(60)) + 1 } else { 0 };
                 in_flight.insert((behind - back) as usize, frame);
             }
         }
@@ -163,9 +163,9 @@ fn run(seed: u64, wire: &Wire) {
             continue;
         }
         for frame in in_flight.drain(..) {
-            now += Duration::from_micros(random.below(300));
+            now += Duration::from_micros(random.u64(..300));
             let expected = model.accept(now, &frame);
-            let pieces = 1 + random.below(5) as usize;
+            let pieces = 1 + random.usize(..5);
             let outcome = accept(&mut reassembler, now, &frame, pieces);
             assert!(outcome == expected, "PDU {id}: {outcome:?}, expected {expected:?}");
             if let Outcome::Delivered { channel, id, bytes } = &outcome {
@@ -229,16 +229,16 @@ fn a_wire_with_all_faults() {
 
 #[test]
 fn fragments_of_any_order_and_size_make_the_pdu() {
-    let mut random = Random::seeded(10);
+    let mut random = seeded(10);
     let now = Instant::now();
     for (id, len) in
         [0, 1, 46, 1458, 1459, 2916, 2917, 30_000, 65_535, 65_536].into_iter().enumerate()
     {
-        let pdu = random.bytes(len);
+        let pdu = random_bytes(&mut random, len);
         for chunk in [1458, 1500, 8958, 65_535] {
             let mut frames = cut(BOB, chunk as u32, id as u32, &pdu, chunk);
             for place in (1..frames.len()).rev() {
-                frames.swap(place, random.below(place as u64 + 1) as usize);
+                frames.swap(place, random.usize(..place + 1));
             }
             let mut reassembler = Reassembler::new(Limits::default());
             let last = frames.len() - 1;

@@ -1,6 +1,6 @@
 //! All settings, with their units, ranges, defaults and help texts.
 
-use super::{Kind, OFF_ON, Scope, Setting, Spec};
+use super::{Audience, Kind, OFF_ON, Scope, Setting, Spec};
 
 impl Setting {
     /// All settings, in the order of their numbers.
@@ -9,6 +9,7 @@ impl Setting {
             Setting::Wait,
             Spec {
                 name: "wait",
+                audience: Audience::Operators,
                 scope: Scope::Device,
                 kind: Kind::Word(&["poll", "block", "spin-then-block", "timer-driven", "auto"]),
                 default: 2,
@@ -21,6 +22,7 @@ impl Setting {
             Setting::TickHz,
             Spec {
                 name: "tick_hz",
+                audience: Audience::Operators,
                 scope: Scope::Device,
                 kind: Kind::Number { least: 1, most: 100_000, unit: "Hz" },
                 default: 1000,
@@ -32,6 +34,7 @@ impl Setting {
             Setting::LatencyUs,
             Spec {
                 name: "latency_us",
+                audience: Audience::Operators,
                 scope: Scope::Device,
                 kind: Kind::Number { least: 1, most: 1_000_000, unit: "us" },
                 default: 1000,
@@ -43,6 +46,7 @@ impl Setting {
             Setting::CpuPercent,
             Spec {
                 name: "cpu_percent",
+                audience: Audience::Operators,
                 scope: Scope::Device,
                 kind: Kind::Number { least: 1, most: 100, unit: "percent of one processor" },
                 default: 100,
@@ -54,6 +58,7 @@ impl Setting {
             Setting::TimerSlackUs,
             Spec {
                 name: "timer_slack_us",
+                audience: Audience::Experimenters,
                 scope: Scope::Device,
                 kind: Kind::Number { least: 0, most: 100_000, unit: "us" },
                 default: 5,
@@ -66,6 +71,7 @@ impl Setting {
             Setting::RxBatch,
             Spec {
                 name: "rx_batch",
+                audience: Audience::Operators,
                 scope: Scope::Device,
                 kind: Kind::Number { least: 1, most: 1024, unit: "packets" },
                 default: 64,
@@ -77,6 +83,7 @@ impl Setting {
             Setting::NotificationSuppression,
             Spec {
                 name: "notification_suppression",
+                audience: Audience::Experimenters,
                 scope: Scope::Device,
                 kind: OFF_ON,
                 default: 1,
@@ -88,6 +95,7 @@ impl Setting {
             Setting::RxFrames,
             Spec {
                 name: "rx_frames",
+                audience: Audience::Operators,
                 scope: Scope::OwnEndpoint,
                 kind: Kind::Number { least: 0, most: 65_535, unit: "packets" },
                 default: 0,
@@ -99,18 +107,20 @@ impl Setting {
             Setting::RxUsecs,
             Spec {
                 name: "rx_usecs",
+                audience: Audience::Operators,
                 scope: Scope::OwnEndpoint,
                 kind: Kind::Number { least: 0, most: 1_000_000, unit: "us" },
                 default: 0,
                 help: "time for which the engine defers a notification, to merge it with later \
-                       ones; rx_frames and early_notification end the deferral early; 0: no \
-                       deferral",
+                       ones; rx_frames ends the deferral early, and so do receive buffers of which half \
+                       are used; 0: no deferral",
             },
         ),
         (
             Setting::FlowCache,
             Spec {
                 name: "flow_cache",
+                audience: Audience::Experimenters,
                 scope: Scope::Device,
                 kind: Kind::Word(&["off", "on", "auto"]),
                 default: 2,
@@ -123,17 +133,19 @@ impl Setting {
             Setting::Scheduler,
             Spec {
                 name: "scheduler",
+                audience: Audience::Experimenters,
                 scope: Scope::Device,
                 kind: Kind::Word(&["round-robin", "drr"]),
                 default: 1,
                 help: "how queue pairs of the same priority share the device: drr by bytes and \
-                       weight, round-robin by packets",
+                       weight, round-robin by packets, whatever their weight",
             },
         ),
         (
             Setting::Handoff,
             Spec {
                 name: "handoff",
+                audience: Audience::Operators,
                 scope: Scope::Device,
                 kind: Kind::Word(&["direct", "queued"]),
                 default: 0,
@@ -146,6 +158,7 @@ impl Setting {
             Setting::Expedited,
             Spec {
                 name: "expedited",
+                audience: Audience::Operators,
                 scope: Scope::Device,
                 kind: Kind::Number { least: 0, most: 32, unit: "packets per poll iteration" },
                 default: 8,
@@ -157,6 +170,7 @@ impl Setting {
             Setting::Priority,
             Spec {
                 name: "priority",
+                audience: Audience::Operators,
                 scope: Scope::OwnEndpoint,
                 kind: Kind::Number { least: 0, most: 7, unit: "(the highest goes first)" },
                 default: 3,
@@ -168,17 +182,18 @@ impl Setting {
             Setting::Weight,
             Spec {
                 name: "weight",
+                audience: Audience::Operators,
                 scope: Scope::Endpoint,
                 kind: Kind::Number { least: 1, most: 10_000, unit: "parts" },
                 default: 100,
-                help: "the endpoint's share in bytes among those of the same priority, for \
-                       scheduler=drr",
+                help: "the endpoint's share in bytes among those of the same priority",
             },
         ),
         (
             Setting::RateBps,
             Spec {
                 name: "rate_bps",
+                audience: Audience::Operators,
                 scope: Scope::Endpoint,
                 kind: Kind::Number { least: 0, most: 1_000_000_000_000, unit: "bits per second" },
                 default: 0,
@@ -190,6 +205,7 @@ impl Setting {
             Setting::RatePps,
             Spec {
                 name: "rate_pps",
+                audience: Audience::Operators,
                 scope: Scope::Endpoint,
                 kind: Kind::Number { least: 0, most: 1_000_000_000, unit: "packets per second" },
                 default: 0,
@@ -200,6 +216,7 @@ impl Setting {
             Setting::BurstBytes,
             Spec {
                 name: "burst_bytes",
+                audience: Audience::Operators,
                 scope: Scope::Endpoint,
                 kind: Kind::Number { least: 0, most: 1 << 30, unit: "bytes" },
                 default: 0,
@@ -211,6 +228,7 @@ impl Setting {
             Setting::Pacing,
             Spec {
                 name: "pacing",
+                audience: Audience::Operators,
                 scope: Scope::OwnEndpoint,
                 kind: OFF_ON,
                 default: 0,
@@ -222,6 +240,7 @@ impl Setting {
             Setting::MaxDelayUs,
             Spec {
                 name: "max_delay_us",
+                audience: Audience::Operators,
                 scope: Scope::OwnEndpoint,
                 kind: Kind::Number { least: 0, most: 60_000_000, unit: "us" },
                 default: 0,
@@ -233,6 +252,7 @@ impl Setting {
             Setting::MaxMessageBytes,
             Spec {
                 name: "max_message_bytes",
+                audience: Audience::Operators,
                 scope: Scope::Endpoint,
                 kind: Kind::Number { least: 0, most: 1 << 20, unit: "bytes" },
                 default: 65_536,
@@ -244,6 +264,7 @@ impl Setting {
             Setting::Quota,
             Spec {
                 name: "quota",
+                audience: Audience::Experimenters,
                 scope: Scope::Endpoint,
                 kind: Kind::Number { least: 0, most: 65_535, unit: "packets per tick" },
                 default: 0,
@@ -255,6 +276,7 @@ impl Setting {
             Setting::TickMultiple,
             Spec {
                 name: "tick_multiple",
+                audience: Audience::Experimenters,
                 scope: Scope::Endpoint,
                 kind: Kind::Number { least: 1, most: 65_535, unit: "ticks" },
                 default: 1,
@@ -266,30 +288,36 @@ impl Setting {
             Setting::Watchdog,
             Spec {
                 name: "watchdog",
+                audience: Audience::OperatorsExcept {
+                    values: &["eager", "timestamp"],
+                    help: "eager by a timer started and stopped for each packet, timestamp by the time, compared \
+                           for each packet; both also count from the last packet that the device took; \
+                           timestamp may take twice as long to notice",
+                },
                 scope: Scope::Device,
                 kind: Kind::Word(&["off", "lazy", "eager", "timestamp"]),
                 default: 1,
                 help: "how the engine notices a stalled device, which it then resets: off never, \
-                       lazy by a check per watchdog_ms, eager by a timer started and stopped for \
-                       each packet, timestamp by the time, compared for each packet",
+                       lazy by a check per watchdog_ms",
             },
         ),
         (
             Setting::WatchdogMs,
             Spec {
                 name: "watchdog_ms",
+                audience: Audience::Operators,
                 scope: Scope::Device,
                 kind: Kind::Number { least: 0, most: 60_000, unit: "ms" },
                 default: 5000,
                 help: "a device has stalled if it completes none of its packets in flight for this \
-                       time; lazy and timestamp may take twice as long to notice; eager and timestamp also \
-                       count from the last packet that the device took; 0: off",
+                       time; lazy may take twice as long to notice; 0: off",
             },
         ),
         (
             Setting::BurstPackets,
             Spec {
                 name: "burst_packets",
+                audience: Audience::Operators,
                 scope: Scope::Endpoint,
                 kind: Kind::Number { least: 0, most: 65_535, unit: "packets" },
                 default: 0,
@@ -301,6 +329,7 @@ impl Setting {
             Setting::EarlyNotification,
             Spec {
                 name: "early_notification",
+                audience: Audience::Experimenters,
                 scope: Scope::Device,
                 kind: OFF_ON,
                 default: 1,
@@ -314,6 +343,7 @@ impl Setting {
             Setting::Notify,
             Spec {
                 name: "notify",
+                audience: Audience::Experimenters,
                 scope: Scope::Device,
                 kind: Kind::Word(&["auto", "worker"]),
                 default: 0,
@@ -328,6 +358,7 @@ impl Setting {
             Setting::LinkDown,
             Spec {
                 name: "link_down",
+                audience: Audience::Operators,
                 scope: Scope::Device,
                 kind: Kind::Word(&["drop", "wait"]),
                 default: 0,

@@ -12,7 +12,7 @@ fn one_batch() {
     one_batch_by(doorbell_sides());
 }
 
-fn one_batch_by((mut sleeper, mut notifier): (Sleeper, PeerSleepFlag)) {
+fn one_batch_by((mut sleeper, mut peer_flag): (Sleeper, PeerSleepFlag)) {
     let pair = Pair::new(8, 8);
     let bell = Bell::new();
     let (mut producer, _) = pair.application();
@@ -21,7 +21,7 @@ fn one_batch_by((mut sleeper, mut notifier): (Sleeper, PeerSleepFlag)) {
     let writer = thread::spawn(move || {
         assert!(producer.push(&[descriptor(0)]));
         producer.publish();
-        if notifier.must_notify(doorbell::fence(), false) == Due::Now {
+        if peer_flag.must_notify(doorbell::fence(), false) == Due::Now {
             far.notify();
         }
     });
@@ -38,7 +38,7 @@ fn one_batch_by((mut sleeper, mut notifier): (Sleeper, PeerSleepFlag)) {
     writer.join().unwrap();
 }
 
-/// No wake-up is lost between a sleeper and its notifier.
+/// No wake-up is lost between a sleeper and its peer_flag.
 #[test]
 fn no_wake_up_is_lost() {
     model(one_batch);
@@ -71,13 +71,13 @@ fn urgent_batches() {
     let bell = Bell::new();
     let (mut producer, _) = pair.application();
     let mut server = pair.server();
-    let (mut sleeper, mut notifier) = doorbell_sides();
+    let (mut sleeper, mut peer_flag) = doorbell_sides();
     let far = bell;
     let writer = thread::spawn(move || {
         for buffer in 0..2 {
             assert!(producer.push(&[descriptor(buffer)]));
             producer.publish();
-            if notifier.must_notify(doorbell::fence(), true) == Due::Now {
+            if peer_flag.must_notify(doorbell::fence(), true) == Due::Now {
                 far.notify();
             }
         }
@@ -122,12 +122,12 @@ fn no_wake_up_is_lost_from_timer_driven_to_blocked() {
         let bell = Bell::new();
         let (mut producer, _) = pair.application();
         let mut server = pair.server();
-        let (mut sleeper, mut notifier) = doorbell_sides();
+        let (mut sleeper, mut peer_flag) = doorbell_sides();
         let far = bell;
         let writer = thread::spawn(move || {
             assert!(producer.push(&[descriptor(0)]));
             producer.publish();
-            if notifier.must_notify(doorbell::fence(), false) == Due::Now {
+            if peer_flag.must_notify(doorbell::fence(), false) == Due::Now {
                 far.notify();
             }
         });
@@ -153,13 +153,13 @@ fn one_notification_for_each_sleep() {
         let bell = Bell::new();
         let (mut producer, _) = pair.application();
         let mut server = pair.server();
-        let (mut sleeper, mut notifier) = doorbell_sides();
+        let (mut sleeper, mut peer_flag) = doorbell_sides();
         let far = bell;
         let writer = thread::spawn(move || {
             for buffer in 0..2 {
                 assert!(producer.push(&[descriptor(buffer)]));
                 producer.publish();
-                if notifier.must_notify(doorbell::fence(), false) == Due::Now {
+                if peer_flag.must_notify(doorbell::fence(), false) == Due::Now {
                     far.notify();
                 }
             }

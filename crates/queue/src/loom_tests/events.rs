@@ -17,7 +17,7 @@ fn batches(news: u32, together: bool) {
     let (mut producer, _) = pair.application();
     let mut server = pair.server();
     let (mut marker, mut acknowledger) = event_sides();
-    let (mut sleeper, mut notifier) = doorbell_sides();
+    let (mut sleeper, mut peer_flag) = doorbell_sides();
     let far = bell;
     let writer = thread::spawn(move || {
         for buffer in 0..news {
@@ -29,7 +29,7 @@ fn batches(news: u32, together: bool) {
             // The producer sends a deferred notification whether or not the last batch's event is
             // new.
             let notifies = if together { buffer + 1 == news } else { new };
-            if notifies && notifier.must_notify(doorbell::fence(), false) == Due::Now {
+            if notifies && peer_flag.must_notify(doorbell::fence(), false) == Due::Now {
                 far.notify();
             }
         }

@@ -11,49 +11,49 @@ use crate::word::Barrier;
 /// A parked session: the engine does not poll it, awake or asleep, until a notification. The engine
 /// goes to sleep without polling the session, by the flag that all sessions share. The engine finds
 /// two batches, before and after it makes the session active again.
-fn parks(news: u32, rests_anew: bool) {
+fn parks(news: u32, parks_anew: bool) {
     let pair = Pair::new(8, 8);
     let bell = Bell::new();
     let (mut producer, _) = pair.application();
     let mut server = pair.server();
-    let (mut sleeper, mut sleep_ringer) = doorbell_sides();
-    let (mut rest, mut parked_notifier) = doorbell_sides();
+    let (mut sleeper, mut sleep_flag) = doorbell_sides();
+    let (mut rest, mut parked_flag) = doorbell_sides();
     let far = bell;
     let writer = thread::spawn(move || {
         for buffer in 0..news {
             assert!(producer.push(&[descriptor(buffer)]));
             producer.publish();
             let fenced = doorbell::fence();
-            let asleep = sleep_ringer.must_notify(fenced, false);
-            let parks = parked_notifier.must_notify(fenced, true);
+            let asleep = sleep_flag.must_notify(fenced, false);
+            let parks = parked_flag.must_notify(fenced, true);
             if asleep == Due::Now || parks == Due::Now {
                 far.notify();
             }
         }
     });
     let mut packet = [Descriptor::default(); MAX_CHAIN];
-    let (mut got, mut watched) = (0, true);
+    let (mut got, mut active) = (0, true);
     while got < news {
-        if watched {
+        if active {
             rest.awake();
             rest.prepare();
-            watched = server.transmit.observe().unwrap() > 0;
+            active = server.transmit.observe().unwrap() > 0;
         }
-        if !watched {
+        if !active {
             // No other work is left: the engine sleeps after it has polled the active sessions, of
             // which this one is none.
             sleeper.prepare();
             bell.sleep();
             sleeper.awake();
-            watched = server.transmit.observe().unwrap() > 0;
-            if !watched {
+            active = server.transmit.observe().unwrap() > 0;
+            if !active {
                 // A late notification, for packets that the engine has found before: the engine
                 // parks the session anew.
-                watched = rests_anew;
+                active = parks_anew;
                 continue;
             }
         }
-        if watched {
+        if active {
             rest.awake();
             while server.transmit.take(&mut server.transmit_ledger, &mut packet).unwrap().is_some()
             {

@@ -18,7 +18,7 @@ fn room() {
     let (mut producer, _) = pair.application();
     let mut server = pair.server();
     let (mut marker, mut acknowledger) = event_sides();
-    let (mut sleeper, mut notifier) = doorbell_sides();
+    let (mut sleeper, mut peer_flag) = doorbell_sides();
     assert!(producer.push(&[descriptor(0)]));
     producer.publish();
     let far = bell;
@@ -33,7 +33,7 @@ fn room() {
         if server.transmit.is_wanted() {
             marker.mark(fenced, 0).unwrap();
         }
-        if marker.publish() && notifier.must_notify(doorbell::fence(), false) == Due::Now {
+        if marker.publish() && peer_flag.must_notify(doorbell::fence(), false) == Due::Now {
             far.notify();
         }
     });

@@ -72,7 +72,7 @@ impl Requester {
 
     /// Handles a packet of a read's answer, with the bytes for `store`. `complete` gets the numbers of complete
     /// requests. If `store` cannot place the bytes yet, the caller handles the packet again.
-    pub fn read_answered(
+    pub(crate) fn read_answered(
         &mut self,
         psn: Psn,
         bytes: &[u8],
@@ -151,17 +151,6 @@ impl Requester {
             complete(first.work.id, first.end());
             self.queue.pop_front();
         }
-    }
-
-    /// Sends what is under way again. Returns `false` if that has begun already.
-    pub(super) fn go_back(&mut self, now: u64) -> bool {
-        if std::mem::replace(&mut self.goes_back, true) {
-            return false;
-        }
-        self.next = self.oldest;
-        self.since = now;
-        self.timed = None;
-        true
     }
 }
 

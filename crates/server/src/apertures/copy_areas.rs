@@ -1,12 +1,12 @@
-//! The copy areas of workers ([`crate::copying`]), and those that an earlier server left.
+//! The copy areas of workers ([`towpath_memory::copying`]), and the copy areas of an earlier server.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::account::Account;
-use crate::copying::{CopyArea, is_released};
+use towpath_engine::account::Account;
+use towpath_memory::copying::{CopyArea, is_released};
 
 /// The beginning of the names of copy areas in the store.
 pub(crate) const COPIES: &str = "copies-";

@@ -10,9 +10,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use towpath_engine::account::Account;
+use towpath_engine::shares::{ShareLimits, Shares};
+
 use super::tables::Released;
-use crate::account::{Account, Pair};
-use crate::shares::{ShareLimits, Shares};
+use crate::worker::pair::Pair;
 
 /// The most hung workers of two users. With this number, the two get no further memory that both can write to.
 pub(crate) const MOST_HUNG: usize = 4;
@@ -200,7 +202,7 @@ mod tests {
         }
         assert_eq!(start(&mut all), BTreeSet::new());
         assert_eq!(all.hung(pair), MOST_HUNG);
-        // Other pairs of these users go on.
+        // Other pairs of these users are still served.
         all.push(disposal(20, 7, 9));
         assert_eq!(start(&mut all), BTreeSet::from([20]));
         assert_eq!((all.hung(Pair::of(user(9), user(7))), all.hung(pair)), (0, 4));

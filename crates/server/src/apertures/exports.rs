@@ -1,32 +1,31 @@
 //! The apertures that sessions export.
 
+use towpath_engine::apertures::commands::{ApertureCommand, Exporting};
+use towpath_engine::oob::connection::EndpointName;
 use towpath_protocol::apertures::{Access, Sharing, is_inside};
 use towpath_protocol::message::{Created, Export, Message, Refusal};
 
-use super::lookup::{outside, refused};
-use super::objects::{Entry, EntryWord, What};
-use super::tables::{ApertureTables, ExportedAperture, random};
-use crate::connection::Refused;
+use super::lookup::{NewObject, outside, refused};
+use super::objects::{Entry, EntryWord, ObjectKind};
+use super::tables::ApertureTables;
 use crate::control::Control;
-use crate::engine::apertures::commands::{ApertureCommand, Exporting};
-use crate::engine::oob::connection::EndpointName;
 use crate::engines::Reply;
+use crate::refusal::Refused;
 
 impl Control {
     /// Has the engine enter an aperture.
     pub(crate) fn export(&mut self, token: u64, export: &Export) -> Result<(), Refused> {
         let what = "export";
-        let objects = &self.apertures(token, what)?.objects;
+        let objects = &self.connections.apertures(token, what)?.objects;
         if let Some(number) = objects.repeated(export.sequence, Entry::EXPORTED) {
             self.answer_export(token, number);
             return Ok(());
         }
-        let (number, apertures) = self.number_for(token, What::Aperture, what)?;
+        let NewObject { number, endpoints, apertures, .. } =
+            self.connections.new_object(token, ObjectKind::Aperture, what)?;
         let entry = apertures.read_export(export)?;
         let session = apertures.objects.session;
-        let connection = self.connections.get(token);
-        let endpoint =
-            connection.and_then(|one| one.endpoints.get(export.endpoint as usize)?.as_ref());
+        let endpoint = endpoints.get(export.endpoint);
         if !endpoint.is_some_and(|one| one.out_of_band && !one.revoked) {
             let text = format!(
                 "{what}: there is no endpoint {} that takes out-of-band messages; open one with \
@@ -35,15 +34,12 @@ impl Control {
             );
             return Err((Refusal::NotFound, text));
         }
-        let key = self.new_key().map_err(|error| {
+        let key = self.shared.exported.new_key().map_err(|error| {
             refused(Refusal::Limit, format!("{what}: no random number for its key: {error}"))
         })?;
         let entry = Entry { key, ..entry };
-        let Some(connection) = self.connections.get_mut(token) else { return Ok(()) };
-        let Some(apertures) = &mut connection.apertures else { return Ok(()) };
-        apertures.objects.put(What::Aperture, number, entry);
-        self.exported_apertures
-            .insert(key, ExportedAperture { owner: session, number, imported: None });
+        apertures.objects.put(ObjectKind::Aperture, number, entry);
+        self.shared.exported.enter(key, session, number);
         let owner = EndpointName { session, endpoint: export.endpoint };
         let exporting = exporting(owner, number, &entry, None);
         self.command_first_lane(
@@ -53,38 +49,15 @@ impl Control {
         Ok(())
     }
 
-    /// Returns a key that no aperture has.
-    fn new_key(&self) -> std::io::Result<u32> {
-        loop {
-            let key = u32::from_ne_bytes(random()?);
-            if key != 0 && !self.exported_apertures.contains_key(&key) {
-                return Ok(key);
-            }
-        }
-    }
-
-    /// Records that the engine entered an aperture for an endpoint, or did not.
-    pub(super) fn aperture_entered(
-        &mut self,
-        session: u32,
-        number: u32,
-        peer: Option<EndpointName>,
-    ) {
-        let Some(token) = self.connections.token_of(session) else { return };
-        let connection = self.connections.get_mut(token);
-        let Some(apertures) = connection.and_then(|one| one.apertures.as_mut()) else { return };
-        let Some(entry) = apertures.objects.get_mut(What::Aperture, number) else { return };
-        let peer = peer.unwrap_or(EndpointName { session: 0, endpoint: 0 });
-        (entry.other_session, entry.other) = (peer.session, peer.endpoint);
-    }
-
     /// Answers a request to export, once the engine has entered the aperture.
     pub(crate) fn answer_export(&mut self, token: u64, number: u32) {
-        let Ok(apertures) = self.apertures(token, "export") else { return };
-        let Some(entry) = apertures.objects.get(What::Aperture, number) else { return };
+        let apertures = self.connections.apertures(token, "export").ok();
+        let found =
+            apertures.and_then(|one| Some((one.objects.get(ObjectKind::Aperture, number)?, one)));
+        let Some((entry, apertures)) = found else { return };
         match apertures.check_peer(&entry) {
             Ok(()) => {
-                apertures.objects.record(What::Aperture, number);
+                apertures.objects.record(ObjectKind::Aperture, number);
                 let created = Created { number, key: entry.key };
                 self.answer(token, &Message::Created(created));
             }
@@ -99,10 +72,10 @@ impl Control {
 
     /// Forgets an aperture that a session exports. Returns the command that revokes it.
     pub(super) fn revoke_aperture(&mut self, token: u64, number: u32) -> Option<ApertureCommand> {
-        let apertures = self.apertures(token, "release").ok()?;
+        let apertures = self.connections.apertures(token, "release").ok()?;
         let session = apertures.objects.session;
-        let entry = apertures.objects.remove(What::Aperture, number)?;
-        self.exported_apertures.remove(&entry.key);
+        let entry = apertures.objects.remove(ObjectKind::Aperture, number)?;
+        self.shared.exported.remove(entry.key);
         Some(ApertureCommand::Revoke { key: entry.key, session, number })
     }
 }
@@ -154,7 +127,7 @@ impl ApertureTables {
             ..Entry::default()
         };
         let writes = |one: &Entry| one.access & Access::Write as u32 != 0;
-        let mut others = self.objects.all(What::Aperture).filter(|(_, one)| {
+        let mut others = self.objects.all(ObjectKind::Aperture).filter(|(_, one)| {
             one.exports(export.memory) && one.overlaps(&entry) && (writes(one) || access.writes())
         });
         match others.next() {
@@ -179,8 +152,10 @@ impl ApertureTables {
         if self.sharing(entry.memory) != Sharing::MapWrite {
             return Ok(());
         }
-        let Some(memory) = self.objects.get_mut(What::Memory, entry.memory) else { return Ok(()) };
-        // That session may go on to map the memory, even after its apertures are revoked.
+        let Some(memory) = self.objects.get_mut(ObjectKind::Memory, entry.memory) else {
+            return Ok(());
+        };
+        // That session may keep its mapping of the memory, even after its apertures are revoked.
         let before = memory.other_session;
         if before != 0 && before != entry.other_session {
             let text = format!(
@@ -192,7 +167,7 @@ impl ApertureTables {
         }
         if before == 0 {
             memory.other_session = entry.other_session;
-            self.objects.record_word(What::Memory, entry.memory, EntryWord::Other);
+            self.objects.record_word(ObjectKind::Memory, entry.memory, EntryWord::Other);
         }
         Ok(())
     }

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use super::objects::{Entry, Objects, What};
+use super::objects::{Entry, ObjectKind, Objects};
 
 /// Finds the sessions that imported a tripwire, without a walk over all sessions.
 #[derive(Debug, Default)]
-pub(crate) struct TripwireImporters {
+pub(super) struct TripwireImporters {
     /// Per import: the owner's session, the owner's number of the tripwire, the importer's session and the importer's
     /// number.
     all: BTreeSet<[u32; 4]>,
@@ -30,7 +30,7 @@ impl TripwireImporters {
 
     /// Forgets all tripwires that a session imported.
     pub(super) fn remove_all(&mut self, objects: &Objects) {
-        for (number, entry) in objects.all(What::Tripwire) {
+        for (number, entry) in objects.all(ObjectKind::Tripwire) {
             self.remove(objects.session, number, entry);
         }
     }

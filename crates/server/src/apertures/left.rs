@@ -9,7 +9,7 @@ use towpath_protocol::apertures::is_inside;
 use towpath_protocol::layout::SessionShape;
 use tracing::warn;
 
-use super::objects::{Entry, Objects, What};
+use super::objects::{Entry, ObjectKind, Objects};
 use super::tables::{ApertureTables, MemoryFile};
 
 /// What a predecessor left of a session's apertures.
@@ -28,7 +28,7 @@ impl LeftApertures {
     pub(crate) fn writers(&self, session: u32, shape: &SessionShape) -> HashMap<u64, u32> {
         let record = self.record.as_ref().map(|file| Objects::adopt(session, shape, file.as_fd()));
         let Some(Ok(objects)) = record else { return HashMap::new() };
-        let memories = objects.all(What::Memory);
+        let memories = objects.all(ObjectKind::Memory);
         memories.filter_map(|(_, one)| Some((one.offset, one.writer()?))).collect()
     }
 }
@@ -51,18 +51,18 @@ impl ApertureTables {
         let record = left.record.as_ref().ok_or(io::ErrorKind::NotFound)?;
         let objects = Objects::adopt(session, shape, record.as_fd())?;
         let mut apertures = ApertureTables::with(objects, armed);
-        for (number, entry) in copies(&apertures.objects, What::Memory) {
-            // The store goes on to hold the file, and those that keep its pages in place.
+        for (number, entry) in copies(&apertures.objects, ObjectKind::Memory) {
+            // The store still holds the file, and the descriptors that keep its pages in place.
             let file = left.memories.get(&entry.offset).and_then(|all| all.first());
             match adopt_memory(file.map(OwnedFd::try_clone).transpose(), &entry) {
                 Ok(memory) => drop(apertures.files.insert(number, memory)),
                 Err(error) => {
                     warn!(session, memory = number, "a memory is not resumed: {error}");
-                    apertures.objects.remove(What::Memory, number);
+                    apertures.objects.remove(ObjectKind::Memory, number);
                 }
             }
         }
-        for what in [What::Aperture, What::Tripwire] {
+        for what in [ObjectKind::Aperture, ObjectKind::Tripwire] {
             for (number, entry) in copies(&apertures.objects, what) {
                 if !apertures.is_possible(&entry) {
                     warn!(
@@ -83,12 +83,12 @@ impl ApertureTables {
         if matches!(entry.kind, Entry::IMPORTED | Entry::IMPORTED_TRIPWIRE) {
             return true;
         }
-        let memory = self.objects.get(What::Memory, entry.memory);
+        let memory = self.objects.get(ObjectKind::Memory, entry.memory);
         memory.is_some_and(|memory| is_inside(entry.offset, entry.len, memory.len))
     }
 }
 
-pub(super) fn copies(objects: &Objects, what: What) -> Vec<(u32, Entry)> {
+pub(super) fn copies(objects: &Objects, what: ObjectKind) -> Vec<(u32, Entry)> {
     objects.all(what).map(|(number, entry)| (number, *entry)).collect()
 }
 

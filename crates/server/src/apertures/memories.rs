@@ -2,20 +2,21 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
+use towpath_engine::apertures::commands::ApertureCommand;
+use towpath_engine::apertures::memory::EngineMemory;
 use towpath_memory::SharedFile;
 use towpath_protocol::apertures::Sharing;
 use towpath_protocol::layout::MAX_MEMORY_BYTES;
 use towpath_protocol::message::{CreateMemory, Created, Message, Refusal};
 
-use super::lookup::refused;
-use super::objects::{Entry, What};
+use super::lookup::{NewObject, refused};
+use super::objects::{Entry, ObjectKind};
 use super::tables::{ApertureTables, Creating, MemoryFile, memory_name, random};
-use crate::connection::Refused;
 use crate::control::Control;
-use crate::engine::apertures::commands::ApertureCommand;
-use crate::engine::apertures::memory::EngineMemory;
+use crate::control_session::ControlSession;
 use crate::engines::Reply;
-use crate::slow::Job;
+use crate::mapping_jobs::Job;
+use crate::refusal::Refused;
 use crate::worker::link::Packet;
 use crate::worker::wire::command;
 
@@ -27,12 +28,13 @@ impl Control {
         create: &CreateMemory,
     ) -> Result<(), Refused> {
         let what = "create memory";
-        let objects = &self.apertures(token, what)?.objects;
+        let objects = &self.connections.apertures(token, what)?.objects;
         if let Some(number) = objects.repeated(create.sequence, Entry::MEMORY) {
             self.answer_memory(token, number);
             return Ok(());
         }
-        let (number, apertures) = self.number_for(token, What::Memory, what)?;
+        let NewObject { number, account, apertures, .. } =
+            self.connections.new_object(token, ObjectKind::Memory, what)?;
         if apertures.creating.is_some() {
             // A worker passes no request on before the last one is answered, unless it is subverted.
             return Err(refused(Refusal::State, format!("{what}: another one is being created")));
@@ -47,14 +49,11 @@ impl Control {
         }
         let failed = |error| refused(Refusal::Limit, format!("{what}: {error}"));
         let bytes = (create.bytes as usize).next_multiple_of(towpath_memory::PAGE_BYTES);
-        let Some(connection) = self.connections.get(token) else { return Ok(()) };
-        let account = connection.account;
-        let limits = self.parts.policy.limits(&connection.terms);
-        let taken = self.memories.check(account);
+        let taken = self.shared.counted.check(account);
         taken.map_err(|limit| {
             refused(Refusal::Limit, format!("{what}: {limit} memories; release one"))
         })?;
-        let charged = self.connections.charge_bytes(token, &limits, bytes);
+        let charged = self.connections.charge_bytes(token, self.access.policy(), bytes);
         charged.map_err(|text| refused(Refusal::Limit, format!("{what}: {text}")))?;
         let file = SharedFile::create("towpath-memory", bytes).and_then(|file| {
             file.seal_seals()?;
@@ -73,21 +72,20 @@ impl Control {
             len: bytes as u64,
             ..Entry::default()
         };
-        self.apertures(token, what)?.creating =
+        self.connections.apertures(token, what)?.creating =
             Some(Creating { number, entry, file, memory: None });
-        self.memories.add(account);
+        self.shared.counted.add(account);
         self.tell_worker(token, Packet::new(command::ALLOCATE, token, 0).with(vec![theirs]));
         Ok(())
     }
 
     /// Enters a memory that the worker has allocated, once it is populated if the engine maps it.
     pub(crate) fn memory_allocated(&mut self, token: u64, outcome: Result<Vec<OwnedFd>, i32>) {
-        let Some(connection) = self.connections.get_mut(token) else { return };
-        let account = connection.account;
-        let user = account.user();
-        let Some(apertures) = &mut connection.apertures else { return };
-        let Some(creating) = apertures.creating.take() else { return };
-        let name = memory_name(apertures.objects.session, creating.entry.offset);
+        let of = self.connections.with_session(token);
+        let of = of.and_then(|of| Some((of.application.account, of.session.take_creating()?)));
+        // The application may have gone meanwhile.
+        let Some((account, (session, creating))) = of else { return };
+        let name = memory_name(session, creating.entry.offset);
         let outcome = outcome.map_err(std::io::Error::from_raw_os_error);
         match outcome.and_then(|pins| self.place_memory(token, &name, &creating, &pins)) {
             Ok(memory) => {
@@ -96,21 +94,21 @@ impl Control {
                     EngineMemory::ByWorker(_) | EngineMemory::Refused(_) => None,
                 };
                 // If the session has ended since, its end disposes of the memory that is being created.
-                let connection = self.connections.get_mut(token);
-                if let Some(apertures) = connection.and_then(|one| one.apertures.as_mut()) {
+                if let Some(apertures) = self.connections.apertures_mut(token) {
                     apertures.creating = Some(Creating { memory: Some(memory), ..creating });
                 }
                 match mapped {
                     Some(mapping) => {
-                        self.slow.push(user, Job::PopulateMemory { token, mapping });
+                        self.mapping_jobs
+                            .push(account.user(), Job::PopulateMemory { token, mapping });
                     }
                     None => self.memory_populated(token),
                 }
             }
             Err(error) => {
                 // No application has the file.
-                self.memories.give_back(account);
-                self.parts.store.remove(&name);
+                self.shared.counted.give_back(account);
+                self.store.remove(&name);
                 self.connections.take_bytes(token, creating.entry.len as usize);
                 let text = format!("create memory: {error}");
                 self.refuse(token, &(Refusal::Limit, text));
@@ -127,24 +125,19 @@ impl Control {
         creating: &Creating,
         pins: &[OwnedFd],
     ) -> std::io::Result<EngineMemory> {
-        self.parts.store.put(name, creating.file.as_fd())?;
-        pins.iter().try_for_each(|pin| self.parts.store.put(name, pin.as_fd()))?;
+        self.store.put(name, creating.file.as_fd())?;
+        pins.iter().try_for_each(|pin| self.store.put(name, pin.as_fd()))?;
         self.reach(token, &creating.entry, &creating.file)
     }
 
     /// Enters a memory that is populated.
     pub(crate) fn memory_populated(&mut self, token: u64) {
-        let Some(connection) = self.connections.get_mut(token) else { return };
-        let Some(apertures) = &mut connection.apertures else { return };
-        let Some(Creating { number, entry, file, memory: Some(memory) }) =
-            apertures.creating.take()
+        let apertures = self.connections.apertures_mut(token);
+        // The session may have ended meanwhile.
+        let Some((session, number, memory)) = apertures.and_then(ApertureTables::finish_creating)
         else {
             return;
         };
-        let session = apertures.objects.session;
-        apertures.objects.put(What::Memory, number, entry);
-        apertures.objects.record(What::Memory, number);
-        apertures.files.insert(number, MemoryFile { file, memory: Some(memory.clone()) });
         self.lock_memory(&memory);
         let add = ApertureCommand::AddMemory { session, number, memory };
         self.command_first_lane(add, Reply::MemoryCreated(token, number));
@@ -154,8 +147,8 @@ impl Control {
 
     /// Hands over a memory.
     pub(crate) fn answer_memory(&mut self, token: u64, number: u32) {
-        let Ok(apertures) = self.apertures(token, "create memory") else { return };
-        let Some(memory) = apertures.files.get(&number) else { return };
+        let apertures = self.connections.apertures(token, "create memory").ok();
+        let Some(memory) = apertures.and_then(|one| one.files.get(&number)) else { return };
         match memory.file.as_fd().try_clone_to_owned() {
             Ok(file) => {
                 let created = Message::Created(Created { number, key: 0 });
@@ -170,29 +163,47 @@ impl Control {
 
     /// Releases a memory that the engine has removed.
     pub(crate) fn release_memory(&mut self, token: u64, number: u32) {
-        let Some(connection) = self.connections.get_mut(token) else { return };
-        let by = (connection.worker, connection.account);
-        let Some(apertures) = &mut connection.apertures else { return };
-        let session = apertures.objects.session;
-        let entry = apertures.objects.get(What::Memory, number);
+        let of = self.connections.with_session(token);
+        let of = of.and_then(|of| Some((of.application, of.session.apertures.as_deref_mut()?)));
+        let Some((application, apertures)) = of else { return };
+        let (worker, account, session) =
+            (application.worker, application.account, apertures.objects.session);
+        let entry = apertures.objects.get(ObjectKind::Memory, number);
         let file = apertures.files.remove(&number);
         if let (Some(entry), Some(file)) = (entry, file) {
             self.connections.take_bytes(token, entry.len as usize);
-            self.dispose_of_memory(session, &entry, file, by);
+            self.dispose_of_memory(session, &entry, file, worker, account);
         }
         // A next server that finds the record without the memory finds the memory under its name as a released one.
-        let connection = self.connections.get_mut(token);
-        if let Some(apertures) = connection.and_then(|one| one.apertures.as_mut()) {
-            apertures.objects.remove(What::Memory, number);
+        if let Some(apertures) = self.connections.apertures_mut(token) {
+            apertures.objects.remove(ObjectKind::Memory, number);
         }
     }
 }
 
+impl ControlSession {
+    /// Takes the memory that a worker allocates, if there is one, and returns it with the session's number.
+    fn take_creating(&mut self) -> Option<(u32, Creating)> {
+        Some((self.number, self.apertures.as_mut()?.creating.take()?))
+    }
+}
+
 impl ApertureTables {
+    /// Enters the memory that is allocated and populated, if there is one. Returns it with the numbers of the session
+    /// and of the memory.
+    fn finish_creating(&mut self) -> Option<(u32, u32, EngineMemory)> {
+        let Creating { number, entry, file, memory } = self.creating.take()?;
+        let memory = memory?;
+        self.objects.put(ObjectKind::Memory, number, entry);
+        self.objects.record(ObjectKind::Memory, number);
+        self.files.insert(number, MemoryFile { file, memory: Some(memory.clone()) });
+        Some((self.objects.session, number, memory))
+    }
+
     /// Checks that no aperture and no tripwire is in a memory.
     pub(super) fn check_unused(&self, number: u32) -> Result<(), Refused> {
-        let mut apertures = self.objects.all(What::Aperture);
-        let mut tripwires = self.objects.all(What::Tripwire);
+        let mut apertures = self.objects.all(ObjectKind::Aperture);
+        let mut tripwires = self.objects.all(ObjectKind::Tripwire);
         let what = if apertures.any(|(_, one)| one.exports(number)) {
             "exported apertures; revoke them"
         } else if tripwires.any(|(_, one)| one.kind == Entry::TRIPWIRE && one.memory == number) {

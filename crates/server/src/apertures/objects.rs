@@ -4,8 +4,6 @@
 //! The aperture record is a memory file with a place for each object that the session may have. The
 //! first word of a place is stored last, and cleared first, so a successor finds whole entries.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -16,9 +14,11 @@ use towpath_protocol::layout::SessionShape;
 use towpath_queue::OwnWords;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::numbered::Numbered;
+
 /// A kind of objects, which has numbers of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum What {
+pub(crate) enum ObjectKind {
     Memory,
     Aperture,
     Tripwire,
@@ -79,11 +79,11 @@ impl Entry {
     pub(crate) const TRIPWIRE: u32 = 4;
     pub(crate) const IMPORTED_TRIPWIRE: u32 = 5;
 
-    fn what(&self) -> Option<What> {
+    fn object_kind(&self) -> Option<ObjectKind> {
         match self.kind {
-            Entry::MEMORY => Some(What::Memory),
-            Entry::EXPORTED | Entry::IMPORTED => Some(What::Aperture),
-            Entry::TRIPWIRE | Entry::IMPORTED_TRIPWIRE => Some(What::Tripwire),
+            Entry::MEMORY => Some(ObjectKind::Memory),
+            Entry::EXPORTED | Entry::IMPORTED => Some(ObjectKind::Aperture),
+            Entry::TRIPWIRE | Entry::IMPORTED_TRIPWIRE => Some(ObjectKind::Tripwire),
             _ => None,
         }
     }
@@ -105,22 +105,14 @@ impl Entry {
     }
 }
 
-/// Objects of one kind.
-#[derive(Debug, Default)]
-struct Numbered {
-    all: Vec<Option<Entry>>,
-    free: BinaryHeap<Reverse<u32>>,
-    most: u32,
-}
-
 /// All objects of a session.
 #[derive(Debug)]
 pub(crate) struct Objects {
     /// The session's number.
     pub(crate) session: u32,
-    kinds: [Numbered; 3],
+    kinds: [Numbered<Entry>; 3],
     /// The last request that created an object, and the object.
-    last: Option<(u32, What, u32)>,
+    last: Option<(u32, ObjectKind, u32)>,
     record: Option<OwnWords>,
 }
 
@@ -128,7 +120,7 @@ impl Objects {
     /// Creates the tables of a session.
     pub(crate) fn new(session: u32, shape: &SessionShape) -> Objects {
         let most = [MAX_MEMORIES, shape.apertures(), shape.tripwires().tripwires()];
-        let kinds = most.map(|most| Numbered { most, ..Numbered::default() });
+        let kinds = most.map(Numbered::new);
         Objects { session, kinds, last: None, record: None }
     }
 
@@ -147,7 +139,7 @@ impl Objects {
         Ok(file.into())
     }
 
-    /// Reads a record that an earlier server left, and goes on with it. Leaves out entries that
+    /// Reads a record that an earlier server left, and continues it. Leaves out entries that
     /// contradict themselves.
     ///
     /// # Errors
@@ -169,21 +161,19 @@ impl Objects {
         if reader.observe(0) != LAYOUT {
             return wrong("the record of apertures has another layout");
         }
-        for what in [What::Memory, What::Aperture, What::Tripwire] {
-            for number in 0..objects.kinds[what as usize].most {
-                let at = objects.place(what, number);
+        for kind in [ObjectKind::Memory, ObjectKind::Aperture, ObjectKind::Tripwire] {
+            for number in 0..objects.kinds[kind as usize].most() {
+                let at = objects.place(kind, number);
                 let mut bytes = [0; size_of::<Entry>()];
                 for (index, eight) in (at..).zip(bytes.as_chunks_mut::<8>().0) {
                     *eight = reader.fetch(index).to_ne_bytes();
                 }
                 let entry = Entry::read_from_bytes(&bytes).unwrap_or_default();
-                if entry.what() == Some(what) {
-                    objects.enter(what, number, entry);
+                if entry.object_kind() == Some(kind) {
+                    objects.enter(kind, number, entry);
                 }
             }
-            let numbers = &mut objects.kinds[what as usize];
-            let gaps = (0..).zip(&numbers.all).filter(|(_, one)| one.is_none());
-            numbers.free = gaps.map(|(number, _)| Reverse(number)).collect();
+            objects.kinds[kind as usize].find_free();
         }
         let region = file.map_writable()?;
         region.mapping().keep_from_children()?;
@@ -192,51 +182,40 @@ impl Objects {
     }
 
     fn words(&self) -> usize {
-        let entries: usize = self.kinds.iter().map(|one| one.most as usize).sum();
+        let entries: usize = self.kinds.iter().map(|one| one.most() as usize).sum();
         HEADER_WORDS + entries * ENTRY_WORDS
     }
 
     /// Returns the first word of an object's place in the record.
-    fn place(&self, what: What, number: u32) -> usize {
-        let before = self.kinds[..what as usize].iter().map(|one| one.most as usize);
+    fn place(&self, kind: ObjectKind, number: u32) -> usize {
+        let before = self.kinds[..kind as usize].iter().map(|one| one.most() as usize);
         HEADER_WORDS + (before.sum::<usize>() + number as usize) * ENTRY_WORDS
     }
 
-    fn enter(&mut self, what: What, number: u32, entry: Entry) {
-        let all = &mut self.kinds[what as usize].all;
-        if all.len() <= number as usize {
-            all.resize(number as usize + 1, None);
-        }
-        all[number as usize] = Some(entry);
+    fn enter(&mut self, kind: ObjectKind, number: u32, entry: Entry) {
+        self.kinds[kind as usize].enter(number, entry);
         if entry.sequence != 0 && self.last.is_none_or(|(last, ..)| last < entry.sequence) {
-            self.last = Some((entry.sequence, what, number));
+            self.last = Some((entry.sequence, kind, number));
         }
     }
 
     /// Returns the number for a new object: the lowest that is free; `None` if the session has as
     /// many as it may have.
-    pub(crate) fn free(&self, what: What) -> Option<u32> {
-        let kind = &self.kinds[what as usize];
-        let fresh = kind.all.len() as u32;
-        let fresh = (fresh < kind.most).then_some(fresh);
-        kind.free.peek().map(|Reverse(number)| *number).or(fresh)
+    pub(crate) fn free(&self, kind: ObjectKind) -> Option<u32> {
+        self.kinds[kind as usize].free()
     }
 
     /// Enters an object under the number that [`Objects::free`] returned.
-    pub(crate) fn put(&mut self, what: What, number: u32, entry: Entry) {
-        let kind = &mut self.kinds[what as usize];
-        if kind.free.peek() == Some(&Reverse(number)) {
-            kind.free.pop();
-        }
-        self.enter(what, number, entry);
+    pub(crate) fn put(&mut self, kind: ObjectKind, number: u32, entry: Entry) {
+        self.enter(kind, number, entry);
         if entry.sequence != 0 {
-            self.last = Some((entry.sequence, what, number));
+            self.last = Some((entry.sequence, kind, number));
         }
     }
 
     /// Records an object for a successor.
-    pub(crate) fn record(&mut self, what: What, number: u32) {
-        let (at, entry) = (self.place(what, number), self.get(what, number));
+    pub(crate) fn record(&mut self, kind: ObjectKind, number: u32) {
+        let (at, entry) = (self.place(kind, number), self.get(kind, number));
         let (Some(words), Some(entry)) = (&mut self.record, entry) else { return };
         let words_of: [u64; ENTRY_WORDS] = zerocopy::transmute!(entry);
         words.publish(at, 0);
@@ -247,30 +226,28 @@ impl Objects {
     }
 
     /// Records one word of an object: one store.
-    pub(crate) fn record_word(&mut self, what: What, number: u32, word: EntryWord) {
-        let (at, entry) = (self.place(what, number) + word as usize, self.get(what, number));
+    pub(crate) fn record_word(&mut self, kind: ObjectKind, number: u32, word: EntryWord) {
+        let (at, entry) = (self.place(kind, number) + word as usize, self.get(kind, number));
         let (Some(words), Some(entry)) = (&mut self.record, entry) else { return };
         let words_of: [u64; ENTRY_WORDS] = zerocopy::transmute!(entry);
         words.publish(at, words_of[word as usize]);
     }
 
     /// Returns an object.
-    pub(crate) fn get(&self, what: What, number: u32) -> Option<Entry> {
-        *self.kinds[what as usize].all.get(number as usize)?
+    pub(crate) fn get(&self, kind: ObjectKind, number: u32) -> Option<Entry> {
+        self.kinds[kind as usize].get(number).copied()
     }
 
     /// Changes an object.
-    pub(crate) fn get_mut(&mut self, what: What, number: u32) -> Option<&mut Entry> {
-        self.kinds[what as usize].all.get_mut(number as usize)?.as_mut()
+    pub(crate) fn get_mut(&mut self, kind: ObjectKind, number: u32) -> Option<&mut Entry> {
+        self.kinds[kind as usize].get_mut(number)
     }
 
     /// Removes an object, and frees its number.
-    pub(crate) fn remove(&mut self, what: What, number: u32) -> Option<Entry> {
-        let place = self.place(what, number);
-        let kind = &mut self.kinds[what as usize];
-        let entry = kind.all.get_mut(number as usize)?.take()?;
-        kind.free.push(Reverse(number));
-        self.last = self.last.filter(|(_, kind, last)| (*kind, *last) != (what, number));
+    pub(crate) fn remove(&mut self, kind: ObjectKind, number: u32) -> Option<Entry> {
+        let place = self.place(kind, number);
+        let entry = self.kinds[kind as usize].remove(number)?;
+        self.last = self.last.filter(|(_, of, last)| (*of, *last) != (kind, number));
         if let Some(words) = &mut self.record {
             words.publish(place, 0);
         }
@@ -278,8 +255,8 @@ impl Objects {
     }
 
     /// Returns all objects of a kind, with their numbers.
-    pub(crate) fn all(&self, what: What) -> impl Iterator<Item = (u32, &Entry)> {
-        (0..).zip(&self.kinds[what as usize].all).filter_map(|(n, one)| Some((n, one.as_ref()?)))
+    pub(crate) fn all(&self, kind: ObjectKind) -> impl Iterator<Item = (u32, &Entry)> {
+        self.kinds[kind as usize].all()
     }
 
     /// Returns the object of this kind that an earlier request with this number created: the last
@@ -312,32 +289,32 @@ mod tests {
         let mut objects = Objects::new(5, &shape());
         let file = objects.create_record().unwrap();
         for (number, sequence) in [(0, 1), (1, 2), (2, 3)] {
-            assert_eq!(objects.free(What::Aperture), Some(number));
-            objects.put(What::Aperture, number, entry(Entry::EXPORTED, sequence));
-            objects.record(What::Aperture, number);
+            assert_eq!(objects.free(ObjectKind::Aperture), Some(number));
+            objects.put(ObjectKind::Aperture, number, entry(Entry::EXPORTED, sequence));
+            objects.record(ObjectKind::Aperture, number);
         }
-        assert_eq!(objects.free(What::Aperture), None);
-        objects.put(What::Tripwire, 0, entry(Entry::TRIPWIRE, 4));
+        assert_eq!(objects.free(ObjectKind::Aperture), None);
+        objects.put(ObjectKind::Tripwire, 0, entry(Entry::TRIPWIRE, 4));
         assert_eq!(objects.repeated(4, Entry::TRIPWIRE), Some(0));
         assert_eq!(objects.repeated(4, Entry::IMPORTED_TRIPWIRE), None);
         assert_eq!(objects.repeated(3, Entry::EXPORTED), None, "not the last");
-        assert!(objects.remove(What::Aperture, 1).is_some());
-        assert!(objects.remove(What::Aperture, 1).is_none());
+        assert!(objects.remove(ObjectKind::Aperture, 1).is_some());
+        assert!(objects.remove(ObjectKind::Aperture, 1).is_none());
         let mut next = Objects::adopt(5, &shape(), file.as_fd()).unwrap();
-        assert_eq!(next.all(What::Aperture).count(), 2);
-        assert_eq!(next.get(What::Aperture, 2), Some(entry(Entry::EXPORTED, 3)));
-        assert_eq!(next.all(What::Tripwire).count(), 0, "not recorded");
+        assert_eq!(next.all(ObjectKind::Aperture).count(), 2);
+        assert_eq!(next.get(ObjectKind::Aperture, 2), Some(entry(Entry::EXPORTED, 3)));
+        assert_eq!(next.all(ObjectKind::Tripwire).count(), 0, "not recorded");
         assert_eq!(next.repeated(3, Entry::EXPORTED), Some(2));
-        next.get_mut(What::Aperture, 2).unwrap().other_session = 9;
-        next.record_word(What::Aperture, 2, EntryWord::Other);
+        next.get_mut(ObjectKind::Aperture, 2).unwrap().other_session = 9;
+        next.record_word(ObjectKind::Aperture, 2, EntryWord::Other);
         let again = Objects::adopt(5, &shape(), file.as_fd()).unwrap();
         let expected = Entry { other_session: 9, ..entry(Entry::EXPORTED, 3) };
-        assert_eq!(again.get(What::Aperture, 2), Some(expected));
-        assert_eq!(next.free(What::Aperture), Some(1));
-        assert!(next.remove(What::Aperture, 2).is_some());
+        assert_eq!(again.get(ObjectKind::Aperture, 2), Some(expected));
+        assert_eq!(next.free(ObjectKind::Aperture), Some(1));
+        assert!(next.remove(ObjectKind::Aperture, 2).is_some());
         let third = Objects::adopt(5, &shape(), file.as_fd()).unwrap();
-        assert_eq!(third.all(What::Aperture).count(), 1);
-        assert_eq!(third.free(What::Aperture), Some(1));
+        assert_eq!(third.all(ObjectKind::Aperture).count(), 1);
+        assert_eq!(third.free(ObjectKind::Aperture), Some(1));
     }
 
     #[test]
@@ -360,9 +337,9 @@ mod tests {
                 }
             }
             let read = Objects::adopt(5, &shape(), file.as_fd()).unwrap();
-            prop_assert!(read.all(What::Memory).count() <= MAX_MEMORIES as usize);
-            prop_assert!(read.all(What::Aperture).count() <= 3);
-            prop_assert!(read.all(What::Tripwire).all(|(_, one)| one.kind >= Entry::TRIPWIRE));
+            prop_assert!(read.all(ObjectKind::Memory).count() <= MAX_MEMORIES as usize);
+            prop_assert!(read.all(ObjectKind::Aperture).count() <= 3);
+            prop_assert!(read.all(ObjectKind::Tripwire).all(|(_, one)| one.kind >= Entry::TRIPWIRE));
         }
     }
 }

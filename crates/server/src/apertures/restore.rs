@@ -4,17 +4,18 @@ use std::collections::hash_map::Entry as Slot;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 
+use towpath_engine::apertures::commands::ApertureCommand;
+use towpath_engine::commands::Command;
+use towpath_engine::oob::connection::EndpointName;
 use towpath_protocol::layout::SessionShape;
 
 use super::exports::exporting;
 use super::left::{LeftApertures, copies};
-use super::objects::{Entry, What};
-use super::tables::{ExportedAperture, LeftMemory, Released, memory_name};
+use super::objects::{Entry, ObjectKind};
+use super::tables::{LeftMemory, Released, memory_name};
 use super::tripwires::set_tripwire_command;
+use crate::connection::Connection;
 use crate::control::Control;
-use crate::engine::apertures::commands::ApertureCommand;
-use crate::engine::commands::Command;
-use crate::engine::oob::connection::EndpointName;
 use crate::engines::Reply;
 
 impl Control {
@@ -22,17 +23,17 @@ impl Control {
     pub(crate) fn restore_exports(&mut self, token: u64) {
         // This also decides whether the engine maps the memories.
         self.decide_who_notifies(token);
-        let Some(connection) = self.connections.get(token) else { return };
-        let Some(apertures) = &connection.apertures else { return };
+        let of = self.connections.with_session(token);
+        let of = of.and_then(|of| Some((of.application.account, of.session.apertures.as_deref()?)));
+        let Some((account, apertures)) = of else { return };
         let session = apertures.objects.session;
-        let bytes: u64 = apertures.objects.all(What::Memory).map(|(_, one)| one.len).sum();
-        let entries = copies(&apertures.objects, What::Aperture);
-        let tripwires = copies(&apertures.objects, What::Tripwire);
+        let bytes: u64 = apertures.objects.all(ObjectKind::Memory).map(|(_, one)| one.len).sum();
+        let entries = copies(&apertures.objects, ObjectKind::Aperture);
+        let tripwires = copies(&apertures.objects, ObjectKind::Tripwire);
         let memories: Vec<_> = apertures.files.keys().copied().collect();
-        let account = connection.account;
         self.connections.add_bytes(token, bytes as usize);
         for number in memories {
-            self.memories.add(account);
+            self.shared.counted.add(account);
             let Some(memory) = self.reach_restored(token, number) else { continue };
             self.lock_memory(&memory);
             self.command_first_lane(
@@ -46,8 +47,7 @@ impl Control {
             self.command_first_lane(command, Reply::Nothing);
         }
         for (number, entry) in entries.into_iter().filter(|(_, one)| one.kind == Entry::EXPORTED) {
-            let key = ExportedAperture { owner: session, number, imported: None };
-            self.exported_apertures.insert(entry.key, key);
+            self.shared.exported.enter(entry.key, session, number);
             let owner = EndpointName { session, endpoint: entry.endpoint };
             let peer = EndpointName { session: entry.other_session, endpoint: entry.other };
             let exporting = exporting(owner, number, &entry, Some(peer));
@@ -66,10 +66,10 @@ impl Control {
         released: &mut HashMap<u64, LeftMemory>,
     ) -> Vec<OwnedFd> {
         let memories = std::mem::take(&mut left.memories);
-        let tables = self.tables_of(session);
+        let tables = self.connections.apertures_of(session);
         let kept: HashSet<u64> = tables
             .iter()
-            .flat_map(|one| one.objects.all(What::Memory).map(|(_, entry)| entry.offset))
+            .flat_map(|one| one.objects.all(ObjectKind::Memory).map(|(_, entry)| entry.offset))
             .collect();
         let mut unused = Vec::new();
         let is_kept = memories.keys().all(|id| kept.contains(id));
@@ -78,7 +78,7 @@ impl Control {
         for (id, descriptors) in memories {
             let mut descriptors = descriptors.into_iter();
             if !kept.contains(&id) {
-                unused.append(&mut self.parts.store.remove(&memory_name(session, id)));
+                unused.append(&mut self.store.remove(&memory_name(session, id)));
                 if let (Some((owner, _)), Some(file)) = (of, descriptors.next()) {
                     let writer = writers.get(&id).copied();
                     let memory = LeftMemory { file, owner, writer };
@@ -108,14 +108,11 @@ impl Control {
                 continue;
             }
             let name = memory.name();
-            let is_stored = self.parts.store.holds(&name)
-                || self.parts.store.put(&name, memory.file.as_fd()).is_ok();
+            let is_stored =
+                self.store.holds(&name) || self.store.put(&name, memory.file.as_fd()).is_ok();
             // The owner is gone, and the memory is there for this importer.
             match self.importer_of(id).filter(|_| is_stored) {
-                Some(importer) => {
-                    self.memories.add(importer);
-                    self.released_memories.insert(id, (memory, importer));
-                }
+                Some(importer) => self.shared.counted.keep(memory, importer),
                 None => self.wipe_released(memory),
             }
         }
@@ -124,35 +121,32 @@ impl Control {
 
     /// Returns `true` if a session has a memory.
     fn has_memory(&self, id: u64) -> bool {
-        let mut tables = self.connections.sessions().filter_map(|one| one.apertures.as_deref());
-        tables.any(|one| one.objects.all(What::Memory).any(|(_, entry)| entry.offset == id))
+        let mut tables = self.connections.sessions().filter_map(Connection::apertures);
+        tables.any(|one| one.objects.all(ObjectKind::Memory).any(|(_, entry)| entry.offset == id))
     }
 
     /// Enters the apertures and tripwires that resumed sessions imported, once all that are
     /// exported are entered.
     pub(crate) fn restore_imports(&mut self) {
         for token in self.connections.of_all() {
-            let Some(connection) = self.connections.get_mut(token) else { continue };
-            let Some(apertures) = &mut connection.apertures else { continue };
+            let Some(apertures) = self.connections.apertures_mut(token) else { continue };
             let session = apertures.objects.session;
-            let entries = copies(&apertures.objects, What::Aperture);
-            let tripwires = copies(&apertures.objects, What::Tripwire);
+            let entries = copies(&apertures.objects, ObjectKind::Aperture);
+            let tripwires = copies(&apertures.objects, ObjectKind::Tripwire);
             let mut bytes = 0;
             for (number, entry) in
                 entries.into_iter().filter(|(_, one)| one.kind == Entry::IMPORTED)
             {
                 bytes += apertures.map(&entry);
-                let key = self.exported_apertures.get_mut(&entry.key);
-                if let Some(key) = key.filter(|one| one.owner == entry.other_session) {
-                    key.imported = Some((session, number));
-                }
+                let owner = entry.other_session;
+                self.shared.exported.import(entry.key, owner, session, number);
                 let command = ApertureCommand::Import { key: entry.key, session, number };
-                self.parts.engines.command_each(vec![Command::Aperture(command)], Reply::Nothing);
+                self.engines.command_each(vec![Command::Aperture(command)], Reply::Nothing);
             }
             self.connections.add_bytes(token, bytes);
             for (number, entry) in tripwires {
                 if entry.kind == Entry::IMPORTED_TRIPWIRE {
-                    self.tripwire_importers.enter(session, number, &entry);
+                    self.shared.tripwires.enter(session, number, &entry);
                     self.update_imported_tripwire(session, number, Some(&entry));
                 }
             }

@@ -3,13 +3,14 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
+use towpath_engine::account::Account;
+use towpath_engine::apertures::memory::EngineMemory;
 use towpath_protocol::layout::SessionShape;
 
-use super::objects::{Entry, Objects, What};
+use super::objects::{Entry, ObjectKind, Objects};
 use super::tables::{ApertureTables, Creating, MemoryFile, Released, memory_name};
-use crate::account::Account;
+use crate::connections::Connections;
 use crate::control::Control;
-use crate::engine::apertures::memory::EngineMemory;
 use crate::prepare::{self, Prepared};
 use crate::worker::link::Packet;
 use crate::worker::wire::command;
@@ -30,67 +31,50 @@ impl Control {
         let mut objects = Objects::new(number, shape);
         if is_resumable {
             let file = objects.create_record()?;
-            let store = self.parts.store.as_mut();
+            let store = self.store.as_mut();
             prepare::store(store, number, prepare::APERTURES, file.as_fd())?;
         }
         let armed = prepared.readable_armed()?;
         Ok(Some(Box::new(ApertureTables::with(objects, armed))))
     }
 
-    /// Returns the accounts of the sessions that map a memory as importers.
-    fn importers_of(&self, id: u64) -> impl Iterator<Item = Account> {
-        let maps = move |tables: &ApertureTables| tables.mapped.contains_key(&id);
-        let importers = self
-            .connections
-            .sessions()
-            .filter(move |one| one.apertures.as_deref().is_some_and(maps));
-        importers.map(|one| one.account)
-    }
-
     /// Returns the account of a session that maps a memory as its importer.
     pub(super) fn importer_of(&self, id: u64) -> Option<Account> {
-        self.importers_of(id).next()
+        importers_of(&self.connections, id).next()
     }
 
     /// Locks a memory if there is a swap device, so that the engine need not wait for it.
     pub(super) fn lock_memory(&mut self, memory: &EngineMemory) {
-        let EngineMemory::Mapped(memory) = memory else { return };
-        if !self.slow.populates_all {
-            return;
-        }
-        if let Err(error) = memory.mapping().lock() {
-            self.cannot_lock(&error);
+        if let EngineMemory::Mapped(memory) = memory {
+            self.mapping_jobs.lock([memory.mapping()].into_iter());
         }
     }
 
-    /// Disposes of the memories of a session that has ended, and forgets its apertures.
-    pub(crate) fn dispose_of_memories(&mut self, token: u64) {
-        let Some(connection) = self.connections.get_mut(token) else { return };
-        let (worker, account) = (connection.worker, connection.account);
-        let Some(mut apertures) = connection.apertures.take() else { return };
+    /// Disposes of the memories of a session that has ended, and forgets its apertures. The session's
+    /// connection does not have them any more.
+    pub(crate) fn dispose_of_memories(
+        &mut self,
+        mut apertures: ApertureTables,
+        worker: u64,
+        account: Account,
+    ) {
         let number = apertures.objects.session;
-        self.tripwire_importers.remove_all(&apertures.objects);
+        self.shared.tripwires.remove_all(&apertures.objects);
         if let Some(creating) = apertures.creating.take() {
-            self.dispose_of_unfinished(number, creating, (worker, account));
+            self.dispose_of_unfinished(number, creating, worker, account);
         }
         let memories: Vec<_> = apertures.files.keys().copied().collect();
         for memory in memories {
-            let entry = apertures.objects.get(What::Memory, memory);
+            let entry = apertures.objects.get(ObjectKind::Memory, memory);
             if let (Some(entry), Some(file)) = (entry, apertures.files.remove(&memory)) {
-                self.dispose_of_memory(number, &entry, file, (worker, account));
+                self.dispose_of_memory(number, &entry, file, worker, account);
             }
         }
         // Importers have duplicates of this descriptor, by which they can prolong its close.
         let armed: Vec<_> = apertures.armed.take().into_iter().collect();
         let dispose = Packet::new(command::DISPOSE, 0, 0).with(armed);
         self.workers.tell(worker, Owner::of(account), dispose);
-        for (_, entry) in apertures.objects.all(What::Aperture) {
-            if entry.kind == Entry::EXPORTED {
-                self.exported_apertures.remove(&entry.key);
-            } else if let Some(key) = self.exported_apertures.get_mut(&entry.key) {
-                key.imported = key.imported.filter(|(session, _)| *session != number);
-            }
-        }
+        self.shared.exported.forget_session(&apertures.objects);
         for id in apertures.mapped.keys() {
             self.free_if_unmapped(*id);
         }
@@ -101,15 +85,17 @@ impl Control {
         &mut self,
         session: u32,
         Creating { entry, file, memory, .. }: Creating,
-        owner: (u64, Account),
+        worker: u64,
+        account: Account,
     ) {
         if memory.is_some() {
-            return self.dispose_of_memory(session, &entry, MemoryFile { file, memory }, owner);
+            let file = MemoryFile { file, memory };
+            return self.dispose_of_memory(session, &entry, file, worker, account);
         }
         // It is not in the store before it is mapped.
-        self.memories.give_back(owner.1);
+        self.shared.counted.give_back(account);
         let dispose = Packet::new(command::DISPOSE, 0, command::WIPE).with(vec![file.into()]);
-        self.workers.tell(owner.0, Owner::of(owner.1), dispose);
+        self.workers.tell(worker, Owner::of(account), dispose);
     }
 
     /// Closes the memories of a session at the server's end. Returns the descriptors, some of which
@@ -119,10 +105,10 @@ impl Control {
         // A successor finds no entry of a memory that was being created, and drops it.
         files.extend(apertures.creating.map(|one| OwnedFd::from(one.file)));
         for (number, MemoryFile { file, .. }) in apertures.files {
-            let entry = apertures.objects.get(What::Memory, number);
-            if let Some(entry) = entry.filter(|_| !self.leaves) {
+            let entry = apertures.objects.get(ObjectKind::Memory, number);
+            if let Some(entry) = entry.filter(|_| !self.server_run.leaves()) {
                 let name = memory_name(apertures.objects.session, entry.offset);
-                files.append(&mut self.parts.store.remove(&name));
+                files.append(&mut self.store.remove(&name));
             }
             files.push(file.into());
         }
@@ -139,53 +125,44 @@ impl Control {
         session: u32,
         entry: &Entry,
         MemoryFile { file, memory: reached }: MemoryFile,
-        (worker, account): (u64, Account),
+        worker: u64,
+        account: Account,
     ) {
         if let Some(reached) = reached {
             self.unmap(reached);
         }
-        self.memories.give_back(account);
+        self.shared.counted.give_back(account);
         let writer = entry.writer().map(|uid| self.account_of(uid));
         let (id, bytes) = (entry.offset, entry.len as usize);
         let memory = Released { id, file: file.into(), bytes, owner: account, writer };
         let importer = self.importer_of(id);
         let is_kept = importer.is_some() || writer.is_some();
         // The next server finds the memory under one of the names.
-        let is_stored =
-            is_kept && self.parts.store.put(&memory.name(), memory.file.as_fd()).is_ok();
-        let stored = self.parts.store.remove(&memory_name(session, id));
+        let is_stored = is_kept && self.store.put(&memory.name(), memory.file.as_fd()).is_ok();
+        let stored = self.store.remove(&memory_name(session, id));
         if !stored.is_empty() {
             let close = Packet::new(command::DISPOSE, 0, 0).with(stored);
             self.workers.tell(worker, Owner::of(account), close);
         }
         match importer.filter(|_| is_stored) {
-            Some(importer) => {
-                self.memories.add(importer);
-                self.released_memories.insert(id, (memory, importer));
-            }
+            Some(importer) => self.shared.counted.keep(memory, importer),
             None => self.wipe_released(memory),
         }
     }
 
-    /// Frees a memory whose owner has released it, once no importer maps it any more, by what the
+    /// Frees a memory whose owner has released it, once no importer maps it any more, as far as the
     /// server knows. Until then, the memory counts as that of an importer who maps it.
     pub(super) fn free_if_unmapped(&mut self, id: u64) {
-        let Some((_, counted)) = self.released_memories.get(&id) else { return };
-        let (counted, mut importers) = (*counted, self.importers_of(id));
-        let Some(importer) = importers.next() else {
-            drop(importers);
-            self.memories.give_back(counted);
-            let memory = self.released_memories.remove(&id);
-            return memory.into_iter().for_each(|(memory, _)| self.wipe_released(memory));
-        };
-        if importer == counted || importers.any(|one| one == counted) {
-            return;
-        }
-        drop(importers);
-        self.memories.give_back(counted);
-        self.memories.add(importer);
-        if let Some((_, counted)) = self.released_memories.get_mut(&id) {
-            *counted = importer;
+        let importers = importers_of(&self.connections, id);
+        if let Some(memory) = self.shared.counted.recount(id, importers) {
+            self.wipe_released(memory);
         }
     }
+}
+
+/// Returns the accounts of the sessions that map a memory as importers.
+fn importers_of(connections: &Connections, id: u64) -> impl Iterator<Item = Account> {
+    let maps = move |tables: &ApertureTables| tables.mapped.contains_key(&id);
+    let importers = connections.sessions().filter(move |one| one.apertures().is_some_and(maps));
+    importers.map(|one| one.application.account)
 }

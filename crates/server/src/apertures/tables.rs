@@ -3,27 +3,17 @@
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 
+use towpath_engine::account::Account;
+use towpath_engine::apertures::memory::EngineMemory;
+use towpath_engine::shares::ShareLimits;
 use towpath_memory::SharedFile;
 use towpath_protocol::apertures::Sharing;
 
-use super::objects::{Entry, Objects, What};
-use crate::account::Account;
-use crate::engine::apertures::memory::EngineMemory;
+use super::objects::{Entry, ObjectKind, Objects};
 use crate::prepare::{self, stored_name};
-use crate::shares::ShareLimits;
 
 /// The memories of all sessions. Each takes a few descriptors of the server and of its keeper.
 pub(crate) const MEMORIES: ShareLimits = ShareLimits::of(4096, 256);
-
-/// An aperture that a session exports, found by its key.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ExportedAperture {
-    /// The session that exports it, and the aperture's number there.
-    pub(crate) owner: u32,
-    pub(crate) number: u32,
-    /// The session that imported it, and the aperture's number there.
-    pub(crate) imported: Option<(u32, u32)>,
-}
 
 /// The file of a memory.
 #[derive(Debug)]
@@ -152,7 +142,7 @@ impl ApertureTables {
 
     /// Returns how the importers of a memory's apertures reach it.
     pub(super) fn sharing(&self, memory: u32) -> Sharing {
-        let entry = self.objects.get(What::Memory, memory);
+        let entry = self.objects.get(ObjectKind::Memory, memory);
         entry.and_then(|one| Sharing::from_number(one.access)).unwrap_or(Sharing::Requests)
     }
 }
@@ -161,6 +151,11 @@ impl ApertureTables {
     /// Returns the number of the session's memories.
     pub(crate) fn memories(&self) -> usize {
         self.files.len() + usize::from(self.creating.is_some())
+    }
+
+    /// Returns an aperture for changes.
+    pub(crate) fn aperture_mut(&mut self, number: u32) -> Option<&mut Entry> {
+        self.objects.get_mut(ObjectKind::Aperture, number)
     }
 
     pub(super) fn with(objects: Objects, armed: Option<OwnedFd>) -> ApertureTables {

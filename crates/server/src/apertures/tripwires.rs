@@ -2,26 +2,27 @@
 
 use std::os::fd::OwnedFd;
 
+use towpath_engine::apertures::commands::{ApertureCommand, ImportedTripwire};
 use towpath_protocol::apertures::{Access, MAX_OVERLAPPING, is_inside};
 use towpath_protocol::message::{Created, ImportTripwire, Message, Refusal, SetTripwire};
 
-use super::lookup::{outside, refused};
-use super::objects::{Entry, EntryWord, What};
-use crate::connection::Refused;
+use super::lookup::{NewObject, outside, refused};
+use super::objects::{Entry, EntryWord, ObjectKind};
 use crate::control::Control;
-use crate::engine::apertures::commands::{ApertureCommand, ImportedTripwire};
 use crate::engines::Reply;
+use crate::refusal::Refused;
 
 impl Control {
     /// Sets a tripwire in a memory of the session.
     pub(crate) fn set_tripwire(&mut self, token: u64, set: &SetTripwire) -> Result<(), Refused> {
         let what = "set tripwire";
-        let objects = &self.apertures(token, what)?.objects;
+        let objects = &self.connections.apertures(token, what)?.objects;
         if let Some(number) = objects.repeated(set.sequence, Entry::TRIPWIRE) {
             self.answer(token, &Message::Created(Created { number, key: 0 }));
             return Ok(());
         }
-        let (number, apertures) = self.number_for(token, What::Tripwire, what)?;
+        let NewObject { number, apertures, .. } =
+            self.connections.new_object(token, ObjectKind::Tripwire, what)?;
         let memory = apertures.memory(set.memory, what)?;
         if Access::from_number(set.access).is_none() || set.reserved != 0 {
             return Err(refused(
@@ -41,7 +42,7 @@ impl Control {
             len: set.len,
             ..Entry::default()
         };
-        let others = apertures.objects.all(What::Tripwire);
+        let others = apertures.objects.all(ObjectKind::Tripwire);
         let others = others.filter(|(_, one)| {
             one.kind == Entry::TRIPWIRE && one.memory == set.memory && one.overlaps(&entry)
         });
@@ -51,8 +52,8 @@ impl Control {
             );
             return Err((Refusal::Limit, text));
         }
-        apertures.objects.put(What::Tripwire, number, entry);
-        apertures.objects.record(What::Tripwire, number);
+        apertures.objects.put(ObjectKind::Tripwire, number, entry);
+        apertures.objects.record(ObjectKind::Tripwire, number);
         let command = set_tripwire_command(apertures.objects.session, number, &entry, true);
         self.command_first_lane(command, Reply::TripwireSet(token, number));
         Ok(())
@@ -65,11 +66,11 @@ impl Control {
         import: &ImportTripwire,
     ) -> Result<(), Refused> {
         let what = "import tripwire";
-        let objects = &self.apertures(token, what)?.objects;
+        let objects = &self.connections.apertures(token, what)?.objects;
         let repeated = objects.repeated(import.sequence, Entry::IMPORTED_TRIPWIRE);
-        let (number, apertures) = match repeated {
-            Some(number) => (number, self.apertures(token, what)?),
-            None => self.number_for(token, What::Tripwire, what)?,
+        let number = match repeated {
+            Some(number) => number,
+            None => self.connections.new_object(token, ObjectKind::Tripwire, what)?.number,
         };
         if import.reserved != 0 {
             return Err(refused(
@@ -77,20 +78,21 @@ impl Control {
                 "import tripwire: the reserved field must be 0",
             ));
         }
-        let aperture = apertures.objects.get(What::Aperture, import.aperture);
+        let apertures = self.connections.apertures(token, what)?;
+        let aperture = apertures.objects.get(ObjectKind::Aperture, import.aperture);
         let (entry, armed) = self.find_tripwire(import, aperture)?;
-        let apertures = self.apertures(token, what)?;
+        let apertures = self.connections.apertures(token, what)?;
         if repeated.is_none() {
-            apertures.objects.put(What::Tripwire, number, entry);
-            apertures.objects.record(What::Tripwire, number);
-        } else if apertures.objects.get(What::Tripwire, number) != Some(entry) {
+            apertures.objects.put(ObjectKind::Tripwire, number, entry);
+            apertures.objects.record(ObjectKind::Tripwire, number);
+        } else if apertures.objects.get(ObjectKind::Tripwire, number) != Some(entry) {
             return Err(refused(
                 Refusal::Malformed,
                 "import tripwire: an earlier request with this number imported another tripwire",
             ));
         }
         let session = apertures.objects.session;
-        self.tripwire_importers.enter(session, number, &entry);
+        self.shared.tripwires.enter(session, number, &entry);
         let command = import_tripwire_command(session, number, Some(&entry));
         let created = Created { number, key: entry.other_session };
         // From the answer on, the application counts on the engine.
@@ -119,10 +121,10 @@ impl Control {
             );
             (Refusal::NotFound, text)
         };
-        let key = self.exported_apertures.get(&aperture.key).copied().ok_or_else(unknown)?;
+        let key = self.shared.exported.get(aperture.key).ok_or_else(unknown)?;
         let (exported, _) = self.exported(&key).ok_or_else(unknown)?;
-        let theirs = self.tables_of(key.owner).ok_or_else(unknown)?;
-        let tripwire = theirs.objects.get(What::Tripwire, import.tripwire);
+        let theirs = self.connections.apertures_of(key.owner).ok_or_else(unknown)?;
+        let tripwire = theirs.objects.get(ObjectKind::Tripwire, import.tripwire);
         let is_there = |one: &Entry| {
             let is_in = is_inside(one.offset.wrapping_sub(exported.offset), one.len, exported.len);
             one.kind == Entry::TRIPWIRE && one.memory == exported.memory && is_in
@@ -162,17 +164,16 @@ impl Control {
     /// Removes a tripwire of a session from the sessions that imported it: its number is another
     /// one's soon.
     pub(super) fn forget_tripwire(&mut self, owner: u32, tripwire: u32) {
-        for (session, number) in self.tripwire_importers.take(owner, tripwire) {
-            let token = self.connections.token_of(session);
-            let connection = token.and_then(|token| self.connections.get_mut(token));
-            let Some(apertures) = connection.and_then(|one| one.apertures.as_mut()) else {
+        for (session, number) in self.shared.tripwires.take(owner, tripwire) {
+            let importer = self.connections.of_session_mut(session);
+            let Some(apertures) = importer.and_then(|(_, one)| one.apertures_mut()) else {
                 continue;
             };
             let objects = &mut apertures.objects;
-            if let Some(entry) = objects.get_mut(What::Tripwire, number) {
+            if let Some(entry) = objects.get_mut(ObjectKind::Tripwire, number) {
                 entry.key = 0;
             }
-            objects.record_word(What::Tripwire, number, EntryWord::Key);
+            objects.record_word(ObjectKind::Tripwire, number, EntryWord::Key);
             self.update_imported_tripwire(session, number, None);
         }
     }

@@ -3,14 +3,15 @@
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
+use towpath_engine::account::Account;
 use towpath_protocol::message::Refusal;
 use tracing::{info, warn};
 
 use super::disposals::{Disposal, MOST_HUNG};
 use super::tables::Released;
-use crate::account::{Account, Pair};
-use crate::connection::Refused;
 use crate::control::Control;
+use crate::refusal::Refused;
+use crate::worker::pair::Pair;
 use crate::worker::workers::Owner;
 
 impl Control {
@@ -21,29 +22,29 @@ impl Control {
         self.connections.granted_account_of(uid).unwrap_or(granted)
     }
 
-    /// Frees a memory that no importer maps any more, by what the server knows, and that no session has.
+    /// Frees a memory that no importer maps any more, as far as the server knows, and that no session has.
     ///
     /// If a second user could write to the file, no worker of a user frees the memory, because each of the two users
     /// could make the worker hang.
     pub(super) fn wipe_released(&mut self, memory: Released) {
         if let Some(writer) = memory.writer {
-            self.memories.add(memory.owner);
+            self.shared.counted.add(memory.owner);
             let disposal = Disposal { memory, writer };
-            self.connections.charge_both(disposal.accounts(), disposal.memory.bytes);
-            return self.disposals.push(disposal);
+            self.connections.usage_mut().charge_both(disposal.accounts(), disposal.memory.bytes);
+            return self.shared.disposals.push(disposal);
         }
-        let mut files = self.parts.store.remove(&memory.name());
+        let mut files = self.store.remove(&memory.name());
         files.push(memory.file);
         self.workers.dispose(Owner::of(memory.owner), files);
     }
 
     /// Gives workers the memories that wait.
-    pub(crate) fn go_on_with_disposals(&mut self) {
+    pub(crate) fn start_disposals(&mut self) {
         let now = Instant::now();
-        while let Some(disposal) = self.disposals.take_next(now) {
+        while let Some(disposal) = self.shared.disposals.take_next(now) {
             match self.start_disposal(&disposal) {
-                Some(worker) => self.disposals.start(worker, disposal),
-                None => self.disposals.put_back(disposal, now),
+                Some(worker) => self.shared.disposals.start(worker, disposal),
+                None => self.shared.disposals.put_back(disposal, now),
             }
         }
     }
@@ -61,15 +62,15 @@ impl Control {
     pub(crate) fn disposal_reported(&mut self, worker: u64, has_ended: bool) {
         if !self.workers.is_idle(worker) {
             if has_ended {
-                self.disposals.retry(worker, Instant::now());
+                self.shared.disposals.retry(worker, Instant::now());
             }
             return;
         }
         let had_hung = self.workers.is_hung(worker);
-        let Some(disposal) = self.disposals.finish(worker) else { return };
+        let Some(disposal) = self.shared.disposals.finish(worker) else { return };
         let [owner, writer] = disposal.accounts();
-        self.memories.give_back(owner);
-        self.connections.discharge_both([owner, writer], disposal.memory.bytes);
+        self.shared.counted.give_back(owner);
+        self.connections.usage_mut().discharge_both([owner, writer], disposal.memory.bytes);
         if had_hung && self.allows_for(owner, writer) {
             info!(
                 owner = owner.uid,
@@ -77,17 +78,17 @@ impl Control {
                 "a memory that these two users shared is freed: nothing holds its file any more"
             );
         }
-        let mut files = self.parts.store.remove(&disposal.memory.name());
+        let mut files = self.store.remove(&disposal.memory.name());
         files.push(disposal.memory.file);
         self.workers.close(files);
     }
 
     /// Logs that a worker of two users hangs. It ends no session.
     pub(crate) fn disposal_hangs(&mut self, worker: u64) {
-        let Some(disposal) = self.disposals.hang(worker) else { return };
+        let Some(disposal) = self.shared.disposals.hang(worker) else { return };
         let ([owner, writer], pair) = (disposal.accounts(), disposal.pair());
         let bytes = disposal.memory.bytes;
-        let hung = self.disposals.hung(pair);
+        let hung = self.shared.disposals.hung(pair);
         if self.allows_for(owner, writer) {
             warn!(
                 owner = owner.uid,
@@ -101,13 +102,13 @@ impl Control {
 
     /// Returns `true` if the log has room for a line about two users.
     fn allows_for(&mut self, owner: Account, writer: Account) -> bool {
-        self.log.allows(owner.user()) || self.log.allows(writer.user())
+        self.access.allows_line(owner.user()) || self.access.allows_line(writer.user())
     }
 
     /// Checks that a user may import memory of another user to write there.
     pub(super) fn check_shared(&self, importer: Account, owner: Account) -> Result<(), Refused> {
         if importer.user() == owner.user()
-            || self.disposals.hung(Pair::of(importer, owner)) < MOST_HUNG
+            || self.shared.disposals.hung(Pair::of(importer, owner)) < MOST_HUNG
         {
             return Ok(());
         }
@@ -122,7 +123,7 @@ impl Control {
 
     /// Removes a memory from the store that needs no wipe. Returns its descriptors.
     pub(super) fn forget_released(&mut self, memory: Released) -> Vec<OwnedFd> {
-        let mut files = self.parts.store.remove(&memory.name());
+        let mut files = self.store.remove(&memory.name());
         files.push(memory.file);
         files
     }

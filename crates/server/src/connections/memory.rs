@@ -1,117 +1,9 @@
-//! The memory of each user, of each group, and of all sessions: its limits, and the part that is freed.
+//! The charge for the memory of sessions, and the part that is freed.
 
-use towpath_protocol::layout::ALLOCATES_SINCE;
-
-use crate::account::{Account, Party};
-use crate::connection::Connection;
 use crate::connections::{Connections, Preparation};
-use crate::policy::Limits;
-
-/// The share of all sessions' memory that is left to administrators: an eighth.
-const RESERVED_SHARE: usize = 8;
-/// The share of a group's and of granted users' memory that older applications may take for good: an
-/// eighth.
-const OLDER_SHARE: usize = 8;
-
-/// Returns what one user, or the users of one group, may have of all sessions' memory, and what all granted users
-/// together may have.
-fn shares(total: usize) -> (usize, usize) {
-    (total / 2, total - total / RESERVED_SHARE)
-}
+use crate::policy::Policy;
 
 impl Connections {
-    /// Returns the bytes of memory that all sessions have together.
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// Returns the limit that `bytes` more bytes of an account would exceed. The account's own limits come
-    /// first: a user can do more about these than about the limits of all users.
-    pub(super) fn exceeds(
-        &self,
-        limits: &Limits,
-        account: Account,
-        bytes: usize,
-    ) -> Option<String> {
-        let most = limits.total_bytes;
-        let (half, granted) = shares(most);
-        let held = self.users.get(&account.user()).copied().unwrap_or_default();
-        let wanted = held.bytes.saturating_add(bytes);
-        let uid = account.uid;
-        let kept = held.unfreeable();
-        if account.is_limited && wanted > limits.bytes_per_user {
-            let most = limits.bytes_per_user;
-            return Some(format!(
-                "the sessions of user {uid} would have {wanted} bytes; at most {most} are allowed \
-                 (bytes-per-user of the server or the policy){kept}"
-            ));
-        }
-        if account.is_limited && wanted > half {
-            return Some(format!(
-                "the sessions of user {uid} would have {wanted} bytes; at most {half} are allowed (half of \
-                 total-bytes of the server; towpath serve --total-bytes raises it){kept}"
-            ));
-        }
-        let held = account.group.and_then(|group| self.groups.get(&Party::Group(group))).copied();
-        let held = held.unwrap_or_default();
-        let wanted = held.bytes.saturating_add(bytes);
-        if let Some(group) = account.group
-            && wanted > half
-        {
-            let kept = held.unfreeable();
-            return Some(format!(
-                "the sessions of the users let in by group {group} would have {wanted} bytes; at most \
-                 {half} are allowed (half of total-bytes of the server; towpath serve --total-bytes raises it){kept}"
-            ));
-        }
-        let wanted = self.granted_bytes.saturating_add(bytes);
-        if account.is_limited && wanted > granted {
-            return Some(format!(
-                "all sessions of granted users would have {wanted} bytes together; at most {granted} are \
-                 allowed (seven eighths of total-bytes of the server; towpath serve --total-bytes raises it)"
-            ));
-        }
-        let wanted = self.bytes.saturating_add(bytes);
-        (wanted > most).then(|| {
-            format!(
-                "all sessions would have {wanted} bytes together; at most {most} are allowed (total-bytes \
-                 of the server, by default half of the memory of the machine or of its control group; towpath serve \
-                 --total-bytes raises it)"
-            )
-        })
-    }
-
-    /// Returns the limit that `bytes` more bytes of an older application would exceed. Their charge
-    /// may never end, so they leave most of the memory to other users.
-    pub(super) fn exceeds_unfreeable(
-        &self,
-        limits: &Limits,
-        account: Account,
-        bytes: usize,
-    ) -> Option<String> {
-        if bytes == 0 {
-            return None;
-        }
-        let refuse = |of: String, wanted: usize, most: usize| {
-            format!(
-                "applications of protocol versions before {ALLOCATES_SINCE} have the server allocate their \
-                 memory, which then stays counted after their sessions; that of {of} would be {wanted} \
-                 bytes; at most {most} are allowed (an eighth of their part of total-bytes of the server); \
-                 rebuild the application with this version of Towpath, or restart the server"
-            )
-        };
-        let (half, granted) = shares(limits.total_bytes);
-        if let Some(group) = account.group {
-            let held = self.groups.get(&Party::Group(group)).copied().unwrap_or_default();
-            let (wanted, most) = (held.older_bytes.saturating_add(bytes), half / OLDER_SHARE);
-            if wanted > most {
-                return Some(refuse(format!("the users let in by group {group}"), wanted, most));
-            }
-        }
-        let (wanted, most) = (self.older_bytes.saturating_add(bytes), granted / OLDER_SHARE);
-        (wanted > most).then(|| refuse("all granted users".to_owned(), wanted, most))
-    }
-
     /// Records that a worker begins to seal the memory of a session's application. If the application
     /// is an older one, the worker allocates what the application left unallocated. Until
     /// [`Connections::prepared`], the server counts the memory as allocated, because the session may
@@ -120,7 +12,8 @@ impl Connections {
         let connection = self.all.get_mut(&token).filter(|one| one.unfreeable_bytes > 0);
         let Some(connection) = connection else { return };
         connection.is_unfreeable = true;
-        let Connection { worker, account, unfreeable_bytes: bytes, .. } = *connection;
+        let bytes = connection.unfreeable_bytes;
+        let (worker, account) = (connection.application.worker, connection.application.account);
         self.preparing.insert(token, Preparation { worker, account, bytes });
     }
 
@@ -130,16 +23,15 @@ impl Connections {
     pub(crate) fn prepared(&mut self, token: u64, is_unfreeable: bool) {
         let preparation = self.preparing.remove(&token).filter(|_| !is_unfreeable);
         let Some(Preparation { account, bytes, .. }) = preparation else { return };
-        self.older_bytes -= bytes;
-        self.charge(account, |held| held.older_bytes -= bytes);
+        self.usage.older.give_back_amount(account, bytes);
         match self.all.get_mut(&token).filter(|one| one.number != 0) {
             Some(connection) => {
                 connection.unfreeable_bytes = 0;
                 connection.is_unfreeable = false;
             }
             None => {
-                self.charge(account, |held| held.unfreeable_bytes -= bytes);
-                self.discharge_memory(account, bytes);
+                self.usage.unfreeable.give_back_amount(account, bytes);
+                self.usage.bytes.give_back_amount(account, bytes);
             }
         }
     }
@@ -150,15 +42,16 @@ impl Connections {
         self.preparing.retain(|_, one| exists(one.worker));
     }
 
-    /// Adds bytes to those of a session, if its limits allow. Returns the reason otherwise.
+    /// Adds bytes to the size of a session, if its limits allow. Returns the reason otherwise.
     pub(crate) fn charge_bytes(
         &mut self,
         token: u64,
-        limits: &Limits,
+        policy: &Policy,
         bytes: usize,
     ) -> Result<(), String> {
         let Some(connection) = self.all.get(&token) else { return Ok(()) };
-        let (account, most) = (connection.account, limits.session_bytes);
+        let limits = &policy.limits(&connection.application.terms);
+        let (account, most) = (connection.application.account, limits.session_bytes);
         let wanted = connection.bytes + bytes;
         if wanted > most {
             return Err(format!(
@@ -166,7 +59,7 @@ impl Connections {
                  (session-bytes of the server or the policy); release another memory, or ask for less"
             ));
         }
-        if let Some(text) = self.exceeds(limits, account, bytes) {
+        if let Some(text) = self.usage.exceeds(limits, account, bytes) {
             return Err(format!(
                 "with this memory, {text}; release another memory, or ask for less"
             ));
@@ -175,60 +68,40 @@ impl Connections {
         Ok(())
     }
 
-    /// Adds bytes to those of a session, whatever its limits are.
+    /// Adds bytes to the size of a session, whatever its limits are.
     pub(crate) fn add_bytes(&mut self, token: u64, bytes: usize) {
         let Some(connection) = self.all.get_mut(&token).filter(|one| one.number != 0) else {
             return;
         };
         connection.bytes += bytes;
-        let account = connection.account;
-        self.charge_memory(account, bytes);
+        let account = connection.application.account;
+        self.usage.bytes.add_amount(account, bytes);
     }
 
-    /// Takes bytes off those of a session.
+    /// Subtracts bytes from the size of a session.
     pub(crate) fn take_bytes(&mut self, token: u64, bytes: usize) {
         let Some(connection) = self.all.get_mut(&token).filter(|one| one.number != 0) else {
             return;
         };
         connection.bytes -= bytes;
-        let account = connection.account;
-        self.discharge_memory(account, bytes);
-    }
-
-    /// Adds memory that two users shared to that of both, half to each.
-    pub(crate) fn charge_both(&mut self, accounts: [Account; 2], bytes: usize) {
-        accounts.into_iter().for_each(|one| self.charge_memory(one, bytes / 2));
-    }
-
-    /// Takes memory that two users shared off that of both.
-    pub(crate) fn discharge_both(&mut self, accounts: [Account; 2], bytes: usize) {
-        accounts.into_iter().for_each(|one| self.discharge_memory(one, bytes / 2));
-    }
-
-    /// Adds memory to that of a user, its group, and all sessions.
-    pub(super) fn charge_memory(&mut self, account: Account, bytes: usize) {
-        self.bytes += bytes;
-        self.granted_bytes += if account.is_limited { bytes } else { 0 };
-        self.charge(account, |held| held.bytes += bytes);
-    }
-
-    /// Takes memory off that of a user, its group, and all sessions.
-    pub(super) fn discharge_memory(&mut self, account: Account, bytes: usize) {
-        self.bytes -= bytes;
-        self.granted_bytes -= if account.is_limited { bytes } else { 0 };
-        self.charge(account, |held| held.bytes -= bytes);
+        let account = connection.application.account;
+        self.usage.bytes.give_back_amount(account, bytes);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::time::Duration;
 
     use towpath_protocol::peer::Peer;
 
     use super::*;
+    use crate::application::Application;
     use crate::connection::Connection;
-    use crate::policy::{Admission, Entrance, Policy, Standing, Terms};
+    use crate::connections::SessionMemory;
+    use crate::policy::{Admission, Entrance, Limits, Standing, Terms};
+    use towpath_engine::account::{Account, Party};
 
     const LIMITED: Account = Account { uid: 7, group: Some(70), is_limited: true };
     const ADMINISTRATOR: Account = Account { uid: 0, group: None, is_limited: false };
@@ -246,67 +119,70 @@ mod tests {
             let peer = Peer { uid: account.uid, gid: 1, groups: Vec::new(), pid: 1, process: None };
             let admission =
                 Admission { standing, group: account.group, terms: Terms::default().into() };
-            let peer = (peer, Entrance::Administrators);
-            let mut connection = Connection::new(token, peer, admission, false);
-            connection.unfreeable_bytes = unfreeable;
-            self.insert(token, connection);
-            self.give_number(token, token as u32, bytes);
+            let entrance = Entrance::Administrators;
+            let application = Application::new(token, peer, entrance, admission, false);
+            self.insert(token, Connection::new(application));
+            self.give_number(token, token as u32, SessionMemory { bytes, unfreeable });
         }
 
         /// Ends a session and its connection. Returns the user's bytes.
         fn end(&mut self, token: u64) -> usize {
-            let user = self.get(token).unwrap().account.user();
+            let user = self.get(token).unwrap().application.account.user();
             self.remove(token);
-            self.users.get(&user).map_or(0, |held| held.bytes)
+            self.usage.bytes.of(user)
         }
     }
 
     #[test]
     fn memory_that_cannot_be_freed_stays_charged() {
-        let mut all = Connections::default();
+        let mut all = Connections::new(0, Duration::ZERO);
         // The worker has allocated the application's memory.
         all.attach_older(1, LIMITED, 100, 40);
         all.begin_preparing(1);
         all.prepared(1, true);
-        assert_eq!((all.end(1), all.older_bytes), (40, 40));
+        assert_eq!((all.end(1), all.usage.older.all()), (40, 40));
         // The application has allocated its memory, and ends before or after the worker's report.
         all.attach_older(2, LIMITED, 100, 40);
         all.begin_preparing(2);
         all.prepared(2, false);
-        assert_eq!((all.end(2), all.older_bytes), (40, 40));
+        assert_eq!((all.end(2), all.usage.older.all()), (40, 40));
         all.attach_older(3, LIMITED, 100, 40);
         all.begin_preparing(3);
-        assert_eq!((all.end(3), all.older_bytes), (80, 80), "not known yet");
+        assert_eq!((all.end(3), all.usage.older.all()), (80, 80), "not known yet");
         all.prepared(3, false);
         assert_eq!(
-            (all.users[&Party::User(7)].bytes, all.users[&Party::User(7)].unfreeable_bytes),
+            (all.usage.bytes.of(Party::User(7)), all.usage.unfreeable.of(Party::User(7))),
             (40, 40)
         );
-        assert_eq!((all.users[&Party::User(7)].older_bytes, all.older_bytes), (40, 40));
+        assert_eq!((all.usage.older.of(Party::User(7)), all.usage.older.all()), (40, 40));
         // The worker reports the allocation after the end.
         all.attach_older(4, LIMITED, 100, 40);
         all.begin_preparing(4);
         all.end(4);
         all.prepared(4, true);
         assert_eq!(
-            (all.users[&Party::User(7)].bytes, all.groups[&Party::Group(70)].bytes, all.bytes),
+            (
+                all.usage.bytes.of(Party::User(7)),
+                all.usage.bytes.of(Party::Group(70)),
+                all.usage.bytes()
+            ),
             (80, 80, 80)
         );
         assert!(all.preparing.is_empty());
         // The application ends before its worker begins.
         all.attach_older(5, LIMITED, 100, 40);
-        assert_eq!((all.end(5), all.older_bytes), (80, 80));
+        assert_eq!((all.end(5), all.usage.older.all()), (80, 80));
         // The worker allocates no memory of other applications.
         all.attach(6, LIMITED, 100);
         all.begin_preparing(6);
         all.prepared(6, true);
-        assert_eq!((all.end(6), all.older_bytes), (80, 80));
+        assert_eq!((all.end(6), all.usage.older.all()), (80, 80));
     }
 
     /// A worker that has ended reports nothing. The server keeps no entry that waits for its report.
     #[test]
     fn preparations_of_an_ended_worker_are_forgotten() {
-        let mut all = Connections::default();
+        let mut all = Connections::new(0, Duration::ZERO);
         for token in 1..4 {
             all.attach_older(token, LIMITED, 100, 40);
             all.begin_preparing(token);
@@ -317,12 +193,12 @@ mod tests {
         assert_eq!(all.preparing.keys().copied().collect::<BTreeSet<_>>(), BTreeSet::from([1, 3]));
         // The worker may have allocated the memory.
         assert_eq!(
-            (all.users[&Party::User(7)].bytes, all.users[&Party::User(7)].unfreeable_bytes),
+            (all.usage.bytes.of(Party::User(7)), all.usage.unfreeable.of(Party::User(7))),
             (120, 120)
         );
         all.prepared(1, false);
         assert_eq!(
-            (all.users[&Party::User(7)].bytes, all.users[&Party::User(7)].unfreeable_bytes),
+            (all.usage.bytes.of(Party::User(7)), all.usage.unfreeable.of(Party::User(7))),
             (80, 80)
         );
     }
@@ -330,7 +206,7 @@ mod tests {
     /// Older applications, live or ended, take an eighth of the part of a group and of granted users.
     #[test]
     fn memory_that_may_never_be_freed_excludes_no_other_user() {
-        let mut all = Connections::default();
+        let mut all = Connections::new(0, Duration::ZERO);
         let limits = limits(12_800, 12_800);
         let group = |uid| account(uid, Some(70));
         all.attach_older(1, group(7), 500, 400);
@@ -338,27 +214,30 @@ mod tests {
         all.prepared(1, true);
         all.end(1);
         all.attach_older(2, group(8), 500, 300);
-        assert_eq!(all.exceeds_unfreeable(&limits, group(9), 100), None);
-        let text = all.exceeds_unfreeable(&limits, group(9), 101).unwrap();
+        assert_eq!(all.usage.exceeds_unfreeable(&limits, group(9), 100), None);
+        let text = all.usage.exceeds_unfreeable(&limits, group(9), 101).unwrap();
         assert!(text.contains("group 70 would be 801 bytes; at most 800 are allowed"), "{text}");
         assert!(text.contains("rebuild the application"), "{text}");
         // Other applications of the group are not refused.
-        assert_eq!(all.exceeds_unfreeable(&limits, group(9), 0), None);
-        assert_eq!(all.exceeds(&limits, group(9), 5000), None);
+        assert_eq!(all.usage.exceeds_unfreeable(&limits, group(9), 0), None);
+        assert_eq!(all.usage.exceeds(&limits, group(9), 5000), None);
         // All granted users have seven eighths.
-        assert_eq!(all.exceeds_unfreeable(&limits, account(9, None), 700), None);
-        let text = all.exceeds_unfreeable(&limits, account(9, None), 701).unwrap();
+        assert_eq!(all.usage.exceeds_unfreeable(&limits, account(9, None), 700), None);
+        let text = all.usage.exceeds_unfreeable(&limits, account(9, None), 701).unwrap();
         assert!(text.contains("all granted users would be 1401 bytes; at most 1400"), "{text}");
         // A session that ends before its worker begins gives its part back.
         all.end(2);
-        assert_eq!(all.exceeds_unfreeable(&limits, group(9), 400), None);
-        assert_eq!(all.exceeds_unfreeable(&limits, account(9, None), 1000), None);
+        assert_eq!(all.usage.exceeds_unfreeable(&limits, group(9), 400), None);
+        assert_eq!(all.usage.exceeds_unfreeable(&limits, account(9, None), 1000), None);
+    }
+
+    fn policy(total_bytes: usize, bytes_per_user: usize) -> Policy {
+        let session_bytes = total_bytes;
+        Policy { total_bytes, bytes_per_user, session_bytes, ..Policy::default() }
     }
 
     fn limits(total_bytes: usize, bytes_per_user: usize) -> Limits {
-        let session_bytes = total_bytes;
-        let policy = Policy { total_bytes, bytes_per_user, session_bytes, ..Policy::default() };
-        policy.limits(&Terms::default())
+        policy(total_bytes, bytes_per_user).limits(&Terms::default())
     }
 
     fn account(uid: u32, group: Option<u32>) -> Account {
@@ -369,83 +248,82 @@ mod tests {
     /// session.
     #[test]
     fn memory_of_two_users_counts_half_for_each() {
-        let mut all = Connections::default();
+        let mut all = Connections::new(0, Duration::ZERO);
         let (one, other) = (account(7, Some(70)), account(8, None));
         all.attach(1, one, 100);
-        all.charge_both([one, other], 400);
+        all.usage.charge_both([one, other], 400);
         assert_eq!(
-            (all.users[&Party::User(7)].bytes, all.users[&Party::User(8)].bytes),
+            (all.usage.bytes.of(Party::User(7)), all.usage.bytes.of(Party::User(8))),
             (300, 200)
         );
-        assert_eq!(
-            (all.groups[&Party::Group(70)].bytes, all.bytes, all.granted_bytes),
-            (300, 500, 500)
-        );
-        let text = all.exceeds(&limits(10_000, 600), other, 401).unwrap();
+        assert_eq!((all.usage.bytes.of(Party::Group(70)), all.usage.bytes()), (300, 500));
+        let text = all.usage.exceeds(&limits(10_000, 600), other, 401).unwrap();
         assert!(text.contains("user 8 would have 601 bytes"), "{text}");
         assert_eq!(all.end(1), 200);
-        all.discharge_both([one, other], 400);
-        assert!(all.users.is_empty() && all.groups.is_empty());
-        assert_eq!((all.bytes, all.granted_bytes), (0, 0));
+        all.usage.discharge_both([one, other], 400);
+        assert_eq!(
+            (all.usage.bytes.users(), all.usage.bytes.of(Party::Group(70)), all.usage.bytes()),
+            (0, 0, 0)
+        );
     }
 
     #[test]
     fn a_user_has_half_of_the_memory_at_most() {
-        let mut all = Connections::default();
+        let mut all = Connections::new(0, Duration::ZERO);
         let (user, limits) = (account(7, None), limits(800, 1000));
         all.attach(1, user, 300);
-        assert_eq!(all.exceeds(&limits, user, 100), None);
-        let text = all.exceeds(&limits, user, 101).unwrap();
+        assert_eq!(all.usage.exceeds(&limits, user, 100), None);
+        let text = all.usage.exceeds(&limits, user, 101).unwrap();
         assert!(text.contains("user 7 would have 401 bytes; at most 400"), "{text}");
         assert!(text.contains("half of total-bytes"), "{text}");
         assert!(text.contains("--total-bytes raises it"), "{text}");
         // A memory of the session counts as well.
-        assert!(all.charge_bytes(1, &limits, 101).is_err());
-        assert_eq!(all.charge_bytes(1, &limits, 100), Ok(()));
+        assert!(all.charge_bytes(1, &policy(800, 1000), 101).is_err());
+        assert_eq!(all.charge_bytes(1, &policy(800, 1000), 100), Ok(()));
         // Other users have room.
-        assert_eq!(all.exceeds(&limits, account(8, None), 300), None);
-        assert_eq!(all.exceeds(&limits, ADMINISTRATOR, 400), None);
+        assert_eq!(all.usage.exceeds(&limits, account(8, None), 300), None);
+        assert_eq!(all.usage.exceeds(&limits, ADMINISTRATOR, 400), None);
     }
 
     #[test]
     fn the_users_of_a_group_have_half_of_the_memory_at_most() {
-        let mut all = Connections::default();
+        let mut all = Connections::new(0, Duration::ZERO);
         let limits = limits(800, 1000);
         all.attach(1, account(7, Some(70)), 200);
         all.attach(2, account(8, Some(70)), 150);
         let third = account(9, Some(70));
-        assert_eq!(all.exceeds(&limits, third, 50), None);
-        let text = all.exceeds(&limits, third, 51).unwrap();
+        assert_eq!(all.usage.exceeds(&limits, third, 50), None);
+        let text = all.usage.exceeds(&limits, third, 51).unwrap();
         assert!(text.contains("group 70 would have 401 bytes; at most 400"), "{text}");
-        assert_eq!(all.exceeds(&limits, account(9, Some(71)), 300), None);
+        assert_eq!(all.usage.exceeds(&limits, account(9, Some(71)), 300), None);
     }
 
     #[test]
     fn granted_users_leave_an_eighth_to_administrators() {
-        let mut all = Connections::default();
+        let mut all = Connections::new(0, Duration::ZERO);
         let limits = limits(800, 1000);
         for uid in 7..9 {
             all.attach(u64::from(uid), account(uid, None), 350);
         }
-        let text = all.exceeds(&limits, account(9, None), 1).unwrap();
+        let text = all.usage.exceeds(&limits, account(9, None), 1).unwrap();
         assert!(text.contains("701 bytes together; at most 700"), "{text}");
-        assert_eq!(all.exceeds(&limits, ADMINISTRATOR, 100), None);
-        let text = all.exceeds(&limits, ADMINISTRATOR, 101).unwrap();
+        assert_eq!(all.usage.exceeds(&limits, ADMINISTRATOR, 100), None);
+        let text = all.usage.exceeds(&limits, ADMINISTRATOR, 101).unwrap();
         assert!(text.contains("801 bytes together; at most 800"), "{text}");
         // Administrators' bytes do not count against the granted users' share, only against the total.
         all.end(7);
         all.attach(1, ADMINISTRATOR, 400);
-        assert_eq!(all.exceeds(&limits, account(9, None), 50), None);
-        assert!(all.exceeds(&limits, account(9, None), 51).unwrap().contains("801 bytes"));
+        assert_eq!(all.usage.exceeds(&limits, account(9, None), 50), None);
+        assert!(all.usage.exceeds(&limits, account(9, None), 51).unwrap().contains("801 bytes"));
     }
 
     #[test]
     fn a_refusal_names_the_users_own_limit_first() {
-        let mut all = Connections::default();
+        let mut all = Connections::new(0, Duration::ZERO);
         // These bytes exceed each limit.
         all.attach(1, account(8, None), 700);
         all.attach(2, account(7, Some(70)), 300);
-        let text = all.exceeds(&limits(800, 200), account(7, Some(70)), 200).unwrap();
+        let text = all.usage.exceeds(&limits(800, 200), account(7, Some(70)), 200).unwrap();
         assert!(text.contains("at most 200") && text.contains("(bytes-per-user"), "{text}");
     }
 }

@@ -8,9 +8,11 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use crate::account::{Account, Party};
-use crate::engine::neighbours::NeighbourRequest;
-use crate::shares::{ShareLimits, Shares};
+use towpath_engine::account::{Account, Party};
+use towpath_engine::neighbours::NeighbourRequest;
+use towpath_engine::shares::{ShareLimits, Shares};
+
+use crate::turns::Turns;
 
 /// The destinations of one endpoint that the table remembers. The session asks again for one that
 /// the table forgot, at the latest 30 s after the last answer.
@@ -73,9 +75,8 @@ pub(super) struct Neighbours {
     moved: BTreeSet<IpAddr>,
     /// `true` if all answers are to be checked once more after those.
     checks_again: bool,
-    /// Requests that the control thread has not looked up yet, in one queue per party. The control
-    /// thread serves the queues in turn.
-    queued: VecDeque<(Party, VecDeque<NeighbourRequest>)>,
+    /// Requests that the control thread has not looked up yet.
+    queued: Turns<Party, NeighbourRequest>,
 }
 
 impl Default for Neighbours {
@@ -88,7 +89,7 @@ impl Default for Neighbours {
             to_check: VecDeque::new(),
             moved: BTreeSet::new(),
             checks_again: false,
-            queued: VecDeque::new(),
+            queued: Turns::default(),
         }
     }
 }
@@ -96,33 +97,19 @@ impl Default for Neighbours {
 impl Neighbours {
     /// Adds a request of an account's session, to be looked up in the turn of the account's party.
     pub(super) fn queue(&mut self, account: Account, request: NeighbourRequest) {
-        let party = account.party();
-        match self.queued.iter_mut().find(|(other, _)| *other == party) {
-            Some((_, requests)) => requests.push_back(request),
-            None => self.queued.push_back((party, VecDeque::from([request]))),
-        }
+        self.queued.push(account.party(), request);
     }
 
     /// Returns the next request or the next answer to check, whichever is `preferred` if there are
     /// both: `true` for a request. Also returns the number of answers that the session waits for.
     pub(super) fn next_lookup(&mut self, preferred: bool) -> Option<(NeighbourRequest, u32)> {
-        if preferred && let Some(request) = self.next_queued() {
+        if preferred && let Some((_, request)) = self.queued.take_next() {
             return Some((request, 1));
         }
         if let Some(request) = self.next_to_check() {
             return Some((request, 0));
         }
-        self.next_queued().map(|request| (request, 1))
-    }
-
-    /// Returns the next request to look up, of each party in turn.
-    fn next_queued(&mut self) -> Option<NeighbourRequest> {
-        let (turn, mut requests) = self.queued.pop_front()?;
-        let next = requests.pop_front();
-        if !requests.is_empty() {
-            self.queued.push_back((turn, requests));
-        }
-        next
+        self.queued.take_next().map(|(_, request)| (request, 1))
     }
 
     /// Remembers an answer. Returns `true` if it differs from the last one about this destination.
@@ -298,10 +285,7 @@ impl Neighbours {
         self.known.remove(&asker);
         let theirs = |request: &NeighbourRequest| (request.session, request.endpoint) == asker;
         self.to_check.retain(|request| !theirs(request));
-        self.queued.retain_mut(|(_, requests)| {
-            requests.retain(|request| !theirs(request));
-            !requests.is_empty()
-        });
+        self.queued.retain(|request| !theirs(request));
         // The kernel goes on looking for the link addresses, so they count against the account's
         // limits until it ends.
         for waiting in self.waiting.values_mut() {
@@ -383,7 +367,7 @@ mod tests {
         }
         let other = request(2, "192.0.2.9");
         table.queue(user(8), other);
-        let looked: Vec<_> = std::iter::from_fn(|| table.next_queued()).collect();
+        let looked: Vec<_> = std::iter::from_fn(|| Some(table.queued.take_next()?.1)).collect();
         assert_eq!(looked, [flood[0], other, flood[1], flood[2]]);
         assert!(!table.has_work());
         table.queue(user(7), flood[0]);
@@ -493,7 +477,7 @@ mod tests {
         }
         let other = request(9, "192.0.2.9");
         table.queue(user(8), other);
-        let looked: Vec<_> = std::iter::from_fn(|| table.next_queued()).collect();
+        let looked: Vec<_> = std::iter::from_fn(|| Some(table.queued.take_next()?.1)).collect();
         assert_eq!(looked, [flood[0], other, flood[1], flood[2]]);
     }
 }

@@ -2,13 +2,12 @@
 
 use std::net::IpAddr;
 
+use towpath_engine::commands::Listening;
+use towpath_engine::reach::Reach;
+use towpath_engine::roles::Roles;
+use towpath_packet::FlowRule;
 use towpath_packet::headers::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, PROTOCOL_ICMP, PROTOCOL_ICMPV6};
 use towpath_protocol::settings::Setting;
-
-use crate::engine::commands::Listening;
-use crate::engine::demux::Rule;
-use crate::reach::Reach;
-use crate::roles::Roles;
 
 /// The first port that needs no privilege by default (ip(7), `ip_unprivileged_port_start`).
 const UNPRIVILEGED_PORT: u16 = 1024;
@@ -121,7 +120,7 @@ impl Terms {
     /// Fails with the reason and the remedy.
     pub(crate) fn check(
         &self,
-        rule: &Rule,
+        rule: &FlowRule,
         listening: Option<Listening>,
         group: bool,
     ) -> Result<(), String> {
@@ -152,7 +151,7 @@ impl Terms {
     ///
     /// # Errors
     /// Fails with the reason and the remedy.
-    pub(crate) fn check_shared(&self, rule: &Rule) -> Result<(), String> {
+    pub(crate) fn check_shared(&self, rule: &FlowRule) -> Result<(), String> {
         match rule.port {
             Some(port @ 1..UNPRIVILEGED_PORT) if self.ports.is_none() => Err(format!(
                 "your user may use port {port} of the host's address only with a grant that names \
@@ -162,11 +161,11 @@ impl Terms {
         }
     }
 
-    fn check_ethertype(&self, rule: &Rule, group: bool) -> Result<(), String> {
+    fn check_ethertype(&self, rule: &FlowRule, group: bool) -> Result<(), String> {
         let Some(granted) = &self.ethertypes else { return Ok(()) };
         // Packets to a group need not match the local address.
         let ip = rule.ip.filter(|_| !group);
-        let asks_for_ip = Rule { ip, ..*rule }.asks_for_ip();
+        let asks_for_ip = FlowRule { ip, ..*rule }.asks_for_ip();
         let wanted = match (rule.ethertype, ip) {
             (Some(ethertype), _) => vec![ethertype],
             (None, Some(IpAddr::V4(_))) => vec![ETHERTYPE_IPV4],
@@ -184,7 +183,7 @@ impl Terms {
         }
     }
 
-    fn check_port(&self, rule: &Rule) -> Result<(), String> {
+    fn check_port(&self, rule: &FlowRule) -> Result<(), String> {
         let Some(granted) = &self.ports else { return Ok(()) };
         // Frames other than IP have no port.
         let is_ip = |ethertype| matches!(ethertype, ETHERTYPE_IPV4 | ETHERTYPE_IPV6);
@@ -218,26 +217,26 @@ impl Terms {
 
 #[cfg(test)]
 mod tests {
+    use towpath_packet::FlowVlan;
     use towpath_packet::headers::ETHERTYPE_ARP;
 
     use super::*;
-    use crate::engine::demux::Vlan;
 
-    fn rule() -> Rule {
-        Rule { mac: Some([2, 0, 0, 0, 0, 1]), vlan: Vlan::Untagged, ..Rule::default() }
+    fn rule() -> FlowRule {
+        FlowRule { mac: Some([2, 0, 0, 0, 0, 1]), vlan: FlowVlan::Untagged, ..FlowRule::default() }
     }
 
-    fn tcp(port: u16) -> Rule {
-        Rule { protocol: Some(6), port: Some(port), ..rule() }
+    fn tcp(port: u16) -> FlowRule {
+        FlowRule { protocol: Some(6), port: Some(port), ..rule() }
     }
 
     #[test]
     fn default_terms_allow_all_but_others_packets() {
         let (granted, administrator) = (Terms::default(), Terms::administrator());
-        for rule in [rule(), tcp(80), Rule { ethertype: Some(0x88b5), ..rule() }] {
+        for rule in [rule(), tcp(80), FlowRule { ethertype: Some(0x88b5), ..rule() }] {
             assert_eq!(granted.check(&rule, None, false), Ok(()));
         }
-        let any = Rule { mac: None, ..rule() };
+        let any = FlowRule { mac: None, ..rule() };
         assert!(granted.check(&any, None, false).unwrap_err().contains("every MAC"));
         for listening in [Listening::Capture, Listening::Promiscuous] {
             assert!(
@@ -257,12 +256,12 @@ mod tests {
             tcp(80),
             tcp(8000),
             tcp(8999),
-            Rule { protocol: Some(17), port: Some(53), ..rule() },
-            Rule { protocol: Some(PROTOCOL_ICMP), ..rule() },
-            Rule { protocol: Some(PROTOCOL_ICMPV6), ..rule() },
-            Rule { ethertype: Some(ETHERTYPE_ARP), ..rule() },
-            Rule { ethertype: Some(0x88b5), ..rule() },
-            Rule { ethertype: Some(ETHERTYPE_IPV4), ..tcp(80) },
+            FlowRule { protocol: Some(17), port: Some(53), ..rule() },
+            FlowRule { protocol: Some(PROTOCOL_ICMP), ..rule() },
+            FlowRule { protocol: Some(PROTOCOL_ICMPV6), ..rule() },
+            FlowRule { ethertype: Some(ETHERTYPE_ARP), ..rule() },
+            FlowRule { ethertype: Some(0x88b5), ..rule() },
+            FlowRule { ethertype: Some(ETHERTYPE_IPV4), ..tcp(80) },
         ] {
             assert_eq!(terms.check(&allowed, None, false), Ok(()), "{allowed:?}");
         }
@@ -270,14 +269,17 @@ mod tests {
             (tcp(81), "port 81 of protocol 6"),
             (tcp(7999), "port 7999"),
             (tcp(9000), "port 9000"),
-            (Rule { protocol: Some(17), ..tcp(80) }, "port 80 of protocol 17"),
-            (Rule { protocol: None, ..tcp(80) }, "no protocol or no local port"),
-            (Rule { port: None, ..tcp(80) }, "no protocol or no local port"),
-            (Rule { protocol: Some(47), ..rule() }, "no protocol or no local port"),
+            (FlowRule { protocol: Some(17), ..tcp(80) }, "port 80 of protocol 17"),
+            (FlowRule { protocol: None, ..tcp(80) }, "no protocol or no local port"),
+            (FlowRule { port: None, ..tcp(80) }, "no protocol or no local port"),
+            (FlowRule { protocol: Some(47), ..rule() }, "no protocol or no local port"),
             (rule(), "no protocol or no local port"),
-            (Rule { ethertype: Some(ETHERTYPE_IPV6), ..rule() }, "no protocol or no local port"),
             (
-                Rule { remote_port: Some(80), protocol: Some(6), ..rule() },
+                FlowRule { ethertype: Some(ETHERTYPE_IPV6), ..rule() },
+                "no protocol or no local port",
+            ),
+            (
+                FlowRule { remote_port: Some(80), protocol: Some(6), ..rule() },
                 "no protocol or no local port",
             ),
         ] {
@@ -289,8 +291,8 @@ mod tests {
     #[test]
     fn ethertypes_are_those_of_the_grant() {
         let terms = Terms { ethertypes: Some(vec![ETHERTYPE_IPV4, 0x88b5]), ..Terms::default() };
-        let ip = |ip: &str| Rule { ip: Some(ip.parse().unwrap()), ..rule() };
-        for allowed in [Rule { ethertype: Some(0x88b5), ..rule() }, ip("192.0.2.1")] {
+        let ip = |ip: &str| FlowRule { ip: Some(ip.parse().unwrap()), ..rule() };
+        for allowed in [FlowRule { ethertype: Some(0x88b5), ..rule() }, ip("192.0.2.1")] {
             assert_eq!(terms.check(&allowed, None, false), Ok(()), "{allowed:?}");
         }
         let group = terms.check(&ip("192.0.2.1"), None, true).unwrap_err();
@@ -299,7 +301,7 @@ mod tests {
             (rule(), "no ethertype"),
             (ip("2001:db8::1"), "0x86dd"),
             (tcp(80), "0x86dd"),
-            (Rule { ethertype: Some(ETHERTYPE_ARP), ..rule() }, "0x0806"),
+            (FlowRule { ethertype: Some(ETHERTYPE_ARP), ..rule() }, "0x0806"),
         ] {
             let text = terms.check(&refused, None, false).unwrap_err();
             assert!(text.contains(part), "{refused:?}: {text}");

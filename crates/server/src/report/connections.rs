@@ -4,11 +4,10 @@ use std::cell::OnceCell;
 use std::collections::HashMap;
 
 use serde::Serialize;
+use towpath_engine::oob::connection::{Connection, EndpointName};
+use towpath_engine::remote;
 use towpath_protocol::oob::OobAddress;
 use towpath_queue::PeerWords;
-
-use crate::engine::oob::connection::{Connection, EndpointName};
-use crate::engine::remote;
 
 /// An endpoint's connection for out-of-band messages and requests.
 #[derive(Debug, PartialEq, Eq, Serialize)]

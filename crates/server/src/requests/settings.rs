@@ -1,27 +1,28 @@
 //! Settings of the device and of endpoints.
 
+use towpath_engine::commands::Command;
 use towpath_protocol::message::{Refusal, Set};
 use towpath_protocol::settings::{Scope, Setting, SettingError};
 use tracing::{debug, info};
 
-use crate::connection::{Progress, Refused};
+use crate::connection::Connection;
 use crate::control::Control;
-use crate::engine::commands::Command;
+use crate::control_session::ControlSession;
 use crate::engines::Reply;
-use crate::policy::Standing;
+use crate::refusal::Refused;
 
 impl Control {
     /// Changes a setting of the device or of an endpoint.
     pub(super) fn set(&mut self, token: u64, set: Set) -> Result<(), Refused> {
-        let Some(connection) = self.connections.get(token) else { return Ok(()) };
         let setting = Setting::numbered(set.setting).ok_or_else(|| {
             (Refusal::NotFound, format!("set: there is no setting {}", set.setting))
         })?;
         let (name, scope) = (setting.spec().name, setting.spec().scope);
-        let administrator = connection.standing == Standing::Administrator;
-        let own = set.session != 0
-            && set.session == connection.number
-            && matches!(connection.progress, Progress::Lives);
+        let connection = self.connections.get(token);
+        let administrator = connection.is_some_and(|one| one.application.is_administrators());
+        let uid = connection.map_or(0, |one| one.application.account.uid);
+        let own =
+            connection.and_then(Connection::live).is_some_and(|one| one.number == set.session);
         if !(administrator || own && scope == Scope::OwnEndpoint) {
             let text = format!(
                 "set {name}: only root and the server's user may set it, over SOCKET.admin; run towpath set as one \
@@ -33,9 +34,9 @@ impl Control {
             return Err((Refusal::Malformed, "set: the reserved field must be 0".into()));
         }
         if scope == Scope::Device {
-            self.set_device(setting, set, connection.peer.uid)?;
+            self.set_device(setting, set, uid)?;
         } else {
-            self.set_endpoint(setting, set, connection.peer.uid, administrator)?;
+            self.set_endpoint(setting, set, uid, administrator)?;
         }
         let command = Command::Set {
             setting,
@@ -54,19 +55,14 @@ impl Control {
             let text = format!("set {name}: it is the device's, not an endpoint's");
             return Err((Refusal::NotFound, text));
         }
-        let batch = self.parts.batch;
-        if setting == Setting::RxBatch
-            && setting.check(set.value).is_ok()
-            && set.value > batch as u64
-        {
+        if let Some(batch) = self.device.settings().exceeded_batch(setting, set.value) {
             let text = format!(
                 "set {name}={value}: the server was started with a batch of {batch}; 1 to \
                  {batch} packets is possible"
             );
             return Err((Refusal::NotFound, text));
         }
-        self.parts.settings.set(setting, set.value).map_err(not_set)?;
-        self.parts.changed_settings.set(setting, set.value);
+        self.device.settings_mut().set(setting, set.value).map_err(not_set)?;
         info!(name, value, uid, "set");
         if setting == Setting::Notify {
             self.stop_mapping();
@@ -88,19 +84,17 @@ impl Control {
             let text = format!("set {name}: it is an endpoint's: name session and endpoint");
             return Err((Refusal::NotFound, text));
         }
-        let opened = self
-            .connections
-            .living(set.session)
-            .and_then(|one| one.endpoints.get_mut(set.endpoint as usize))
-            .and_then(Option::as_mut)
-            .filter(|opened| !opened.revoked)
-            .ok_or_else(|| {
-                let text = format!(
-                    "set {name}: there is no endpoint {at}, or its session is unclaimed; towpath \
-                     ls shows all"
-                );
-                (Refusal::NotFound, text)
-            })?;
+        let not_found = || {
+            let text = format!(
+                "set {name}: there is no endpoint {at}, or its session is unclaimed; towpath \
+                 ls shows all"
+            );
+            (Refusal::NotFound, text)
+        };
+        let ControlSession { endpoints, record, .. } =
+            self.connections.living(set.session).ok_or_else(not_found)?;
+        let opened = endpoints.get_mut(set.endpoint).filter(|opened| !opened.revoked);
+        let opened = opened.ok_or_else(not_found)?;
         if setting == Setting::Priority && !administrator && set.value > opened.granted_priority {
             let given = opened.granted_priority;
             let text = format!(
@@ -113,10 +107,7 @@ impl Control {
         if setting == Setting::Priority && administrator {
             opened.granted_priority = set.value;
         }
-        let opened = opened.clone();
-        if let Some(connection) = self.connections.living(set.session)
-            && let Some(record) = &mut connection.record
-        {
+        if let Some(record) = record {
             record.set(set.endpoint, &opened.settings, opened.granted_priority);
         }
         if administrator {

@@ -1,21 +1,24 @@
 //! An application that comes back for a session of an earlier server.
 
 use std::io;
-use std::os::fd::OwnedFd;
 
 use rustix::event::epoll;
-use towpath_protocol::message::{self, Message, Refusal};
+use towpath_engine::account::Account;
+use towpath_engine::commands::{Claim, Command};
+use towpath_engine::relays::Relay;
+use towpath_engine::session::doorbell::Doorbell;
+use towpath_engine::wake_data;
+use towpath_protocol::message::{self, Refusal};
 use towpath_protocol::peer::is_same_process;
 use tracing::{info, warn};
 
-use crate::connection::{Connection, Progress, Refused};
+use crate::apertures::tables::ApertureTables;
+use crate::application::Application;
+use crate::connection::WithSession;
 use crate::control::Control;
-use crate::engine::commands::{Claim, Command};
-use crate::engine::relays::Relay;
-use crate::engine::session::Doorbell;
-use crate::engine::wake_data;
 use crate::engines::Reply;
 use crate::prepare;
+use crate::refusal::Refused;
 use crate::worker::link::Packet;
 use crate::worker::wire::command;
 
@@ -26,19 +29,17 @@ impl Control {
         token: u64,
         resume: message::Resume,
     ) -> Result<(), Refused> {
-        let Some(connection) = self.connections.get(token) else { return Ok(()) };
+        let application = self.connections.without_session(token, "resume")?;
         let (session, not_found) = (resume.session, Refusal::NotFound);
-        if !matches!(connection.progress, Progress::New) {
-            return Err((Refusal::State, "resume: this connection has a session already".into()));
-        }
         if resume.reserved != 0 {
             return Err((Refusal::Malformed, "resume: the reserved field must be 0".into()));
         }
         let old = self.connections.token_of(session);
-        let (uid, account) = (connection.peer.uid, connection.account);
-        let is_claimable = old.map_or(Ok(false), |old| self.is_claimable_by(old, connection));
+        let worker = application.worker;
+        let (uid, account) = (application.peer.uid, application.account);
+        let is_claimable = old.map_or(Ok(false), |old| self.is_claimable_by(old, application));
         let is_claimable = is_claimable.unwrap_or_else(|error| {
-            if self.log.allows(account.user()) {
+            if self.access.allows_line(account.user()) {
                 warn!(
                     session,
                     uid, "the server cannot compare processes: {error}; the session ends"
@@ -52,7 +53,7 @@ impl Control {
             );
             return Err((not_found, text));
         };
-        let outcome = self.hand_to_application(token, old);
+        let outcome = self.hand_to_application(token, worker, account, old, session);
         outcome.map_err(|error| {
             let text = format!("resume: the server has no descriptors for the session: {error}");
             (Refusal::Limit, text)
@@ -64,26 +65,31 @@ impl Control {
     ///
     /// # Errors
     /// The kernel's error, if it refuses to compare the processes.
-    fn is_claimable_by(&self, old: u64, connection: &Connection) -> io::Result<bool> {
+    fn is_claimable_by(&self, old: u64, application: &Application) -> io::Result<bool> {
         let Some(unclaimed) = self.connections.get(old) else { return Ok(false) };
-        let (Some(theirs), Some(kept)) = (&connection.peer.process, &unclaimed.peer.process) else {
+        let kept = &unclaimed.application.peer;
+        let (Some(theirs), Some(process)) = (&application.peer.process, &kept.process) else {
             return Ok(false);
         };
-        let is_theirs = matches!(unclaimed.progress, Progress::Unclaimed)
-            && unclaimed.peer.uid == connection.peer.uid;
-        Ok(is_theirs && is_same_process(theirs, kept)?)
+        let is_theirs = unclaimed.is_unclaimed() && kept.uid == application.peer.uid;
+        Ok(is_theirs && is_same_process(theirs, process)?)
     }
 
     /// Makes a doorbell and eventfds, and has all engines give the session to its application.
-    fn hand_to_application(&mut self, token: u64, old: u64) -> io::Result<()> {
-        let lanes = self.parts.engines.lanes();
+    fn hand_to_application(
+        &mut self,
+        token: u64,
+        worker: u64,
+        account: Account,
+        old: u64,
+        number: u32,
+    ) -> io::Result<()> {
+        let lanes = self.engines.lanes();
         // Everything that can fail comes first.
         let (doorbell, theirs) = towpath_protocol::doorbell::pair()?;
         let workers_doorbell = doorbell.try_clone()?;
         let no_room = || io::Error::from(rustix::io::Errno::MFILE);
-        let worker = self.connections.get(token).map_or(u64::MAX, |one| one.worker);
         let worker_fd = self.workers.notified(worker).ok_or_else(no_room)?;
-        let number = self.connections.get(old).map_or(0, |one| one.number);
         let (mut handed, mut wakes) = (vec![theirs], Vec::with_capacity(lanes));
         for lane in 0..lanes {
             let (wake, event) = prepare::wake()?;
@@ -94,18 +100,18 @@ impl Control {
             wakes.push(wake);
             handed.push(event);
         }
-        let counter = self.free_counters.pop().ok_or_else(no_room)?;
+        let counter = self.connections.numbers_mut().take_counter().ok_or_else(no_room)?;
         let trusted = self.move_session(token, old, counter);
         let relay = Relay { number: counter, worker: worker_fd, trusted };
         let open = Packet::new(command::OPEN_DOORBELL, token, u64::from(counter));
         self.tell_worker(token, open.with(vec![workers_doorbell]));
         let doorbell = Doorbell::new(doorbell, relay);
-        let account = self.connections.get(token).map(|one| one.account);
+        let account = Some(account);
         let claim = |wake| Claim { session: number, doorbell: doorbell.clone(), wake, account };
         let claims = wakes.into_iter().map(claim).map(Box::new);
         self.decide_who_notifies(token);
         let claims = claims.map(Command::ClaimSession).collect();
-        self.parts.engines.command_each(claims, Reply::Claimed(token, handed));
+        self.engines.command_each(claims, Reply::Claimed(token, handed));
         // The application's rights may have changed with its groups.
         if self.admit_again(token) {
             self.revoke_endpoints(token);
@@ -116,61 +122,31 @@ impl Control {
     }
 
     /// Moves a session from the connection that stood for its application to the application's own
-    /// connection. Returns `true` if that connection is an administrator's.
+    /// connection. Returns `true` if the application is an administrator's.
     fn move_session(&mut self, token: u64, old: u64, counter: u32) -> bool {
-        let unfreeable = self
-            .connections
-            .get_mut(old)
-            .map(|one| (one.unfreeable_bytes, std::mem::take(&mut one.is_unfreeable)));
-        let number = self.connections.take_number(old);
-        let Some(unclaimed) = self.connections.remove(old) else { return false };
-        self.workers.count(unclaimed.worker, false);
-        if let Some(process) = &unclaimed.peer.process {
-            let _ = epoll::delete(&*self.epoll, process);
+        let Some((before, connection)) = self.connections.move_session(old, token, counter) else {
+            self.internal_error("a claimed session has no connection");
+            return false;
+        };
+        self.workers.count(before.worker, false);
+        if let Some(process) = &before.peer.process {
+            self.wakeups.forget_process(process);
         }
-        if let Some(connection) = self.connections.get_mut(token) {
-            (connection.unfreeable_bytes, connection.is_unfreeable) =
-                unfreeable.unwrap_or_default();
+        let memories = connection.apertures().map_or(0, ApertureTables::memories);
+        let Some(WithSession { application, session, .. }) = connection.with_session() else {
+            return false;
+        };
+        if let Some(record) = &mut session.record {
+            record.set_entrance(application.entrance);
         }
-        self.connections.give_number(token, number, unclaimed.bytes);
-        let Some(connection) = self.connections.get_mut(token) else { return false };
-        let (before, now) = (unclaimed.account, connection.account);
-        let memories = unclaimed.apertures.as_ref().map_or(0, |one| one.memories());
-        connection.name = unclaimed.name;
-        connection.lease = unclaimed.lease;
-        connection.shape = unclaimed.shape;
-        connection.mappings = unclaimed.mappings;
-        connection.pins = unclaimed.pins;
-        connection.endpoints = unclaimed.endpoints;
-        connection.apertures = unclaimed.apertures;
-        connection.free = unclaimed.free;
-        connection.last_resumed = unclaimed.last_resumed;
-        connection.record = unclaimed.record;
-        if let Some(record) = &mut connection.record {
-            record.set_entrance(connection.entrance);
-        }
-        connection.counter = Some(counter);
-        connection.progress = Progress::Lives;
         info!(
-            session = number,
-            name = connection.name,
-            uid = connection.peer.uid,
-            pid = connection.peer.pid,
+            session = session.number,
+            name = session.name,
+            uid = application.peer.uid,
+            pid = application.peer.pid,
             "claimed"
         );
-        let is_administrators = connection.is_administrators();
-        for _ in 0..memories {
-            self.memories.give_back(before);
-            self.memories.add(now);
-        }
-        is_administrators
-    }
-
-    /// Answers an application whose session all engines serve again.
-    pub(crate) fn answer_claimed(&mut self, token: u64, handed: Vec<OwnedFd>) {
-        let Some(connection) = self.connections.get(token) else { return };
-        let Some(lease) = connection.lease else { return };
-        let attached = self.attached(connection, &lease);
-        self.answer_with(token, &Message::Attached(attached), handed, 0);
+        self.shared.move_memories(memories, before.account, application.account);
+        application.is_administrators()
     }
 }

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 
-use towpath_protocol::layout::SessionShape;
 use towpath_protocol::peer::has_ended;
 use tracing::warn;
 
@@ -13,10 +12,10 @@ use crate::apertures::copy_areas::COPIES;
 use crate::apertures::left::LeftApertures;
 use crate::apertures::tables::{LeftMemory, RELEASED};
 use crate::config::StartError;
-use crate::keeper::OWN;
-use crate::position::{Crash, POSITIONS, Place, Positions};
 use crate::prepare::{APERTURES, ARMED, MEMORIES, MEMORY, PINS, PROCESS, RECORD};
 use crate::socket::{STORED_ADMIN_NAME, STORED_NAME};
+use towpath_keeper::OWN;
+use towpath_protocol::position::{Crash, POSITIONS, Place, Positions};
 
 /// The name of the state page in the store.
 pub(crate) const STATE: &str = "state";
@@ -176,17 +175,9 @@ impl Left {
 }
 
 impl LeftSession {
-    /// Returns the name of the session's application, its user and its process, if its record can
-    /// be read.
-    pub(crate) fn identity(&self) -> Option<(String, u32, i32)> {
-        let recorded = Recorded::read(self.record.as_ref()?.as_fd()).ok()??;
-        Some((recorded.name, recorded.uid, recorded.pid))
-    }
-
-    /// Returns the session's user and its shape, if its record can be read.
-    pub(crate) fn owner_and_shape(&self) -> Option<(u32, SessionShape)> {
-        let recorded = Recorded::read(self.record.as_ref()?.as_fd()).ok()??;
-        Some((recorded.uid, recorded.shape))
+    /// Returns the session's record, if it can be read.
+    pub(crate) fn recorded(&self) -> Option<Recorded> {
+        Recorded::read(self.record.as_ref()?.as_fd()).ok()?
     }
 
     /// Returns `true` if the session's application has ended.

@@ -17,6 +17,7 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use towpath_engine::clock::clock_ns;
 use towpath_memory::{Mapping, SharedFile, own_words, peer_words};
 use towpath_protocol::layout::SessionShape;
 use towpath_protocol::message::{self, Open};
@@ -28,7 +29,6 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::settings::SETTINGS_ROOM;
 use crate::addresses::Lease;
-use crate::clock::clock_ns;
 use crate::policy::Entrance;
 
 /// The layout of the record. A change of the record raises the number in the text.
@@ -200,8 +200,10 @@ impl Record {
     /// Fails if there is no memory.
     pub(crate) fn create(
         number: u32,
-        (shape, lanes): (&SessionShape, usize),
-        (peer, entrance): (&Peer, Entrance),
+        shape: &SessionShape,
+        lanes: usize,
+        peer: &Peer,
+        entrance: Entrance,
         name: &str,
         lease: &Lease,
     ) -> io::Result<(Record, OwnedFd)> {
@@ -466,8 +468,8 @@ mod tests {
     }
 
     fn create(groups: usize) -> (Record, OwnedFd) {
-        let peer = (&peer(groups), Entrance::Administrators);
-        Record::create(6, (&shape(), 2), peer, "näme", &lease()).unwrap()
+        let entrance = Entrance::Administrators;
+        Record::create(6, &shape(), 2, &peer(groups), entrance, "näme", &lease()).unwrap()
     }
 
     #[test]

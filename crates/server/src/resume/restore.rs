@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Instant;
 
-use rustix::event::epoll;
 use towpath_device::Filter;
+use towpath_engine::commands::Command;
+use towpath_engine::session::Session;
 use towpath_protocol::layout::{
     CLOSED_ADDRESS_GONE, CLOSED_AFTER_CRASHES, CLOSED_BY_POLICY, SessionShape,
 };
@@ -15,23 +15,24 @@ use towpath_protocol::peer::{Peer, has_ended};
 use tracing::{debug, info, warn};
 
 use super::left::{Left, LeftSession};
-use super::record::{MOST_CRASHES, Record, Recorded, RecordedAddresses, RecordedEndpoint};
-use crate::account::may_administer;
+use super::record::{MOST_CRASHES, Record, Recorded, RecordedEndpoint};
 use crate::addresses::{Holder, Lease};
 use crate::apertures::left::LeftApertures;
 use crate::apertures::tables::ApertureTables;
-use crate::connection::{Connection, Ending, Opened, Progress};
-use crate::control::{Control, UNCLAIMED};
-use crate::engine::commands::Command;
-use crate::engine::demux::Rule;
-use crate::engine::session::Session;
+use crate::application::Application;
+use crate::connection::{Connection, State, WithSession};
+use crate::connections::SessionMemory;
+use crate::control::Control;
+use crate::control_endpoint::ControlEndpoint;
+use crate::control_session::{ControlSession, Ending, MappedSession, SessionPhase};
 use crate::engines::Reply;
 use crate::host::port_protocol;
 use crate::open::read_open;
-use crate::policy::Roles;
-use crate::position::Phase;
 use crate::prepare::{Files, remove_stored, session_bytes, unfreeable_bytes};
+use crate::requests::endpoints::enter_endpoint;
+use crate::resumed_request::ResumedRequest;
 use crate::worker::workers::Owner;
+use towpath_protocol::position::{Phase, Position};
 
 /// Why a session is not resumed.
 type NotResumed = String;
@@ -48,7 +49,8 @@ fn crashed(servers: u64) -> NotResumed {
 /// Closes a session that too many servers served at their end. Returns the reason.
 fn close_after_crashes(
     files: Files,
-    (shape, lanes): (&SessionShape, usize),
+    shape: &SessionShape,
+    lanes: usize,
     crashes: u64,
     unused: &mut Vec<OwnedFd>,
 ) -> NotResumed {
@@ -72,32 +74,57 @@ fn adopt_apertures(
         .map_err(|error| because("the record of its apertures")(&error))
 }
 
+/// Reads what an earlier server noted of a session for a server with so many lanes: the record, and the application's
+/// process. `None`: there is nothing to resume.
+fn read_record(
+    number: u32,
+    left: &LeftSession,
+    lanes: usize,
+) -> Result<Option<(Recorded, OwnedFd)>, NotResumed> {
+    let (Some(file), Some(process)) = (&left.record, &left.process) else { return Ok(None) };
+    let failed = because("its record");
+    let recorded = Recorded::read(file.as_fd()).map_err(|error| failed(&error))?;
+    let Some(recorded) = recorded else { return Ok(None) };
+    let failed = because("its process");
+    let process = process.try_clone().map_err(|error| failed(&error))?;
+    if has_ended(&process).map_err(|error| failed(&error))? {
+        return Ok(None);
+    }
+    if recorded.number != number || recorded.lanes != lanes {
+        return Err(format!(
+            "its record is of session {} and {} lanes; this server has {lanes}",
+            recorded.number, recorded.lanes
+        ));
+    }
+    Ok(Some((recorded, process)))
+}
+
 impl Control {
     /// Makes the sessions of an earlier server anew, before the engines run. Closes what is of no
-    /// use.
-    pub(crate) fn restore(&mut self, left: Left) {
+    /// use. `position`: where this thread records its position.
+    pub(crate) fn restore(&mut self, left: Left, mut position: Position) {
         let Left { sessions, user_states, mut ports, rest, mut released, copies, .. } = left;
-        self.copy_areas.adopt(copies);
+        self.shared.adopt_copy_areas(copies);
         let mut unused: Vec<OwnedFd> = Vec::new();
         for (name, object) in rest {
-            unused.extend(self.parts.store.remove(&name));
+            unused.extend(self.store.remove(&name));
             unused.push(object);
         }
         let without_page = self.restore_user_pages(user_states);
         let mut restored = 0;
-        self.parts.position.start();
-        self.parts.position.begin(Phase::Restore);
+        position.start();
+        position.begin(Phase::Restore);
         for (number, mut session) in sessions {
-            self.parts.position.serve(number);
-            self.next_number = self.next_number.max(number.wrapping_add(1)).max(1);
-            let has_page =
-                session.identity().is_none_or(|(_, uid, _)| !without_page.contains(&uid));
+            position.serve(number);
+            self.connections.numbers_mut().skip_session(number);
+            let has_page = session.recorded().is_none_or(|one| !without_page.contains(&one.uid));
             let outcome = if has_page {
                 self.restore_session(number, &mut session, &mut ports, &mut unused)
             } else {
                 Err("the state page of its user is lost".to_owned())
             };
-            let of = session.owner_and_shape();
+            let recorded = session.recorded();
+            let of = recorded.as_ref().map(|one| (one.uid, one.shape));
             unused.append(&mut self.sort_memories(
                 number,
                 &mut session.apertures,
@@ -108,8 +135,8 @@ impl Control {
                 Ok(true) => restored += 1,
                 // Its application had not finished attaching or has ended, or the session was closed.
                 Ok(false) => {
-                    match session.identity() {
-                        Some((name, uid, pid)) if session.has_ended() => info!(
+                    match recorded {
+                        Some(Recorded { name, uid, pid, .. }) if session.has_ended() => info!(
                             session = number,
                             name,
                             uid,
@@ -118,23 +145,24 @@ impl Control {
                         ),
                         _ => debug!(session = number, "left behind, and not resumed"),
                     }
-                    unused.append(&mut remove_stored(self.parts.store.as_mut(), number));
+                    unused.append(&mut remove_stored(self.store.as_mut(), number));
                 }
                 Err(why) => {
-                    let (name, uid, pid) = session.identity().unwrap_or_default();
+                    let named = recorded.map(|one| (one.name, one.uid, one.pid));
+                    let (name, uid, pid) = named.unwrap_or_default();
                     warn!(session = number, name, uid, pid, "not resumed: {why}");
-                    unused.append(&mut remove_stored(self.parts.store.as_mut(), number));
+                    unused.append(&mut remove_stored(self.store.as_mut(), number));
                 }
             }
             unused.append(&mut session.into_descriptors());
         }
-        self.forget_unused_pages();
+        self.pages.users().into_iter().for_each(|uid| self.forget_user_page(uid));
         self.restore_imports();
         unused.append(&mut self.restore_released(released));
-        self.parts.position.begin(Phase::None);
+        position.begin(Phase::None);
         for (name, socket) in ports {
             // No session has this port any more.
-            unused.extend(self.parts.store.remove(&name));
+            unused.extend(self.store.remove(&name));
             unused.push(socket);
         }
         if restored > 0 {
@@ -151,26 +179,16 @@ impl Control {
         ports: &mut HashMap<String, OwnedFd>,
         unused: &mut Vec<OwnedFd>,
     ) -> Result<bool, NotResumed> {
-        let (Some(file), Some(process)) = (&left.record, &left.process) else { return Ok(false) };
-        let failed = because("its record");
-        let recorded = Recorded::read(file.as_fd()).map_err(|error| failed(&error))?;
-        let Some(recorded) = recorded else { return Ok(false) };
-        let process = process.try_clone().map_err(|error| because("its process")(&error))?;
-        if has_ended(&process).map_err(|error| because("its process")(&error))? {
+        let lanes = self.engines.lanes();
+        let Some((recorded, process)) = read_record(number, left, lanes)? else {
             return Ok(false);
-        }
-        let (shape, lanes) = (recorded.shape, self.parts.engines.lanes());
-        if recorded.number != number || recorded.lanes != lanes {
-            return Err(format!(
-                "its record is of session {} and {} lanes; this server has {lanes}",
-                recorded.number, recorded.lanes
-            ));
-        }
+        };
+        let shape = recorded.shape;
         let armed = left.apertures.armed.take();
         let files = Files::adopt(std::mem::take(&mut left.files), armed, &shape, lanes);
         let files = files.map_err(|error| because("its memory")(&error))?;
         if recorded.crashes >= MOST_CRASHES {
-            return Err(close_after_crashes(files, (&shape, lanes), recorded.crashes, unused));
+            return Err(close_after_crashes(files, &shape, lanes, recorded.crashes, unused));
         }
         let mapped = files.map_unclaimed(number, shape, lanes);
         let armed = files.readable_armed();
@@ -180,8 +198,8 @@ impl Control {
         if mapped.sessions.iter().any(Session::is_closed) {
             return Ok(false);
         }
-        let mut connection = match self.unclaimed_connection(&recorded, process) {
-            Ok(connection) => connection,
+        let (application, lease) = match self.unclaimed_application(&recorded, process) {
+            Ok(made) => made,
             Err((reason, why)) => {
                 // The application reads the reason in its memory.
                 mapped.sessions.iter_mut().for_each(|one| drop(one.close(reason)));
@@ -189,109 +207,72 @@ impl Control {
             }
         };
         let apertures = adopt_apertures(number, &shape, &mut left.apertures, armed);
-        connection.apertures = apertures.inspect_err(|_| self.give_back(&connection))?;
-        connection.shape = Some(shape);
-        connection.mappings = Some(mapped.mappings.clone());
-        connection.pins = std::mem::take(&mut left.pins);
-        connection.endpoints = vec![None; shape.endpoints as usize];
-        let record = Record::adopt(file.as_fd()).map_err(|error| because("its record")(&error));
-        connection.record = Some(record.inspect_err(|_| self.give_back(&connection))?);
-        let token = self.next_token;
-        self.next_token += 1;
-        self.watch_process(token, &connection);
-        self.workers.count(connection.worker, true);
-        self.connections.insert(token, connection);
-        self.connections.give_number(token, number, session_bytes(&shape, lanes));
-        self.lock(&mapped.mappings);
-        self.register(&mut mapped.sessions);
-        if let Some(connection) = self.connections.get(token) {
-            connection.apply_terms(&mut mapped.sessions);
+        let apertures = apertures.inspect_err(|_| self.give_back(&recorded, &lease))?;
+        let record = left.record.as_ref().map(|file| Record::adopt(file.as_fd())).transpose();
+        let record = record.map_err(|error| because("its record")(&error));
+        let record = record.inspect_err(|_| self.give_back(&recorded, &lease))?;
+        let name = recorded.name.clone();
+        let session = ControlSession::new(number, name, lease, shape, None, record, apertures);
+        let (mappings, pins) = (mapped.mappings.clone(), std::mem::take(&mut left.pins));
+        let unclaimed = MappedSession::new(session, SessionPhase::Unclaimed, mappings, pins, None);
+        let token = self.connections.numbers_mut().take_token();
+        application.apply_terms(&mut mapped.sessions);
+        if let Some(process) = &application.peer.process {
+            self.wakeups.watch_process(process, token);
         }
+        self.workers.count(application.worker, true);
+        let unfreeable = unfreeable_bytes(application.account, &shape, lanes);
+        let mut connection = Connection::new(application);
+        connection.state = State::Mapped(Box::new(unclaimed));
+        (connection.gone, connection.is_unfreeable) = (true, true);
+        self.connections.insert(token, connection);
+        let memory = SessionMemory { bytes: session_bytes(&shape, lanes), unfreeable };
+        self.connections.give_number(token, number, memory);
+        self.mapping_jobs.lock(mapped.mappings.all.iter().chain(&mapped.mappings.armed));
+        self.register(&mut mapped.sessions);
         let parts = mapped.sessions.into_iter().map(Box::new).map(Command::AddSession).collect();
-        self.parts.engines.command_each(parts, Reply::Nothing);
+        self.engines.command_each(parts, Reply::Nothing);
         self.restore_endpoints(token, &recorded, ports);
         self.restore_exports(token);
-        self.unclaimed.push_back((Instant::now() + self.parts.claim_timeout, token));
+        self.connections.unclaimed_mut().push(token);
         Ok(true)
     }
 
-    /// Makes the connection of a session whose application has yet to come. An error has the reason
-    /// that the application reads, too.
-    fn unclaimed_connection(
+    /// Makes the application of a session, which has yet to connect, and finds the session's lease. An error has the
+    /// reason that the application reads, too.
+    fn unclaimed_application(
         &mut self,
         recorded: &Recorded,
         process: OwnedFd,
-    ) -> Result<Connection, (u32, NotResumed)> {
+    ) -> Result<(Application, Lease), (u32, NotResumed)> {
         let Recorded { uid, gid, pid, entrance, .. } = *recorded;
         let peer = Peer { uid, gid, pid, groups: recorded.groups.clone(), process: Some(process) };
-        let policy = &self.parts.policy;
-        let admission = policy.standing(&peer, entrance, self.own_uid, self.all_users_known);
+        let admission = self.access.admit(&peer, entrance);
         let admission = admission.map_err(|(_, text)| (CLOSED_BY_POLICY, text))?;
         let account = admission.account(uid);
         let holder = Holder { uid, name: recorded.name.clone() };
-        let lease = self.lease_again(&recorded.addresses, &holder, &admission.terms);
+        let lease = self.addresses.lease_again(&recorded.addresses, &holder, &admission.terms);
         let lost = if recorded.addresses.shared { CLOSED_ADDRESS_GONE } else { 0 };
         let lease = lease.map_err(|why| (lost, why))?;
         let address = [Filter::Address(lease.mac)];
-        if let Err((_, text)) = self.claim("resume", &address) {
-            self.parts.pool.release(&lease, holder);
+        if let Err((_, text)) = self.device.claim(&mut self.engines, "resume", &address) {
+            self.addresses.release(&lease, holder);
             return Err((0, text));
         }
         let Some(worker) = self.worker_of(Owner::of(account)) else {
-            self.release(&address);
-            self.parts.pool.release(&lease, holder);
+            self.device.release(&address);
+            self.addresses.release(&lease, holder);
             return Err((0, "the server cannot start a worker for its user".to_owned()));
         };
-        let trusted = may_administer(uid, self.own_uid);
-        let mut connection = Connection::new(worker, (peer, entrance), admission, trusted);
-        connection.gone = true;
-        connection.name.clone_from(&recorded.name);
-        connection.lease = Some(lease);
-        connection.progress = Progress::Unclaimed;
-        connection.unfreeable_bytes = unfreeable_bytes(account, &recorded.shape, recorded.lanes);
-        connection.is_unfreeable = true;
-        Ok(connection)
+        let trusted = self.access.may_administer(uid);
+        Ok((Application::new(worker, peer, entrance, admission, trusted), lease))
     }
 
     /// Releases the addresses of a session that this server does not resume.
-    fn give_back(&mut self, connection: &Connection) {
-        let Some(lease) = connection.lease else { return };
-        self.release(&[Filter::Address(lease.mac)]);
-        let holder = Holder { uid: connection.peer.uid, name: connection.name.clone() };
-        self.parts.pool.release(&lease, holder);
-    }
-
-    /// Returns the addresses that a session had.
-    fn lease_again(
-        &mut self,
-        recorded: &RecordedAddresses,
-        holder: &Holder,
-        terms: &crate::policy::Terms,
-    ) -> Result<Lease, NotResumed> {
-        let lease = match &self.parts.host {
-            Some(host) if recorded.shared => host.lease(terms).map_err(|(_, text)| text)?,
-            None if recorded.shared => {
-                return Err("this server does not share the host's addresses".to_owned());
-            }
-            _ => {
-                let lease = self.parts.pool.lease_again(recorded.host_number, terms);
-                lease.map_err(|error| error.to_string())?
-            }
-        };
-        if RecordedAddresses::of(&lease) == *recorded {
-            return Ok(lease);
-        }
-        self.parts.pool.release(&lease, holder.clone());
-        Err("its addresses are not those of this server".to_owned())
-    }
-
-    fn watch_process(&self, token: u64, connection: &Connection) {
-        let Some(process) = &connection.peer.process else { return };
-        let data = epoll::EventData::new_u64(UNCLAIMED | token);
-        // Once: the keeper's copies of the descriptor keep the entry alive after this process has
-        // closed its own. Without this, the session ends when the time to claim it is over.
-        let once = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
-        let _ = epoll::add(&*self.epoll, process, data, once);
+    fn give_back(&mut self, recorded: &Recorded, lease: &Lease) {
+        self.device.release(&[Filter::Address(lease.mac)]);
+        let holder = Holder { uid: recorded.uid, name: recorded.name.clone() };
+        self.addresses.release(lease, holder);
     }
 
     /// Opens the endpoints of a session as they were. One that is not possible any more counts as
@@ -313,8 +294,9 @@ impl Control {
                 }
             }
         }
-        if let Some(connection) = self.connections.get_mut(token) {
-            connection.find_free_endpoints();
+        if let Some(session) = self.connections.session_mut(token) {
+            session.endpoints.find_free();
+            session.resumed_request = ResumedRequest::of(&session.endpoints);
         }
     }
 
@@ -326,89 +308,80 @@ impl Control {
         ports: &mut HashMap<String, OwnedFd>,
     ) -> Result<(), NotResumed> {
         let text = |(_, text)| text;
-        let Some(connection) = self.connections.get(token) else { return Ok(()) };
-        let mut opened =
-            read_open(&endpoint.request, connection, self.parts.free_addresses).map_err(text)?;
+        let of = self.connections.with_session(token).ok_or("its session has ended")?;
+        let WithSession { application, session, .. } = &of;
+        let opened = read_open(&endpoint.request, application, session, &self.addresses);
+        let mut opened = opened.map_err(text)?;
         if endpoint.revoked {
             return Err("the policy does not grant it".to_owned());
         }
-        if let Some(lease) = connection.lease.filter(|_| self.parts.rdma.is_some()) {
-            opened.allow_other_hosts(&lease, &connection.terms);
-        }
+        let rules = self.addresses.rules();
         opened.settings = endpoint.settings.clone();
         opened.granted_priority = endpoint.granted_priority;
-        let (account, is_shared) =
-            (connection.account, connection.lease.is_some_and(|lease| lease.shared));
-        if opened.has_rule() && self.rules.contains_key(&opened.rule) {
+        let (account, is_shared) = (application.account, session.lease.shared);
+        if opened.has_rule() && rules.owner_of(&opened.rule).is_some() {
             return Err("another session has its flow rule".to_owned());
         }
-        self.check_oob_addresses(token, &opened).map_err(text)?;
+        let (lease, own_queue) = (session.lease, session.own_queue);
+        rules.check_oob(&opened, &lease).map_err(text)?;
         if is_shared
-            && let Some(host) = self.parts.host.as_mut().filter(|_| opened.has_rule())
+            && let Some(host) = self.addresses.host_mut().filter(|_| opened.has_rule())
             && port_protocol(&opened.rule).is_some()
         {
             let name = host.hold_again(&opened.rule, account, ports)?;
             // The port is free only once no copy of its socket is left.
-            self.parts.store.forget(&name);
+            self.store.forget(&name);
         }
-        self.claim_endpoint(token, &opened).map_err(text)?;
-        self.enter_endpoint(token, number, opened, Reply::Nothing);
+        let claimed = self.device.claim_endpoint(&mut self.engines, &opened, own_queue);
+        claimed.map_err(|(_, text)| {
+            self.addresses.release_port(&opened);
+            text
+        })?;
+        let (addresses, engines) = (&mut self.addresses, &mut self.engines);
+        enter_endpoint(of, number, opened, addresses, engines, Reply::Nothing);
         Ok(())
     }
 
     /// Enters an endpoint that is closed for its application.
     fn restore_revoked(&mut self, token: u64, number: u32, endpoint: &RecordedEndpoint) {
-        let Some(connection) = self.connections.get_mut(token) else { return };
-        if let Some(record) = &mut connection.record {
+        let Some(session) = self.connections.session_mut(token) else { return };
+        let ControlSession { number: session, endpoints, record, .. } = session;
+        let session = *session;
+        if let Some(record) = record {
             record.revoke(number);
         }
-        let session = connection.number;
-        connection.endpoints[number as usize] = Some(revoked(endpoint));
+        endpoints.enter(number, revoked(endpoint));
         // The earlier server may have been killed before it told the application.
         self.command(Command::TellRevoked { session, number }, Reply::Nothing);
     }
 
     /// Ends a session whose application has ended, or has not come in time.
     pub(crate) fn end_unclaimed(&mut self, token: u64, why: &str) {
-        let Some(connection) = self.connections.get_mut(token) else { return };
-        if !matches!(connection.progress, Progress::Unclaimed) {
-            return;
-        }
-        connection.progress = Progress::Over;
-        let (number, name) = (connection.number, connection.name.clone());
+        let mapped = self.connections.get_mut(token).and_then(Connection::mapped_mut);
+        let unclaimed = mapped.filter(|one| one.phase == SessionPhase::Unclaimed);
+        let Some(mapped) = unclaimed else { return };
+        mapped.phase = SessionPhase::Over;
+        let ControlSession { number, name, .. } = &mapped.session;
         info!(session = number, name, "an unclaimed session ends: {why}");
         self.end_session(token, 0, Ending::AtOnce);
     }
 
     /// Ends the sessions that no application has claimed in time.
     pub(crate) fn expire_unclaimed(&mut self) {
-        while let Some((deadline, token)) = self.unclaimed.front().copied()
-            && deadline <= Instant::now()
-        {
-            self.unclaimed.pop_front();
+        while let Some(token) = self.connections.unclaimed_mut().take_expired() {
             self.end_unclaimed(token, "its application did not come");
         }
     }
 }
 
 /// Returns an endpoint of an earlier server that is closed for its application.
-fn revoked(recorded: &RecordedEndpoint) -> Opened {
-    Opened {
-        rule: Rule::default(),
-        listening: None,
-        is_for_neighbours: false,
-        group: false,
-        offload: false,
-        within_vlan: false,
+fn revoked(recorded: &RecordedEndpoint) -> ControlEndpoint {
+    ControlEndpoint {
         queue_pair: recorded.request.queue_pair,
-        sends: false,
-        roles: (Roles::NONE, false),
-        out_of_band: false,
-        oob: Vec::new(),
-        reachable: Vec::new(),
         revoked: true,
         sequence: recorded.request.sequence,
         settings: recorded.settings.clone(),
         granted_priority: recorded.granted_priority,
+        ..ControlEndpoint::default()
     }
 }

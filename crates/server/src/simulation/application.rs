@@ -4,13 +4,15 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use towpath_client::{Endpoint, Lost, SendError, Session};
+use towpath_engine::testing::{MAC, inward, outward};
 use towpath_packet::build::Flow;
 use towpath_queue::OwnWords;
 
+use super::control::AttachedApplication;
 use super::messages::{Messages, port};
+use super::plan::Plan;
 use super::random::Random;
-use super::transfers::{Means, Transfers};
-use crate::engine::testing::{MAC, inward, outward};
+use super::transfers::Transfers;
 
 /// The bytes of all headers of a packet.
 const HEADERS: usize = 42;
@@ -22,7 +24,7 @@ const LONGEST_PAUSE_NS: u64 = 20_000_000;
 /// The sender of a packet, in its payload.
 pub(super) const FAR: u8 = 0xfa;
 
-/// Returns the payload of a packet: whom it comes from, its number, and bytes that follow from
+/// Returns the payload of a packet: its sender, its number, and bytes that follow from
 /// both.
 pub(super) fn payload(from: u8, number: u32) -> Vec<u8> {
     let mut random = Random::new(u64::from(from) << 32 | u64::from(number));
@@ -88,12 +90,10 @@ pub(super) struct Application {
 }
 
 impl Application {
-    pub(super) fn new(
-        (session, endpoint, means): (Session, Endpoint, Means),
-        (number, applications): (usize, usize),
-        packets: u32,
-        (hostile_one, hostile): (Option<usize>, Option<OwnWords>),
-    ) -> Application {
+    pub(super) fn new(attached: AttachedApplication, number: usize, plan: &Plan) -> Application {
+        let AttachedApplication { session, endpoint, means, words } = attached;
+        let Plan { applications, packets, hostile: hostile_one, .. } = *plan;
+        let hostile = (Some(number) == hostile_one).then_some(words);
         let to_neighbour = if applications > 1 { packets } else { 0 };
         let is_pair = applications > 1 && hostile_one.is_none_or(|one| one > 1) && number < 2;
         let transfers = Transfers::new(means, number, if is_pair { packets / 6 } else { 0 });
@@ -106,7 +106,7 @@ impl Application {
             to_neighbour: Outgoing { sent: 0, all: to_neighbour },
             from_far: Arrivals::default(),
             from_neighbour: Arrivals::default(),
-            messages: Messages::new((number, applications), packets / 2, hostile_one),
+            messages: Messages::new(number, applications, packets / 2, hostile_one),
             transfers,
             asleep: false,
             busy_until: 0,
@@ -125,8 +125,8 @@ impl Application {
         !self.over && self.busy_until <= now && (!self.asleep || !is_served || self.is_notified())
     }
 
-    /// Returns when an application that is busy goes on.
-    pub(super) fn goes_on_at(&self, now: u64) -> Option<u64> {
+    /// Returns the time at which a busy application acts again.
+    pub(super) fn busy_until(&self, now: u64) -> Option<u64> {
         (self.busy_until > now).then_some(self.busy_until)
     }
 
@@ -249,7 +249,7 @@ impl Application {
         Ok(5 + u64::from(self.asleep))
     }
 
-    /// Checks what a session is in the end.
+    /// Checks the final state of a session.
     pub(super) fn check(&mut self) {
         assert!(self.session.receive_one(0).unwrap().is_none(), "a packet was left");
         assert_eq!(self.session.receive_oob(self.endpoint), Ok(None), "a message was left");
@@ -265,7 +265,7 @@ impl Application {
 
     /// Returns a counter of the endpoint.
     pub(super) fn counter(&self, name: &str) -> u64 {
-        self.session.counters(self.endpoint).iter().find(|(one, _)| *one == name).unwrap().1
+        self.session.counters(self.endpoint).get(name).unwrap()
     }
 }
 

@@ -10,6 +10,15 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fs::SealFlags;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with};
 use towpath_client::{Access, Endpoint, OobAddress, Options, Rule, Session};
+use towpath_engine::account::Account;
+use towpath_engine::apertures::commands::{ApertureCommand, Exporting};
+use towpath_engine::apertures::memory::EngineMemory;
+use towpath_engine::commands::{Claim, Command, EngineReport};
+use towpath_engine::oob::connection::EndpointName;
+use towpath_engine::reach::Reach;
+use towpath_engine::session::doorbell::Doorbell;
+use towpath_engine::testing::{self, MAC, endpoint};
+use towpath_engine::wake_data;
 use towpath_memory::SharedFile;
 use towpath_protocol::channel::{Channel, Incoming};
 use towpath_protocol::layout::{STATE_WORDS, SessionShape};
@@ -19,15 +28,16 @@ use towpath_queue::OwnWords;
 
 use super::messages::{address, port, second_port};
 use super::transfers::{INBOX_BYTES, MEMORY_BYTES, Means, key, means};
-use crate::engine::apertures::commands::{ApertureCommand, Exporting};
-use crate::engine::apertures::memory::EngineMemory;
-use crate::engine::commands::{Claim, Command, EngineReport};
-use crate::engine::oob::connection::EndpointName;
-use crate::engine::session::Doorbell;
-use crate::engine::testing::{MAC, endpoint};
-use crate::engine::wake_data;
 use crate::prepare::{ARMED, Files, MEMORIES, Mapped, Prepared, wake};
-use crate::reach::Reach;
+
+/// An application with a session.
+pub(super) struct AttachedApplication {
+    pub(super) session: Session,
+    pub(super) endpoint: Endpoint,
+    pub(super) means: Means,
+    /// The words that the application writes.
+    pub(super) words: OwnWords,
+}
 
 /// The control thread's ends of the channels to an engine.
 pub(super) struct EngineEnds {
@@ -119,13 +129,9 @@ impl Keeper {
         }
     }
 
-    /// Attaches an application, by the client library, and opens its endpoints. Also returns the
-    /// words that the application writes.
-    pub(super) fn attach(
-        &mut self,
-        path: &Path,
-        options: &Options,
-    ) -> ((Session, Endpoint, Means), OwnWords) {
+    /// Attaches an application, by the client library, and opens its endpoints. Returns the application
+    /// with the words that it writes.
+    pub(super) fn attach(&mut self, path: &Path, options: &Options) -> AttachedApplication {
         self.sessions += 1;
         let number = self.sessions;
         let (path, options) = (path.to_owned(), options.clone());
@@ -175,7 +181,8 @@ impl Keeper {
         channel.send(&created, &[]).unwrap();
         // The server that the application attached to ends here: the first one of the simulation
         // resumes the session, as every other does.
-        (application.join().unwrap(), words)
+        let (session, endpoint, means) = application.join().unwrap();
+        AttachedApplication { session, endpoint, means, words }
     }
 
     /// Connects the second endpoints of the first two sessions, and exports their inboxes, as if a
@@ -184,8 +191,9 @@ impl Keeper {
         for number in 1..=self.sessions.min(2) {
             let (_, mut mapped) = self.map(number);
             let session = &mut mapped.sessions[0];
-            session.oob.set_connected(1, EndpointName { session: 3 - number, endpoint: 1 });
-            session.apertures.set_valid(0);
+            let peer = EndpointName { session: 3 - number, endpoint: 1 };
+            testing::set_connected(session, 1, peer);
+            testing::set_valid(session, 0);
         }
     }
 
@@ -217,7 +225,8 @@ impl Keeper {
             return None;
         }
         let mut session = Box::new(mapped.sessions.pop().unwrap());
-        session.oob.reach = Reach::All;
+        let account = Account { uid: u32::MAX, group: None, is_limited: true };
+        session.set_terms(account, Reach::All, None);
         server.command(Command::AddSession(session));
         let own = number as usize - 1;
         for (endpoint_number, port) in [(0, port(own)), (1, second_port(own))] {
@@ -301,7 +310,7 @@ impl Keeper {
 
     /// Reads the engine's reports, and answers the applications whose sessions it serves. Returns
     /// `true` once the engine has ended.
-    pub(super) fn hear(&mut self, server: &mut Server) -> bool {
+    pub(super) fn handle_reports(&mut self, server: &mut Server) -> bool {
         while let Some(report) = server.ends.as_ref().and_then(|ends| ends.reports.try_recv().ok())
         {
             match report {

@@ -41,7 +41,8 @@ pub(super) struct Messages {
 
 impl Messages {
     pub(super) fn new(
-        (number, applications): (usize, usize),
+        number: usize,
+        applications: usize,
         all: u32,
         hostile: Option<usize>,
     ) -> Messages {

@@ -1,5 +1,5 @@
-//! Requests between the first two applications: writes into each other's memory, every other one
-//! with a value, and a tripwire that tells of the others.
+//! Requests between the first two applications: writes into each other's memory. Every second request has a value, and
+//! a tripwire reports the requests without a value.
 //!
 //! An application fills a place with words that number the request, and has the server write it
 //! into the same place of its neighbour's memory. Two of the four places take several transfers.
@@ -13,11 +13,11 @@ use towpath_client::{
 
 use super::random::Random;
 
-/// The places: where each begins, and its bytes.
+/// The places in the memory: the offset and the length of each.
 const PLACES: [(usize, usize); 4] = [(0, 64), (64, 8), (4096, 100_000), (106_496, 65_544)];
-/// Where the neighbour writes, and the bytes of that part of the memory.
+/// The length of the part of the memory to which the neighbour writes, from offset 0 on.
 pub(super) const INBOX_BYTES: usize = 176_128;
-/// The bytes of an application's memory: behind the inbox are the places that it writes from.
+/// The length of an application's memory. Behind the inbox are the places from which the application writes.
 pub(super) const MEMORY_BYTES: usize = 2 * INBOX_BYTES;
 
 /// Returns the key of an application's aperture.
@@ -25,14 +25,14 @@ pub(super) fn key(application: usize) -> ApertureKey {
     ApertureKey(100 + application as u32)
 }
 
-/// What an application needs for requests.
+/// The endpoint, the memory and the tripwire that an application needs for requests.
 pub(super) struct Means {
     pub(super) endpoint: Endpoint,
     pub(super) memory: Memory,
     pub(super) tripwire: Tripwire,
 }
 
-/// Makes it, with the help of the simulated control thread.
+/// Creates the memory and the tripwire. The simulated control thread answers.
 pub(super) fn means(session: &mut Session, endpoint: Endpoint) -> Means {
     let memory = session.create_memory(MEMORY_BYTES, towpath_client::Sharing::Requests).unwrap();
     let tripwire = session.set_tripwire(&memory, 0..INBOX_BYTES, Access::Write).unwrap();
@@ -45,17 +45,17 @@ pub(super) struct Transfers {
     neighbour: usize,
     pub(super) sent: u32,
     pub(super) all: u32,
-    /// Requests that are not known to be complete, in their order.
+    /// Requests that may be incomplete, in their order.
     pending: VecDeque<(u32, RequestId)>,
-    /// The next value.
+    /// The next value that the application expects.
     pub(super) next: u32,
-    /// The numbers of the last requests in the places of those without a value.
+    /// The numbers of the last requests in the two places of requests without a value.
     seen: [u64; 2],
     is_armed: bool,
 }
 
 impl Transfers {
-    /// `all`: the requests that the application makes, and so does its neighbour.
+    /// `all`: the number of requests that the application makes; its neighbour makes as many.
     pub(super) fn new(means: Means, number: usize, all: u32) -> Transfers {
         Transfers {
             means,
@@ -69,7 +69,7 @@ impl Transfers {
         }
     }
 
-    /// Returns `true` once everything is complete.
+    /// Returns `true` once all requests are complete.
     pub(super) fn is_sent(&self) -> bool {
         self.sent == self.all && self.pending.is_empty()
     }
@@ -114,13 +114,13 @@ impl Transfers {
             match session.request_state(*id) {
                 RequestState::Complete => self.pending.pop_front(),
                 RequestState::Pending => return,
-                RequestState::Failed(fault) => panic!("request {number} failed: {fault:?}"),
+                failed => panic!("request {number} failed: {failed:?}"),
             };
         }
     }
 
-    /// Receives values: each once, in order and behind its bytes. Looks at the other places if the
-    /// tripwire fired, or was armed anew.
+    /// Receives values: each once, in order and behind its bytes. Checks the places of requests without a value if the
+    /// tripwire has fired or is armed again.
     pub(super) fn receive(&mut self, session: &mut Session, most: u64) -> Result<u64, Lost> {
         self.collect(session);
         for _ in 0..most {
@@ -153,7 +153,7 @@ impl Transfers {
         Ok(21 + u64::from(self.next) * 31 + self.seen[0] * 37 + self.seen[1])
     }
 
-    /// Checks what the neighbour's requests have left in the end.
+    /// Checks the final bytes that the neighbour's requests have written.
     pub(super) fn check(&self) {
         assert_eq!(self.next, self.all.next_multiple_of(2), "values");
         for (index, seen) in self.seen.iter().enumerate() {

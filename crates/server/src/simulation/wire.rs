@@ -8,15 +8,15 @@ use towpath_device::{
     Armed, Capabilities, Completion, Counters, Device, DeviceError, DeviceQueue, Info, Kick,
     Limits, Packet, Part, Received, SpaceId, Spaces,
 };
+use towpath_engine::testing::{MAC, event};
 use towpath_packet::Meta;
 use towpath_queue::simulation::{Point, pass};
 
 use super::random::Random;
-use crate::engine::testing::MAC;
-use crate::engine::wiring::event;
 
-/// Packets on their way to the server, and packets in the device.
+/// The most packets on the wire to the server.
 const WIRE_PACKETS: usize = 48;
+/// The most packets in the device.
 const RING_PACKETS: usize = 24;
 /// The longest time for which the device stalls: longer than the watchdog's window.
 const LONGEST_STALL_NS: u64 = 3_000_000_000;
@@ -29,7 +29,7 @@ pub(super) struct Manner {
     /// The device sends from the applications' memory.
     pub(super) in_place: bool,
     /// Received packets stay on the wire until the server polls again, as with AF_XDP. Otherwise a
-    /// killed server loses those that it took.
+    /// killed server loses the packets of its last poll.
     pub(super) keeps: bool,
     /// The device stalls now and then.
     pub(super) stalls: bool,
@@ -39,7 +39,7 @@ pub(super) struct Manner {
 struct Taken {
     token: u64,
     parts: Vec<Part>,
-    /// `None` once it is on the wire.
+    /// `None` once the packet is on the wire.
     bytes: Option<Vec<u8>>,
 }
 
@@ -48,16 +48,16 @@ pub(super) struct Wire {
     manner: Manner,
     random: Random,
     to_server: VecDeque<Vec<u8>>,
-    /// Of those, packets that the server has, and that go once it polls again.
+    /// The first packets of `to_server`, which the server has, and which leave the wire at its next poll.
     given: usize,
     pub(super) to_far: VecDeque<Vec<u8>>,
     taken: VecDeque<Taken>,
-    /// Of those, packets that the device may complete.
+    /// The number of packets at the front of `taken` that the device may complete.
     ready: usize,
     /// Packets that a reset returns.
     returned: VecDeque<u64>,
     stalled_until: Option<u64>,
-    /// The server's engine asked for a wake-up, with packets to send or without.
+    /// `true` if the engine sleeps, and the device must wake it.
     armed: bool,
     event: Arc<OwnedFd>,
     /// Packets that killed servers had taken off the wire in their last batch.
@@ -67,7 +67,7 @@ pub(super) struct Wire {
 
 impl Wire {
     pub(super) fn new(manner: Manner, random: Random) -> Wire {
-        let event = event().unwrap();
+        let event = event();
         Wire {
             manner,
             random,
@@ -89,24 +89,24 @@ impl Wire {
         self.to_server.len() < WIRE_PACKETS
     }
 
-    /// The far end sends a packet.
+    /// Sends a packet from the far end.
     pub(super) fn send(&mut self, packet: Vec<u8>) {
         self.to_server.push_back(packet);
         self.wake();
     }
 
     /// Returns `true` if the device can complete packets.
-    pub(super) fn can_go_on(&self, now: u64) -> bool {
+    pub(super) fn can_complete(&self, now: u64) -> bool {
         self.ready < self.taken.len() && self.stalled_until.is_none_or(|until| until <= now)
     }
 
-    /// Returns when a stalled device goes on.
-    pub(super) fn goes_on_at(&self) -> Option<u64> {
+    /// Returns the time at which a stalled device completes packets again.
+    pub(super) fn stalled_until(&self) -> Option<u64> {
         self.stalled_until.filter(|_| self.ready < self.taken.len())
     }
 
-    /// The device completes some packets, or stalls.
-    pub(super) fn go_on(&mut self, now: u64) {
+    /// Completes some packets, or stalls the device.
+    pub(super) fn complete_or_stall(&mut self, now: u64) {
         self.stalled_until = None;
         if self.manner.stalls && self.random.once_in(40) {
             self.stalled_until = Some(now + self.random.below(LONGEST_STALL_NS));
@@ -123,7 +123,7 @@ impl Wire {
         }
     }
 
-    /// The server was killed: the device still sends some of the packets that it has, the first ones.
+    /// Ends the use by a killed server. The device still sends the first packets that it has, a random number.
     pub(super) fn killed(&mut self) {
         let sent = self.random.below(self.taken.len() as u64 + 1) as usize;
         self.to_far.extend(self.taken.drain(..).take(sent).filter_map(|taken| taken.bytes));
@@ -133,7 +133,7 @@ impl Wire {
         self.last_batch = 0;
     }
 
-    /// The server ended in order.
+    /// Ends the use by a server that ended in order.
     pub(super) fn left(&mut self) {
         self.release();
         assert_eq!(self.last_batch, 0, "a server leaves with packets in hand");
@@ -232,7 +232,7 @@ impl DeviceQueue for SimulatedQueue {
         let mut wire = wire.lock().unwrap();
         // The engine has handled the packets of the poll before.
         wire.release();
-        // What the device sends late, it reads now. The engine must not have changed it.
+        // The device reads a packet at the end of its transmission. The engine must not have changed the packet before.
         for taken in wire.taken.iter().take(wire.ready) {
             let is_same =
                 taken.bytes.as_ref().is_none_or(|sent| *sent == frame(spaces, &taken.parts));

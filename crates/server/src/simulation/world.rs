@@ -3,6 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use towpath_client::PeerState;
+use towpath_engine::commands::Command;
+use towpath_engine::testing::MAC;
 use towpath_queue::simulation;
 
 use super::application::{self, Application, Arrivals, FAR};
@@ -10,8 +12,6 @@ use super::control::{Keeper, Server};
 use super::plan::{Outcome, Plan};
 use super::random::Random;
 use super::wire::Wire;
-use crate::engine::commands::Command;
-use crate::engine::testing::MAC;
 
 /// Turns without an act after which everything is over, unless something happens at a later time.
 const QUIET_TURNS: u32 = 300;
@@ -89,14 +89,14 @@ impl World {
             0 => self.far_end_acts(),
             1 => {
                 let mut wire = self.wire.lock().unwrap();
-                let can = wire.can_go_on(now);
+                let can = wire.can_complete(now);
                 if can {
-                    wire.go_on(now);
+                    wire.complete_or_stall(now);
                 }
                 can
             }
             _ => {
-                self.keeper.hear(&mut self.server);
+                self.keeper.handle_reports(&mut self.server);
                 let can = self.server.ends.is_some() && self.keeper.can_act(&self.server);
                 if can {
                     self.keeper.act(&mut self.server);
@@ -138,8 +138,8 @@ impl World {
     /// Returns the next time at which something happens by itself.
     pub(super) fn next_time(&self) -> Option<u64> {
         let now = simulation::now();
-        let busy = self.applications.iter().filter_map(|one| one.goes_on_at(now));
-        busy.chain(self.wire.lock().unwrap().goes_on_at()).min()
+        let busy = self.applications.iter().filter_map(|one| one.busy_until(now));
+        busy.chain(self.wire.lock().unwrap().stalled_until()).min()
     }
 
     fn state(&self) -> impl std::fmt::Debug {

@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::FallocateFlags;
-use rustix::net::SendFlags;
+use towpath_protocol::doorbell;
 use towpath_queue::PeerWords;
 
 use super::wire::Descriptors;
@@ -24,6 +24,13 @@ pub(crate) struct Entry {
     pub(crate) has_descriptors: bool,
     /// The descriptors of an ended session, which the worker closes when the connection ends.
     pub(crate) disposed: Option<Descriptors>,
+}
+
+impl Entry {
+    /// Returns `true` if the peer has yet to read something.
+    pub(super) fn has_unread_data(&self) -> bool {
+        towpath_protocol::peer::unread_bytes(&self.socket).is_ok_and(|bytes| bytes > 0)
+    }
 }
 
 /// The connections of a user.
@@ -112,7 +119,7 @@ impl Doorbells {
         if index >= self.sockets.len() {
             return;
         }
-        // Zero makes a notification that the engine counted meanwhile visible as a change. A
+        // With zero, a notification that the engine has counted before this command is visible as a change. A
         // superfluous notification is harmless.
         self.seen[index] = 0;
         if self.sockets[index].replace(socket).is_none() {
@@ -138,15 +145,10 @@ impl Doorbells {
                 && let Some(socket) = &self.sockets[index]
             {
                 self.seen[index] = count;
-                notify(socket);
+                doorbell::notify(socket);
             }
         }
     }
-}
-
-/// Sends a notification. A full socket already holds one.
-pub(crate) fn notify(doorbell: &OwnedFd) {
-    let _ = rustix::net::send(doorbell, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }
 
 /// Frees the memory of these files where their seals allow it, although an application may keep

@@ -8,7 +8,7 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use towpath_memory::SharedFile;
 
-use super::process::seal;
+use super::preparation::seal;
 
 const TRIALS: u32 = 12_000;
 

@@ -12,7 +12,7 @@ use rustix::net::{RecvFlags, SendFlags};
 
 use super::wire::{self, Descriptors, Head, MAX_DESCRIPTORS, MAX_PACKET_BYTES, command, report};
 
-/// The time after which a worker with pending commands that executes none of them counts as hung.
+/// The time after which a worker with pending commands that executes no command counts as hung.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A packet to send.
@@ -60,7 +60,7 @@ impl Packet {
 #[derive(Debug)]
 pub(crate) enum Report {
     /// A message of a connection, or the kind of its error.
-    Heard { token: u64, wrong: u64, body: Vec<u8> },
+    Message { token: u64, wrong: u64, body: Vec<u8> },
     /// A connection has ended.
     Ended { token: u64 },
     /// A session's memory is ready, with the descriptors that keep it in place; or the number of
@@ -86,7 +86,7 @@ pub(crate) struct Link {
     failed: Vec<(u64, u32)>,
     sent: u64,
     handled: u64,
-    /// The time at which the worker last executed a command, or got one after an idle time.
+    /// The time at which the worker last executed a command, or got a command after an idle time.
     since: Instant,
 }
 
@@ -172,13 +172,13 @@ impl Link {
         std::mem::take(&mut self.queue)
     }
 
-    /// Announces that no more commands follow: the worker ends when it has executed those that it
+    /// Announces that no more commands follow: the worker ends when it has executed the commands that it
     /// has.
     pub(crate) fn say_no_more(&self) {
         let _ = rustix::net::shutdown(&self.channel, rustix::net::Shutdown::Write);
     }
 
-    /// Receives one report; `None` if there is none.
+    /// Receives a report; `None` if no report has arrived.
     pub(crate) fn receive(&mut self, buffer: &mut [u8; MAX_PACKET_BYTES]) -> Option<Report> {
         let mut descriptors = Descriptors::default();
         let came =
@@ -194,7 +194,7 @@ impl Link {
         }
         let token = head.token;
         Some(match head.kind {
-            report::MESSAGE => Report::Heard { token, wrong: head.value, body: body.to_vec() },
+            report::MESSAGE => Report::Message { token, wrong: head.value, body: body.to_vec() },
             report::ENDED => Report::Ended { token },
             report::MEMORY_READY | report::ALLOCATED => {
                 let outcome = match head.value & !report::UNFREEABLE {
@@ -209,27 +209,6 @@ impl Link {
             }
             _ => Report::Handled,
         })
-    }
-}
-
-/// The comparison of descriptors that keep memory in place only checks whether there are any.
-#[cfg(test)]
-impl PartialEq for Report {
-    fn eq(&self, other: &Report) -> bool {
-        match (self, other) {
-            (
-                Report::MemoryReady { token, outcome, is_unfreeable },
-                Report::MemoryReady {
-                    token: their_token,
-                    outcome: theirs,
-                    is_unfreeable: is_theirs,
-                },
-            ) => {
-                let errors = (outcome.as_ref().err(), theirs.as_ref().err());
-                (token, is_unfreeable) == (their_token, is_theirs) && errors.0 == errors.1
-            }
-            _ => format!("{self:?}") == format!("{other:?}"),
-        }
     }
 }
 

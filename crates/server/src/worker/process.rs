@@ -4,19 +4,18 @@
 //! nothing, takes no lock and writes no log line: all its memory existed before the fork.
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{Timespec, epoll};
-use rustix::fs::{FallocateFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, ReturnFlags, SendFlags, recvmsg};
+use towpath_engine::clock::clock_ns;
+use towpath_memory::copies::Copies;
 use towpath_protocol::message::MAX_REQUEST_BYTES;
 
-use super::copies::Copies;
 use super::held::{Doorbells, Entries, Entry, wipe};
-use super::pin::pin;
+use super::preparation::{allocate_and_pin, prepare, seal_allocated};
 use super::wire::{self, Descriptors, Head, MAX_PACKET_BYTES, command, report};
-use crate::clock::clock_ns;
 
 /// The epoll data of the control thread's channel.
 const CHANNEL: u64 = 0;
@@ -101,14 +100,14 @@ impl Worker {
                 tv_nsec: (left % 1_000_000_000) as i64,
             }
         });
-        let heard = match epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()) {
-            Ok((heard, _)) => heard,
+        let ready = match epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()) {
+            Ok((ready, _)) => ready,
             Err(Errno::INTR) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
-        let nothing = heard.is_empty();
+        let nothing = ready.is_empty();
         let mut commanded = false;
-        for event in &*heard {
+        for event in &*ready {
             match event.data.u64() {
                 CHANNEL => commanded = true,
                 ENGINE => {
@@ -119,11 +118,11 @@ impl Worker {
                 data => {
                     let data = data - CONNECTIONS;
                     let (index, is_process) = ((data / 2) as usize, data % 2 == 1);
-                    self.heard(index, is_process)?;
+                    self.on_readable(index, is_process)?;
                 }
             }
         }
-        // Commands come last: a new connection may get the index of one that has just ended and
+        // Commands come last: a new connection may get the index of a connection that has just ended and
         // that still has events in this batch.
         if commanded {
             self.commands(buffer)?;
@@ -158,7 +157,7 @@ impl Worker {
         let head = Head { kind, reserved: 0, token, value, handled: self.handled };
         self.told = self.handled;
         let mut handed = [self.channel.as_fd(); wire::MAX_DESCRIPTORS];
-        let count = borrow(descriptors, &mut handed);
+        let count = wire::borrow(descriptors, &mut handed);
         let channel = self.channel.as_fd();
         Ok(wire::send(channel, head, body, &handed[..count], SendFlags::empty())?)
     }
@@ -179,7 +178,7 @@ impl Worker {
     }
 
     /// Handles a connection that has a message, or whose process has ended.
-    fn heard(&mut self, index: usize, is_process: bool) -> Result<(), Over> {
+    fn on_readable(&mut self, index: usize, is_process: bool) -> Result<(), Over> {
         let Some(entry) = self.tables.entries.at(index) else { return Ok(()) };
         if is_process {
             return self.end(index);
@@ -230,7 +229,7 @@ impl Worker {
     /// descriptors count as the server's, and the connection as its user's.
     fn end(&mut self, index: usize) -> Result<(), Over> {
         let Some(entry) = self.tables.entries.at(index) else { return Ok(()) };
-        if entry.has_descriptors && unread(&entry.socket) {
+        if entry.has_descriptors && entry.has_unread_data() {
             let _ = epoll::delete(&self.epoll, &entry.socket);
             if let Some(process) = entry.process.take() {
                 let _ = epoll::delete(&self.epoll, &process);
@@ -245,7 +244,7 @@ impl Worker {
     /// Closes a connection, and the parts of its session that were kept until then.
     fn close(&mut self, index: usize) -> Option<u64> {
         let entry = self.tables.entries.remove(index)?;
-        // While the server's closing thread has copies of these descriptors, epoll would go on to
+        // While the server's closing thread has copies of these descriptors, epoll would still
         // report them: as events of the next connection with this index.
         let _ = epoll::delete(&self.epoll, &entry.socket);
         if let Some(process) = &entry.process {
@@ -264,7 +263,7 @@ impl Worker {
             match wire::receive(self.channel.as_fd(), buffer, &mut descriptors, flags) {
                 Ok(Some((head, body))) => self.carry_out(head, body, descriptors)?,
                 Ok(None) => {
-                    // The server may still wait to hear what a worker did that had hung.
+                    // The server may still wait for the report of a worker that had hung.
                     if self.told != self.handled {
                         self.tell(report::HANDLED, 0, 0, &[])?;
                     }
@@ -304,7 +303,8 @@ impl Worker {
             }
             command::PREPARE_MEMORY | command::PREPARE_OLDER => {
                 let mut is_unfreeable = false;
-                let outcome = self.prepare_memory(head, &descriptors, &mut is_unfreeable);
+                let engines = &self.engines;
+                let outcome = prepare(engines, head, &descriptors, &mut is_unfreeable);
                 drop(descriptors);
                 let flags = if is_unfreeable { report::UNFREEABLE } else { 0 };
                 self.tell_pins(report::MEMORY_READY, head.token, flags, outcome)
@@ -340,7 +340,7 @@ impl Worker {
                 }
                 Ok(())
             }
-            // Both ends belong to one program.
+            // The control thread sends no other command: both ends belong to one program.
             _ => Err(Over),
         }
     }
@@ -399,9 +399,9 @@ impl Worker {
     ) -> Result<(), Over> {
         let Some(entry) = self.tables.entries.at(index) else { return Ok(()) };
         // If no data is unread, the peer has also taken all earlier descriptors.
-        entry.has_descriptors &= unread(&entry.socket);
+        entry.has_descriptors &= entry.has_unread_data();
         let mut handed = [entry.socket.as_fd(); wire::MAX_DESCRIPTORS];
-        let count = borrow(descriptors, &mut handed);
+        let count = wire::borrow(descriptors, &mut handed);
         let flags_of_send = SendFlags::DONTWAIT;
         let parts = [&[][..], body];
         let sent = wire::send_parts(entry.socket.as_fd(), &parts, &handed[..count], flags_of_send);
@@ -418,50 +418,6 @@ impl Worker {
         }
         self.tables.entries.set_deadline(index, deadline);
         self.listen(index)
-    }
-
-    /// Seals the memory that the application writes against every further writer, and allocates the
-    /// memory that the server writes. Keeps the kernel from merging its pages, and makes the
-    /// engines' epoll sets report the application's notifications.
-    ///
-    /// If the application left a part of its memory unallocated, fails with `ENODATA`. For an older
-    /// application, sets `is_unfreeable` instead, before it allocates this part.
-    fn prepare_memory(
-        &self,
-        head: Head,
-        descriptors: &Descriptors,
-        is_unfreeable: &mut bool,
-    ) -> Result<Descriptors, Errno> {
-        let [
-            Some(server),
-            Some(receive),
-            Some(ledger),
-            Some(application),
-            Some(transmit),
-            wakes @ ..,
-        ] = descriptors
-        else {
-            return Err(Errno::INVAL);
-        };
-        for file in [application, transmit] {
-            let is_allocated = seal(file)?;
-            if !is_allocated && head.kind != command::PREPARE_OLDER {
-                return Err(Errno::NODATA);
-            }
-            *is_unfreeable |= !is_allocated;
-        }
-        // Otherwise, a read of the engine would allocate a missing page of the application at the
-        // server's cost. The call also keeps the kernel from dropping pages that the application
-        // has only read.
-        for file in [server, receive, ledger, application, transmit] {
-            allocate(file)?;
-        }
-        let pins = pin(&[server, receive, ledger, application, transmit].map(AsFd::as_fd))?;
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        for (engine, wake) in self.engines.iter().flatten().zip(wakes.iter().flatten()) {
-            epoll::add(engine, wake, epoll::EventData::new_u64(head.value), flags)?;
-        }
-        Ok(pins)
     }
 
     fn dispose(&mut self, head: Head, mut descriptors: Descriptors) -> Result<(), Over> {
@@ -487,48 +443,4 @@ impl Worker {
         }
         Ok(())
     }
-}
-
-/// Seals a memory file that an application has mapped, so that the application is the only writer.
-/// Returns `true` if the application has allocated the whole file. The function seals first: after the seal, no process
-/// can free a page of the file, so the result stays valid.
-pub(super) fn seal(file: &OwnedFd) -> Result<bool, Errno> {
-    rustix::fs::fcntl_add_seals(file, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
-    // `st_blocks` would not do: it also counts the end of a huge page behind the end of the file.
-    let first_hole = rustix::fs::seek(file, SeekFrom::Hole(0))?;
-    Ok(first_hole >= rustix::fs::fstat(file)?.st_size as u64)
-}
-
-/// Seals a memory file as [`seal`] does.
-fn seal_allocated([file, ..]: &Descriptors) -> Result<(), Errno> {
-    let is_allocated = seal(file.as_ref().ok_or(Errno::INVAL)?)?;
-    if is_allocated { Ok(()) } else { Err(Errno::NODATA) }
-}
-
-/// Allocates a memory file.
-fn allocate(file: &OwnedFd) -> Result<(), Errno> {
-    let len = rustix::fs::fstat(file)?.st_size as u64;
-    rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len)
-}
-
-/// Allocates a memory file, and keeps the kernel from merging its pages.
-fn allocate_and_pin([file, ..]: &Descriptors) -> Result<Descriptors, Errno> {
-    let file = file.as_ref().ok_or(Errno::INVAL)?;
-    allocate(file)?;
-    pin(&[file.as_fd()])
-}
-
-/// Returns `true` if the peer has yet to read something.
-fn unread(socket: &OwnedFd) -> bool {
-    towpath_protocol::peer::unread_bytes(socket).is_ok_and(|bytes| bytes > 0)
-}
-
-/// Puts borrowed descriptors into `handed`, and returns how many.
-fn borrow<'a>(descriptors: &'a Descriptors, handed: &mut [BorrowedFd<'a>]) -> usize {
-    let mut count = 0;
-    for (slot, descriptor) in handed.iter_mut().zip(descriptors.iter().flatten()) {
-        *slot = descriptor.as_fd();
-        count += 1;
-    }
-    count
 }

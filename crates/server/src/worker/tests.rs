@@ -11,11 +11,11 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use towpath_memory::copies::Copies;
 use towpath_memory::{Region, SharedFile, own_words, peer_words};
 use towpath_protocol::message::{MAX_REQUEST_BYTES, Message};
 use towpath_queue::OwnWords;
 
-use super::copies::Copies;
 use super::held::{Doorbells, Entries};
 use super::link::{Link, Packet, Report};
 use super::process::{Tables, Worker};
@@ -77,7 +77,7 @@ impl World {
     }
 
     /// Returns the next report other than that commands were executed.
-    fn hear(&mut self) -> Report {
+    fn next_report(&mut self) -> Report {
         loop {
             let (link, buffer) = (self.link.as_mut().unwrap(), &mut self.buffer);
             match link.receive(buffer) {
@@ -120,15 +120,15 @@ fn say(socket: &OwnedFd, bytes: &[u8]) {
     rustix::net::send(socket, bytes, SendFlags::NOSIGNAL).unwrap();
 }
 
-fn hear(socket: &OwnedFd) -> Vec<u8> {
+fn received(socket: &OwnedFd) -> Vec<u8> {
     let mut bytes = [0; 1024];
     let (_, len) =
         rustix::net::recv(socket, &mut bytes[..], rustix::net::RecvFlags::empty()).unwrap();
     bytes[..len].to_vec()
 }
 
-fn heard(token: u64, body: &[u8]) -> Report {
-    Report::Heard { token, wrong: report::VALID, body: body.to_vec() }
+fn message_report(token: u64, body: &[u8]) -> Report {
+    Report::Message { token, wrong: report::VALID, body: body.to_vec() }
 }
 
 fn pipe() -> (std::fs::File, OwnedFd) {
@@ -141,6 +141,26 @@ fn is_closed(read: &mut std::fs::File) -> bool {
 }
 
 /// The control thread's copy of a process's descriptor may be open for longer than the worker's.
+/// The comparison of descriptors that keep memory in place only checks whether there are any.
+impl PartialEq for Report {
+    fn eq(&self, other: &Report) -> bool {
+        match (self, other) {
+            (
+                Report::MemoryReady { token, outcome, is_unfreeable },
+                Report::MemoryReady {
+                    token: their_token,
+                    outcome: theirs,
+                    is_unfreeable: is_theirs,
+                },
+            ) => {
+                let errors = (outcome.as_ref().err(), theirs.as_ref().err());
+                (token, is_unfreeable) == (their_token, is_theirs) && errors.0 == errors.1
+            }
+            _ => format!("{self:?}") == format!("{other:?}"),
+        }
+    }
+}
+
 #[test]
 fn the_end_of_a_process_ends_no_later_connection() {
     let mut world = World::new(LONG);
@@ -151,11 +171,11 @@ fn the_end_of_a_process_ends_no_later_connection() {
     world.tell(command::ADOPT, 7, 0, vec![theirs, process.into()]);
     world.settle();
     drop(alive);
-    assert_eq!(world.hear(), Report::Ended { token: 7 });
+    assert_eq!(world.next_report(), Report::Ended { token: 7 });
     let next = world.connect(8, 0);
     world.settle();
     say(&next, b"hello");
-    assert_eq!(world.hear(), heard(8, b"hello"));
+    assert_eq!(world.next_report(), message_report(8, b"hello"));
     drop(copy);
 }
 
@@ -165,27 +185,27 @@ fn a_connection_has_one_unanswered_request_at_a_time() {
     let peer = world.connect(7, 0);
     say(&peer, b"first");
     say(&peer, b"second");
-    assert_eq!(world.hear(), heard(7, b"first"));
+    assert_eq!(world.next_report(), message_report(7, b"first"));
     // The worker reads another connection's message next: the first connection's second message
     // waits.
     let other = world.connect(8, 0);
     say(&other, b"other");
-    assert_eq!(world.hear(), heard(8, b"other"));
+    assert_eq!(world.next_report(), message_report(8, b"other"));
     let (mut read, write) = pipe();
     world.answer(7, 0, &Message::Done, vec![write]);
-    assert_eq!(world.hear(), heard(7, b"second"));
-    assert_eq!(hear(&peer), Message::Done.encode());
+    assert_eq!(world.next_report(), message_report(7, b"second"));
+    assert_eq!(received(&peer), Message::Done.encode());
     // The peer received the descriptor without room for it, so the kernel closed it, and no process
     // keeps it.
     assert!(is_closed(&mut read));
     // The last answer ends the connection.
     world.answer(7, command::LAST, &Message::Done, Vec::new());
-    assert_eq!(world.hear(), Report::Ended { token: 7 });
-    assert_eq!(hear(&peer), Message::Done.encode());
-    assert_eq!(hear(&peer), b"");
+    assert_eq!(world.next_report(), Report::Ended { token: 7 });
+    assert_eq!(received(&peer), Message::Done.encode());
+    assert_eq!(received(&peer), b"");
     world.tell(command::CLOSE_CONNECTION, 8, 0, Vec::new());
     world.settle();
-    assert_eq!(hear(&other), b"");
+    assert_eq!(received(&other), b"");
 }
 
 #[test]
@@ -194,25 +214,25 @@ fn invalid_requests_are_reported_without_their_content() {
     let long = world.connect(1, 0);
     say(&long, &[7; MAX_REQUEST_BYTES + 1]);
     let wrong = report::TOO_LONG;
-    assert_eq!(world.hear(), Report::Heard { token: 1, wrong, body: Vec::new() });
+    assert_eq!(world.next_report(), Report::Message { token: 1, wrong, body: Vec::new() });
     say(&world.connect(2, 0), &[7; MAX_REQUEST_BYTES]);
-    assert_eq!(world.hear(), heard(2, &[7; MAX_REQUEST_BYTES]));
-    assert_eq!(world.hear_end_of(2), 2);
+    assert_eq!(world.next_report(), message_report(2, &[7; MAX_REQUEST_BYTES]));
+    assert_eq!(world.wait_for_end_of(2), 2);
     // The kernel closes descriptors on arrival, and the server ignores their message.
     let gifts = world.connect(3, 0);
     let (mut read, write) = pipe();
     send_with(&gifts, b"hello", write.as_fd());
     drop(write);
     let wrong = report::DESCRIPTORS;
-    assert_eq!(world.hear(), Report::Heard { token: 3, wrong, body: Vec::new() });
+    assert_eq!(world.next_report(), Report::Message { token: 3, wrong, body: Vec::new() });
     assert!(is_closed(&mut read));
 }
 
 impl World {
     /// Waits until the worker notices a hung-up connection, behind an answer.
-    fn hear_end_of(&mut self, token: u64) -> u64 {
+    fn wait_for_end_of(&mut self, token: u64) -> u64 {
         self.answer(token, 0, &Message::Done, Vec::new());
-        let Report::Ended { token } = self.hear() else { panic!("it goes on") };
+        let Report::Ended { token } = self.next_report() else { panic!("it goes on") };
         token
     }
 }
@@ -231,21 +251,21 @@ fn time_runs_only_while_the_peer_has_to_say_something() {
     // The peer has sent a message: its time does not run, however late the server is.
     let peer = world.connect(1, 0);
     say(&peer, b"attach");
-    assert_eq!(world.hear(), heard(1, b"attach"));
+    assert_eq!(world.next_report(), message_report(1, b"attach"));
     let silent = world.connect(2, command::TIMED);
-    assert_eq!(world.hear(), Report::Ended { token: 2 });
-    assert_eq!(hear(&silent), b"");
+    assert_eq!(world.next_report(), Report::Ended { token: 2 });
+    assert_eq!(received(&silent), b"");
     // After the answer, the peer's time runs.
     world.answer(1, command::TIMED, &Message::Done, Vec::new());
-    assert_eq!(world.hear(), Report::Ended { token: 1 });
+    assert_eq!(world.next_report(), Report::Ended { token: 1 });
     // A connection without a limit may be silent: the worker reports the others' ends, and not its.
     let patient = world.connect(3, 0);
     for token in 4..8 {
         let _peer = world.connect(token, command::TIMED);
-        assert_eq!(world.hear(), Report::Ended { token });
+        assert_eq!(world.next_report(), Report::Ended { token });
     }
     say(&patient, b"here");
-    assert_eq!(world.hear(), heard(3, b"here"));
+    assert_eq!(world.next_report(), message_report(3, b"here"));
 }
 
 #[test]
@@ -271,8 +291,8 @@ fn more_connections_than_there_is_room_for_are_ended() {
     let mut world = World::new(LONG);
     let _peers: Vec<OwnedFd> = (0..3).map(|token| world.connect(token, 0)).collect();
     let fourth = world.connect(3, 0);
-    assert_eq!(world.hear(), Report::Ended { token: 3 });
-    assert_eq!(hear(&fourth), b"");
+    assert_eq!(world.next_report(), Report::Ended { token: 3 });
+    assert_eq!(received(&fourth), b"");
 }
 
 fn files() -> Vec<OwnedFd> {
@@ -307,7 +327,7 @@ fn memory_is_sealed_allocated_and_watched_by_the_engine() {
     let mut handed = copies(&files);
     handed.push(wake.try_clone().unwrap());
     world.tell(command::PREPARE_MEMORY, 1, 42, handed);
-    assert_eq!(world.hear(), memory_ready(false));
+    assert_eq!(world.next_report(), memory_ready(false));
     let page = [1; 4096];
     for (index, file) in files.iter().enumerate() {
         let is_the_servers = index < 3;
@@ -332,7 +352,7 @@ fn memory_is_sealed_allocated_and_watched_by_the_engine() {
     handed.push(wake);
     world.tell(command::PREPARE_MEMORY, 1, 42, handed);
     assert_eq!(
-        world.hear(),
+        world.next_report(),
         Report::MemoryReady {
             token: 1,
             outcome: Err(Errno::PERM.raw_os_error()),
@@ -359,7 +379,7 @@ fn a_worker_reports_that_it_allocated_an_applications_memory() {
             rustix::fs::fallocate(&files[*index], hole, 4096, 4096).unwrap();
         }
         world.tell(command::PREPARE_OLDER, 1, 42, copies(&files));
-        assert_eq!(world.hear(), memory_ready(true), "{missing:?}");
+        assert_eq!(world.next_report(), memory_ready(true), "{missing:?}");
         assert!(files.iter().all(|file| blocks(file) == 16), "the engine allocates nothing");
     }
 }
@@ -378,7 +398,7 @@ fn memory_with_a_page_that_is_not_allocated_is_refused() {
         world.tell(command::PREPARE_MEMORY, 1, 42, copies(&files));
         let outcome = Err(Errno::NODATA.raw_os_error());
         let refused = Report::MemoryReady { token: 1, outcome, is_unfreeable: false };
-        assert_eq!(world.hear(), refused, "{missing}");
+        assert_eq!(world.next_report(), refused, "{missing}");
         assert_eq!(blocks(&files[missing]), 8, "{missing}");
     }
 }
@@ -389,7 +409,10 @@ fn armed_words_that_are_not_allocated_are_refused() {
     let armed: OwnedFd = SharedFile::create("worker-test", 8192).unwrap().into();
     world.tell(command::SEAL, 1, 0, vec![armed.try_clone().unwrap()]);
     let outcome = Err(Errno::NODATA.raw_os_error());
-    assert_eq!(world.hear(), Report::MemoryReady { token: 1, outcome, is_unfreeable: false });
+    assert_eq!(
+        world.next_report(),
+        Report::MemoryReady { token: 1, outcome, is_unfreeable: false }
+    );
     assert_eq!(blocks(&armed), 0);
     let armed: OwnedFd = SharedFile::create("worker-test", 8192).unwrap().into();
     allocate(&armed);
@@ -416,12 +439,12 @@ fn memory_is_freed_at_once_or_when_the_connection_ends() {
     // while; also during a request.
     let peer = world.connect(1, 0);
     say(&peer, b"request");
-    assert_eq!(world.hear(), heard(1, b"request"));
+    assert_eq!(world.next_report(), message_report(1, b"request"));
     world.tell(command::DISPOSE, 1, command::WIPE, copies(&second));
     world.answer(1, 0, &Message::Done, Vec::new());
-    assert_eq!(hear(&peer), b"");
+    assert_eq!(received(&peer), b"");
     assert_eq!(blocks(&second[1..]), 0);
-    assert_eq!(world.hear(), Report::Ended { token: 1 });
+    assert_eq!(world.next_report(), Report::Ended { token: 1 });
     assert_eq!(blocks(&second), 0);
 }
 
@@ -432,17 +455,17 @@ fn a_connection_stays_until_its_descriptors_are_read() {
     let mut world = World::new(LONG);
     let peer = world.connect(1, 0);
     say(&peer, b"attach");
-    assert_eq!(world.hear(), heard(1, b"attach"));
+    assert_eq!(world.next_report(), message_report(1, b"attach"));
     let (_read, write) = pipe();
     world.answer(1, 0, &Message::Done, vec![write]);
     rustix::net::shutdown(&peer, rustix::net::Shutdown::Write).unwrap();
     // Another connection comes and goes: the worker reports its end, and not the first one's.
     let other = world.connect(2, command::TIMED);
     drop(other);
-    assert_eq!(world.hear(), Report::Ended { token: 2 });
-    assert_eq!(hear(&peer), Message::Done.encode());
-    assert_eq!(world.hear(), Report::Ended { token: 1 });
-    assert_eq!(hear(&peer), b"");
+    assert_eq!(world.next_report(), Report::Ended { token: 2 });
+    assert_eq!(received(&peer), Message::Done.encode());
+    assert_eq!(world.next_report(), Report::Ended { token: 1 });
+    assert_eq!(received(&peer), b"");
 }
 
 #[test]

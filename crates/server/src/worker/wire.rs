@@ -1,9 +1,9 @@
 //! The messages between the control thread and a worker. Each is one packet of a private
-//! `SOCK_SEQPACKET` socket: a [`Head`], followed by a control message of an application or for one.
+//! `SOCK_SEQPACKET` socket: a [`Head`], followed by a control message of an application or for an application.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -13,7 +13,7 @@ use rustix::net::{
 use towpath_protocol::message::{self, MAX_BYTES};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The maximum number of descriptors in one packet: those of an attached message, and two more.
+/// The maximum number of descriptors in one packet: an attached message's, and two more.
 pub(crate) const MAX_DESCRIPTORS: usize = message::MAX_DESCRIPTORS + 2;
 /// The largest packet.
 pub(crate) const MAX_PACKET_BYTES: usize = size_of::<Head>() + MAX_BYTES;
@@ -26,7 +26,7 @@ pub(crate) struct Head {
     pub(crate) kind: u32,
     /// Must be 0.
     pub(crate) reserved: u32,
-    /// The connection's token, if the packet concerns one.
+    /// The connection's token, if the packet concerns a connection.
     pub(crate) token: u64,
     /// A value; its meaning depends on the kind.
     pub(crate) value: u64,
@@ -60,7 +60,7 @@ pub(crate) mod command {
     /// Send the message over this socket and close it. With the socket.
     pub(crate) const REFUSE: u32 = 8;
 
-    /// Seal a memory file against every further writer but those that have it mapped. With the
+    /// Seal a memory file against every further writer but processes that have it mapped. With the
     /// file, which the application has allocated.
     pub(crate) const SEAL: u32 = 9;
     /// Allocate a memory file that only the server has. With the file.
@@ -69,7 +69,7 @@ pub(crate) mod command {
     /// [`ALLOCATES_SINCE`](towpath_protocol::layout::ALLOCATES_SINCE): also allocate the pages that
     /// the application left unallocated.
     pub(crate) const PREPARE_OLDER: u32 = 11;
-    /// Copy for the engine by this copy area. With its file, or without one if there are no more copies.
+    /// Copy for the engine by this copy area. With its file, or without a file if there are no more copies.
     pub(crate) const SET_COPY_AREA: u32 = 12;
     /// Map a memory, to copy from and to it. With the file. Value: the memory's id.
     pub(crate) const MAP_MEMORY: u32 = 13;
@@ -88,7 +88,7 @@ pub(crate) mod command {
 pub(crate) mod report {
     /// The worker executed commands.
     pub(crate) const HANDLED: u32 = 1;
-    /// A message arrived. The worker reads no further one until the server has answered it. Value:
+    /// A message arrived. The worker reads the next message only after the server has answered this message. Value:
     /// [`VALID`](self::VALID) or the kind of error; in case of an error there is no message.
     pub(crate) const MESSAGE: u32 = 2;
     /// The connection has ended and is closed.
@@ -114,6 +114,16 @@ pub(crate) mod report {
 /// The descriptors that came with a packet, in their order.
 pub(crate) type Descriptors = [Option<OwnedFd>; MAX_DESCRIPTORS];
 
+/// Puts borrowed descriptors into `handed`. Returns their number.
+pub(super) fn borrow<'a>(descriptors: &'a Descriptors, handed: &mut [BorrowedFd<'a>]) -> usize {
+    let mut count = 0;
+    for (slot, descriptor) in handed.iter_mut().zip(descriptors.iter().flatten()) {
+        *slot = descriptor.as_fd();
+        count += 1;
+    }
+    count
+}
+
 /// Sends a packet.
 ///
 /// # Errors
@@ -128,7 +138,7 @@ pub(crate) fn send(
     send_parts(socket, &[head.as_bytes(), body], descriptors, flags)
 }
 
-/// Sends a packet of two parts, or of one if the first is empty.
+/// Sends a packet of two parts, or of the second part if the first is empty.
 ///
 /// # Errors
 /// Fails as [`send`] does.

@@ -8,15 +8,16 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
+use towpath_engine::account::{Account, Party};
 
 use super::link::{Link, Packet, Report};
+use super::pair::Pair;
 use super::spawner::{Spawner, pair};
 use super::wire::{MAX_PACKET_BYTES, command};
-use crate::account::{Account, Pair, Party};
 
 /// Idle workers that the server keeps for users that return.
 const IDLE: usize = 16;
-/// Hung workers of users that the server waits for. The server gives up others.
+/// Hung workers of users that the server waits for. The server gives up further hung workers.
 const MAX_HUNG: usize = 64;
 /// Connections that wait for a refusal. The server closes more without reading them.
 const WAITING: usize = 4096;
@@ -24,7 +25,7 @@ const WAITING: usize = 4096;
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The owner of a worker: a user by its grant, an administrator, all users that may not attach, or two users that share
-/// memory for writing. A user that is both has two workers: the one of the grant may hang, and its end is not the
+/// memory for writing. A user that is both has two workers: the worker of the grant may hang, and its end is not the
 /// administrator's. The worker of two users has no connection, and its hang ends no session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Owner {
@@ -126,7 +127,7 @@ impl Workers {
         self.engines.get(lane)
     }
 
-    /// Returns the worker of an owner, and makes one if there is none.
+    /// Returns the worker of an owner, and makes a worker if there is none.
     ///
     /// # Errors
     /// Fails if descriptors are not available.
@@ -174,7 +175,7 @@ impl Workers {
         self.all.values().any(|one| one.is_hung && one.owner == owner)
     }
 
-    /// Gives a command to a worker. If that worker is gone or lost, another one closes the
+    /// Gives a command to a worker. If that worker is gone or lost, another worker closes the
     /// command's descriptors.
     pub(crate) fn tell(&mut self, id: u64, owner: Owner, packet: Packet) {
         let id = match self.all.get(&id) {
@@ -194,7 +195,7 @@ impl Workers {
         if descriptors.is_empty() {
             return;
         }
-        // Without descriptors for a worker there is no other way than to close them here.
+        // Without descriptors for a worker, the control thread closes them.
         let Ok(id) = self.of(owner) else { return };
         self.push(id, Packet::new(command::DISPOSE, 0, flags).with(descriptors));
     }
@@ -307,7 +308,7 @@ impl Workers {
         serving.filter_map(|one| one.link.deadline()).min()
     }
 
-    /// Declares one late worker hung, if there is one; the server expects nothing more of it.
+    /// Declares a late worker hung, if a worker is late. The server expects nothing more of a hung worker.
     pub(crate) fn declare_one_hung(&mut self) -> Option<u64> {
         let now = Instant::now();
         // A worker with unread reports has made progress.
@@ -347,7 +348,7 @@ impl Workers {
         }
     }
 
-    /// Makes all workers execute their commands and end, without waiting for those that hang.
+    /// Makes all workers execute their commands and end, without waiting for hung workers.
     /// `leaves`: another server follows at once, so this waits for none. The workers end by
     /// themselves.
     pub(crate) fn end(&mut self, leaves: bool) {

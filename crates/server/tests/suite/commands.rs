@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use towpath_client::{Options, Rule, Session};
-use towpath_device::loopback;
-use towpath_device::wrapped::Wrapped;
 use towpath_device::{
     Armed, Completion, Counters, DeviceError, DeviceQueue, Kick, Packet, Received, SpaceId, Spaces,
 };
+use towpath_device_testing::loopback;
+use towpath_device_testing::wrapped::Wrapped;
 use towpath_memory::SharedFile;
 use towpath_protocol::channel::{Channel, ChannelError, Incoming};
 use towpath_protocol::message::{self, Attach, Message, Open, Set};

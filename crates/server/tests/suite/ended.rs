@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use towpath_client::{Options, Rule, Session, report_over};
-use towpath_device::loopback::{self, Cable, LoopbackDevice, Reception};
-use towpath_device::refusing::{Refuses, Refusing};
 use towpath_device::{Filter, FilterError, FlowRule};
+use towpath_device_testing::loopback::{self, Cable, LoopbackDevice, Reception};
+use towpath_device_testing::refusing::{Refuses, Refusing};
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Subnet, Subnets};
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use towpath_client::{Options, Rule, Session};
-use towpath_device::loopback;
+use towpath_device_testing::loopback;
 use towpath_memory::{Region, SharedFile, own_words, peer_words};
 use towpath_packet::build::Flow;
 use towpath_protocol::channel::{Channel, Incoming};

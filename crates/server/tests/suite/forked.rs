@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use towpath_client::{Options, Session};
-use towpath_device::loopback::{self, LoopbackDevice};
+use towpath_device_testing::loopback::{self, LoopbackDevice};
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Policy, PolicyError, Server};
 

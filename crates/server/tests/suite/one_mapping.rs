@@ -11,19 +11,26 @@ use std::sync::mpsc::channel;
 use std::thread;
 
 use rustix::event::{EventfdFlags, eventfd};
-use towpath_device::loopback;
+use towpath_device_testing::loopback;
+use towpath_engine::commands::Command;
+use towpath_engine::last_sent::LastSent;
+use towpath_engine::relays::Relays;
+use towpath_engine::rights::{Addresses, Rights};
+use towpath_engine::session::Session;
+use towpath_engine::session::doorbell::Doorbell;
+use towpath_engine::session::endpoints::Endpoint;
+use towpath_engine::session::memories::Memories;
+use towpath_engine::{Budgets, ControlLink, Engine};
 use towpath_memory::{Mapping, Region, own_words, peer_words};
 use towpath_packet::build::Flow;
+use towpath_packet::{FlowRule, FlowVlan};
 use towpath_protocol::layout::{STATE_WORDS, SessionShape};
+use towpath_protocol::position::Position;
 use towpath_queue::buffers::FreeBuffers;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN};
 use towpath_queue::events::{self, Acknowledger, Marker};
 use towpath_queue::receive::{ReceiveConsumer, application_side};
 use towpath_queue::transmit::TransmitProducer;
-use towpath_server::internals::{
-    Addresses, Budgets, Command, Doorbell, Endpoint, Engine, LastSent, Link, Memories, Position,
-    Relays, Rights, Rule, Session, Vlan,
-};
 use towpath_server::{Values, WaitStrategy as EngineStrategy};
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
@@ -154,10 +161,10 @@ fn packets_are_handed_over_without_a_race() {
     let (commands, engine_commands) = channel();
     let (engine_events, _events) = channel();
     let (wake, control_wake, relays) = (event(), event(), Relays::none().unwrap());
-    let link = Link {
+    let link = ControlLink {
         lane: 0,
         commands: engine_commands,
-        events: engine_events,
+        reports: engine_events,
         wake,
         control_wake,
         relays,
@@ -172,12 +179,12 @@ fn packets_are_handed_over_without_a_race() {
     let mut engine = Engine::new(&mut near, state, 1, 1, &values, budgets, link).unwrap();
     let (session, mut application) = session();
     commands.send((0, Command::AddSession(Box::new(session)))).unwrap();
-    let rule = Rule {
+    let rule = FlowRule {
         mac: Some(MAC),
-        vlan: Vlan::Untagged,
+        vlan: FlowVlan::Untagged,
         protocol: Some(17),
         port: Some(PORT),
-        ..Rule::default()
+        ..FlowRule::default()
     };
     let flow = Flow::v4().macs(MAC, MAC).ports(PORT, PORT);
     let flow = Flow { source: flow.destination, ..flow };

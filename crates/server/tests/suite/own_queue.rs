@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use towpath_client::{Options, Session};
-use towpath_device::loopback::{self, LoopbackDevice};
 use towpath_device::{
     Access, Armed, Completion, Counters, Device, DeviceError, DeviceQueue, Dma, DmaError, Filter,
     FilterError, HardwareQueue, Info, Kick, OpenedOwnQueue, OwnMemory, OwnQueueError,
     OwnQueueLimits, OwnQueues, Packet, Received, Registration, SpaceId, Spaces,
 };
+use towpath_device_testing::loopback::{self, LoopbackDevice};
 use towpath_memory::Mapping;
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server};

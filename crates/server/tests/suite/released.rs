@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use towpath_device::loopback;
+use towpath_device_testing::loopback;
 use towpath_memory::SharedFile;
 use towpath_protocol::store::{MemoryStore, Store};
 use towpath_server::{Config, Server};

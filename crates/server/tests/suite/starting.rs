@@ -2,7 +2,7 @@
 //! values, and nothing is left behind.
 
 use towpath_client::set_over;
-use towpath_device::loopback::{self, LoopbackDevice};
+use towpath_device_testing::loopback::{self, LoopbackDevice};
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Setting, StartError, Values};
 
@@ -130,7 +130,7 @@ fn a_server_makes_two_sockets_and_removes_both() {
     assert_eq!(names(), [""; 0]);
 
     let (server, _far) = start(&both(Some(&own))).unwrap();
-    assert_eq!(names(), ["own.admin", "own.admin.lock", "s", "s.lock"]);
+    assert_eq!(names(), ["own.admin", "own.lock", "s", "s.lock"]);
     let other = Config { socket: Some(directory.join("t")), ..both(Some(&own)) };
     assert!(refused(&other).contains("another server serves here"));
     server.stop().unwrap();

@@ -147,13 +147,12 @@ mod tests {
     fn entries_are_in_order_of_use() {
         let mut table = Table::new();
         let mut list: Vec<u64> = Vec::new();
-        let mut state = 1_u64;
+        let mut random = fastrand::Rng::with_seed(1);
         for _ in 0..20_000 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let number = (state >> 33) % 50;
+            let number = random.u64(..50);
             let found = table.find(address(number));
             assert_eq!(found.is_some(), list.contains(&number));
-            match ((state >> 50) % 4, found) {
+            match (random.u64(..4), found) {
                 (0, Some(index)) => {
                     assert_eq!(table.remove(index), Some(number));
                     list.retain(|other| *other != number);

@@ -126,10 +126,10 @@ impl Stack {
     fn deliver(&mut self, now: Instant, packet: &Packet<'_>, group: bool, verify: bool) {
         let unicast = !group && self.host.is_ours(packet.dst);
         match packet.protocol {
-            ip::TCP if unicast => self.tcp.input(now, &mut self.host, packet, verify),
+            ip::TCP if unicast => self.tcp.dispatch(now, &mut self.host, packet, verify),
             ip::TCP => self.host.counters.rx_other_address += 1,
             ip::UDP => {
-                if !self.udp.input(&mut self.host, packet, verify) && unicast {
+                if !self.udp.dispatch(&mut self.host, packet, verify) && unicast {
                     self.report(now, packet, Report::Port);
                 }
             }

@@ -18,7 +18,7 @@ use crate::outbox::{Frame, NextHop};
 use crate::reassembly::Reassembly;
 use crate::tcp::Tcp;
 use crate::udp::Udp;
-use crate::{Config, ConfigError, Counters, Instant, Meta, SocketId, Transmit};
+use crate::{Config, ConfigError, Counters, Instant, Meta, SocketId, SocketInfo, Transmit};
 
 /// The maximum number of outbox frames sent per poll.
 const OUTBOX_BUDGET: usize = 256;
@@ -314,6 +314,12 @@ impl Stack {
     /// Fails the sockets of a UDP port with [`SocketError::Revoked`](crate::SocketError::Revoked).
     pub fn udp_revoke(&mut self, is_ipv4: bool, port: u16) {
         self.udp.revoke(&mut self.host, is_ipv4, port);
+    }
+
+    /// Returns all sockets: those bound to UDP ports, listeners, and the connections that an application has or has not
+    /// accepted yet.
+    pub fn sockets(&self) -> impl Iterator<Item = SocketInfo> + '_ {
+        self.udp.list().chain(self.tcp.list())
     }
 
     /// Returns the number of TCP connections (half-open ones included, those in TIME-WAIT not), and

@@ -40,8 +40,8 @@ impl Sending {
             self.recovery.widened = self.recovery.widened.filter(|end| self.una.before(*end));
         }
         if self.recovery.selective && !ack.blocks.is_empty() {
-            let bounds = (self.una, self.nxt);
-            self.scoreboard.select(now, ack.blocks, bounds, least, &mut delivery);
+            let (una, nxt) = (self.una, self.nxt);
+            self.scoreboard.select(now, ack.blocks, una, nxt, least, &mut delivery);
         }
         self.measure(now, ack, progress, &delivery);
         // Once per round trip (RFC 8985, 6.2, step 4).
@@ -173,9 +173,10 @@ impl Sending {
 
     /// Marks what is lost by time (RFC 8985). Returns `true` if there is any.
     pub(super) fn detect_by_time(&mut self, now: Instant) -> bool {
-        let times = (self.rtt.least(), self.round_trip());
+        let (least, smoothed) = (self.rtt.least(), self.round_trip());
         let recovering = self.recovery.phase != Phase::Open;
-        let (newly_lost, next) = self.scoreboard.detect(now, times, self.segment, recovering);
+        let (newly_lost, next) =
+            self.scoreboard.detect(now, least, smoothed, self.segment, recovering);
         self.recovery.reorder_at = next;
         newly_lost
     }

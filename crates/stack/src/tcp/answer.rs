@@ -15,6 +15,22 @@ use crate::{Instant, SocketError, ip};
 /// The longest header.
 const MAX_HEADER_BYTES: usize = 60;
 
+/// The fields of a segment without data.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reply {
+    pub(super) sequence: Seq,
+    pub(super) acknowledgement: Seq,
+    pub(super) flags: u8,
+    pub(super) window: u16,
+}
+
+impl Reply {
+    /// Returns a segment without a window.
+    pub(super) fn closed(sequence: Seq, acknowledgement: Seq, flags: u8) -> Reply {
+        Reply { sequence, acknowledgement, flags, window: 0 }
+    }
+}
+
 impl Tcp {
     /// Handles an ICMP error about a segment of ours. Returns `true` if the segment belongs to a
     /// connection.
@@ -59,38 +75,37 @@ impl Tcp {
         }
         host.counters.tcp_resets_sent += 1;
         if seg.has(ACK) {
-            self.send_reply(now, host, tuple, (seg.acknowledgement, Seq(0)), (RST, 0), None);
+            let reply = Reply::closed(seg.acknowledgement, Seq(0), RST);
+            self.send_reply(now, host, tuple, reply, None);
         } else {
-            self.send_reply(now, host, tuple, (Seq(0), seg.end()), (RST | ACK, 0), None);
+            let reply = Reply::closed(Seq(0), seg.end(), RST | ACK);
+            self.send_reply(now, host, tuple, reply, None);
         }
     }
 
-    /// Sends a segment without data; `at` is its sequence number and acknowledgement, `fields` its
-    /// flags and window, `stamps` the origin of our clock and the value to echo.
+    /// Sends a segment without data. `stamps`: the origin of our clock and the value to echo.
     pub(super) fn send_reply(
         &mut self,
         now: Instant,
         host: &mut Host,
         tuple: &Tuple,
-        at: (Seq, Seq),
-        fields: (u8, u16),
+        reply: Reply,
         stamps: Option<(u32, u32)>,
     ) {
         let mut options = Written::default();
         if let Some((origin, echo)) = stamps {
             options.timestamps(timestamp(now, origin), echo);
         }
-        self.send_reply_with(now, host, tuple, at, fields, &options);
+        self.send_reply_with(now, host, tuple, reply, &options);
     }
 
-    /// Sends a segment without data, with these flags and this window.
+    /// Sends a segment without data, with these options.
     pub(super) fn send_reply_with(
         &mut self,
         now: Instant,
         host: &mut Host,
         tuple: &Tuple,
-        (sequence, acknowledgement): (Seq, Seq),
-        (flags, window): (u8, u16),
+        reply: Reply,
         options: &Written,
     ) {
         let Some(route) = host.route(tuple.remote.ip()) else {
@@ -98,6 +113,7 @@ impl Tcp {
             return;
         };
         let ports = (tuple.local.port(), tuple.remote.port());
+        let Reply { sequence, acknowledgement, flags, window } = reply;
         let header = Header { ports, sequence, acknowledgement, flags, window, urgent: 0 };
         let mut bytes = [0; MAX_HEADER_BYTES];
         let len = segment::HEADER_BYTES + options.as_slice().len();

@@ -281,13 +281,7 @@ impl Tcp {
     }
 
     pub(crate) fn state(&mut self, id: TcpId) -> Result<TcpState, SocketError> {
-        Ok(match self.owned(id)?.state {
-            State::SynSent | State::SynReceived => TcpState::Connecting,
-            State::Established => TcpState::Established,
-            State::CloseWait => TcpState::PeerClosed,
-            State::FinWait1 | State::FinWait2 => TcpState::LocalClosed,
-            State::Closing | State::LastAck | State::TimeWait | State::Closed => TcpState::Over,
-        })
+        Ok(self.owned(id)?.state())
     }
 
     pub(crate) fn addresses(&mut self, id: TcpId) -> Result<(SocketAddr, SocketAddr), SocketError> {
@@ -300,10 +294,20 @@ impl Tcp {
     }
 
     pub(crate) fn readiness(&mut self, host: &Host, id: TcpId) -> Result<Readiness, SocketError> {
+        let left = self.urgent(id)?;
         let connection = self.owned(id)?;
+        // As on Linux, once its last byte has arrived.
+        let urgent = left.is_some_and(|left| left <= connection.receiving.buffer.len());
         connection.told = false;
         let writable = connection.writable(&host.config.tcp);
         connection.wants_room |= !writable;
-        Ok(Readiness { readable: connection.readable(), writable, closed: connection.closed() })
+        Ok(Readiness {
+            readable: connection.readable(),
+            writable,
+            read_closed: connection.read_closed(),
+            write_closed: connection.write_closed(),
+            error: connection.error.is_some(),
+            urgent,
+        })
     }
 }

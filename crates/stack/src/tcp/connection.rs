@@ -107,7 +107,7 @@ pub(super) struct Connection {
     pub(super) wants_memory: bool,
     /// What the connection found out about the path's MTU by itself.
     pub(super) black_hole: BlackHoleSearch,
-    pub(super) last_heard: Instant,
+    pub(super) last_received: Instant,
     /// The time of the last challenge acknowledgement, and of the last answer to a segment that did
     /// not fit.
     pub(super) challenged: Option<Instant>,
@@ -161,7 +161,7 @@ impl Connection {
             dirty: false,
             told: false,
             wants_room: false,
-            last_heard: now,
+            last_received: now,
             challenged: None,
             answered: None,
             unacceptable_answers: 0,
@@ -183,7 +183,7 @@ impl Connection {
         std::mem::swap(&mut self.sending.buffer, &mut spare.sending.buffer);
         std::mem::swap(&mut self.sending.scoreboard, &mut spare.sending.scoreboard);
         std::mem::swap(&mut self.receiving.buffer, &mut spare.receiving.buffer);
-        std::mem::swap(&mut self.receiving.arrivals, &mut spare.receiving.arrivals);
+        std::mem::swap(&mut self.receiving.out_of_order, &mut spare.receiving.out_of_order);
     }
 
     /// Returns our clock's value for a segment sent now.
@@ -297,10 +297,7 @@ impl Connection {
 
     /// Returns `true` if a read would not have to wait.
     pub(super) fn readable(&self) -> bool {
-        self.receiving.buffer.len() > 0
-            || self.error.is_some()
-            || self.read_shut
-            || (!self.state.is_opening() && !self.state.receives())
+        self.receiving.buffer.len() > 0 || self.error.is_some() || self.read_closed()
     }
 
     /// Returns `true` if a write would not have to wait.
@@ -310,9 +307,14 @@ impl Connection {
                 || !self.wants_memory && self.sending.room(config.send_buffer_bytes) > 0)
     }
 
-    /// Returns `true` if both directions are closed, or an error is pending.
-    pub(super) fn closed(&self) -> bool {
-        self.error.is_some() || self.state.is_over()
+    /// Returns `true` if no further data will arrive.
+    pub(super) fn read_closed(&self) -> bool {
+        self.read_shut || !self.state.is_opening() && !self.state.receives()
+    }
+
+    /// Returns `true` if this side cannot write any more.
+    pub(super) fn write_closed(&self) -> bool {
+        !self.state.is_opening() && !self.state.sends()
     }
 }
 

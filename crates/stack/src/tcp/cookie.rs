@@ -68,7 +68,8 @@ impl Cookies {
         now: Instant,
         random: &Random,
         tuple: &Tuple,
-        (theirs, ours): (Seq, Seq),
+        theirs: Seq,
+        ours: Seq,
         echo: Option<(u32, u32)>,
     ) -> Option<Agreement> {
         if !self.are_in_use(now) {
@@ -120,12 +121,12 @@ mod tests {
         let random = Random::new(1);
         let mut cookies = Cookies::default();
         let (now, theirs) = (Instant::from_millis(100_000), Seq(77));
-        assert!(cookies.read(now, &random, &tuple(1), (theirs, Seq(5)), None).is_none());
+        assert!(cookies.read(now, &random, &tuple(1), theirs, Seq(5), None).is_none());
         for (mss, held) in [(None, 536), (Some(1460), 1460), (Some(1459), 1440), (Some(9), 48)] {
             let ours = cookies.make(now, &random, &tuple(1), theirs, mss);
             let read = |port, theirs, ours, seconds| {
                 let now = now + Duration::from_secs(seconds);
-                cookies.read(now, &random, &tuple(port), (theirs, ours), None)
+                cookies.read(now, &random, &tuple(port), theirs, ours, None)
             };
             let agreement = read(1, theirs, ours, 1).unwrap();
             assert_eq!((agreement.mss, agreement.shift), (Some(held), None));
@@ -146,13 +147,13 @@ mod tests {
         let ours = cookies.make(now, &random, &tuple(1), Seq(0), Some(1460));
         for shift in [None, Some(0), Some(7), Some(14)] {
             for (selective, ecn) in [(false, false), (true, false), (true, true)] {
-                let plain = cookies.read(now, &random, &tuple(1), (Seq(0), ours), None).unwrap();
+                let plain = cookies.read(now, &random, &tuple(1), Seq(0), ours, None).unwrap();
                 let wanted = Agreement { shift, selective, ecn, clock: Some(9), ..plain };
                 for clock in [0, 63, 64, 1000, u32::MAX] {
                     let stamp = stamp(clock, &wanted);
                     assert!(clock.wrapping_sub(stamp) < 64, "{clock} {stamp}");
                     let echo = Some((9, stamp));
-                    let read = cookies.read(now, &random, &tuple(1), (Seq(0), ours), echo);
+                    let read = cookies.read(now, &random, &tuple(1), Seq(0), ours, echo);
                     assert_eq!(read, Some(wanted));
                 }
             }

@@ -17,7 +17,7 @@ impl Connection {
         // While the window is closed, a peer that answered the last probe is not silent (RFC 9293,
         // 3.8.6.1).
         let sending = &self.sending;
-        let answered = sending.is_closed() && self.last_heard >= sending.last_sent;
+        let answered = sending.is_closed() && self.last_received >= sending.last_sent;
         if !self.owes() || answered {
             self.waiting = None;
         } else if self.waiting.is_none_or(|(_, first)| first != sending.una) {
@@ -50,7 +50,7 @@ impl Connection {
     pub(super) fn keep_alive_at(&self) -> Option<Instant> {
         let keep_alive = self.keep_alive?;
         let ends = self.state.is_opening() || self.state.is_over();
-        (!ends).then(|| self.last_heard + keep_alive.idle + keep_alive.interval * self.probes)
+        (!ends).then(|| self.last_received + keep_alive.idle + keep_alive.interval * self.probes)
     }
 
     /// Counts an unanswered keep-alive, if one is due, and demands the next one. Returns `true` if

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
+use super::answer::Reply;
 use super::connection::Owner;
 use super::listener::Listener;
 use super::segment::{ACK, RST};
@@ -71,7 +72,7 @@ impl Tcp {
         let listener = self.listeners.get(id)?;
         listener.told = false;
         let readable = !listener.accept.is_empty() || listener.revoked;
-        Ok(Readiness { readable, ..Readiness::default() })
+        Ok(Readiness { readable, error: listener.revoked, ..Readiness::default() })
     }
 
     /// Stops listening, and resets connections that were not accepted.
@@ -107,8 +108,9 @@ impl Tcp {
             self.ports.remove(tuple.local);
             if host.may_refuse(now) {
                 host.counters.tcp_resets_sent += 1;
-                let at = (agreement.ours + 1, agreement.theirs + 1);
-                self.send_reply(now, host, &tuple, at, (RST | ACK, 0), None);
+                let (ours, theirs) = (agreement.ours + 1, agreement.theirs + 1);
+                let reply = Reply::closed(ours, theirs, RST | ACK);
+                self.send_reply(now, host, &tuple, reply, None);
             }
         }
     }

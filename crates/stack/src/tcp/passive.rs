@@ -1,6 +1,7 @@
 //! Passive opens: answers to SYNs, half-open connections, SYN cookies, and the connections that
 //! result.
 
+use super::answer::Reply;
 use super::connection::{Connection, Ecn, Owner};
 use super::cookie;
 use super::half_open::{Agreement, HalfOpen};
@@ -109,8 +110,9 @@ impl Tcp {
         }
         let flags = if agreement.ecn { SYN | ACK | ECE } else { SYN | ACK };
         let window = super::receiving::first_window(most);
-        let at = (agreement.ours, agreement.theirs + 1);
-        self.send_reply_with(now, host, tuple, at, (flags, window), &options);
+        let (sequence, acknowledgement) = (agreement.ours, agreement.theirs + 1);
+        let reply = Reply { sequence, acknowledgement, flags, window };
+        self.send_reply_with(now, host, tuple, reply, &options);
     }
 
     /// Handles a segment for a half-open connection (RFC 9293, 3.10.7.4, SYN-RECEIVED).
@@ -192,11 +194,12 @@ impl Tcp {
     ) {
         if self.half_open.may_challenge(now, tuple) {
             host.counters.tcp_challenges += 1;
-            let at = (agreement.ours + 1, agreement.theirs + 1);
+            let (sequence, acknowledgement) = (agreement.ours + 1, agreement.theirs + 1);
             let most = host.config.tcp.receive_buffer_bytes;
             let shift = agreement.shift.map_or(0, |_| super::connection::offered_shift(most));
             let window = super::receiving::first_window(most) >> shift;
-            self.send_reply(now, host, tuple, at, (ACK, window), stamps);
+            let reply = Reply { sequence, acknowledgement, flags: ACK, window };
+            self.send_reply(now, host, tuple, reply, stamps);
         } else {
             host.counters.tcp_challenges_limited += 1;
         }
@@ -224,9 +227,9 @@ impl Tcp {
             return false;
         }
         let is_full = listener.accept.len() >= listener.backlog;
-        let numbers = (seg.sequence - 1, seg.acknowledgement - 1);
+        let (theirs, ours) = (seg.sequence - 1, seg.acknowledgement - 1);
         let stamps = seg.options.timestamps;
-        let read = self.cookies.read(now, &host.random, &tuple, numbers, stamps);
+        let read = self.cookies.read(now, &host.random, &tuple, theirs, ours, stamps);
         let Some(agreement) = read else {
             host.counters.tcp_cookies_refused += u64::from(self.cookies.are_in_use(now));
             return false;

@@ -101,7 +101,7 @@ impl Connection {
             options.timestamps(self.clock(now), self.receiving.recent);
         }
         if self.sending.recovery.selective {
-            options.sack(self.receiving.arrivals.blocks().as_slice());
+            options.sack(self.receiving.out_of_order.blocks().as_slice());
         }
         options
     }

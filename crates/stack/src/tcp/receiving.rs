@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use super::arrivals::Arrivals;
 use super::buffer::ReceiveBuffer;
+use super::out_of_order::OutOfOrder;
 use super::pool::Pool;
 use super::sequence::Seq;
 use crate::{Counters, Instant, TcpConfig};
@@ -50,7 +50,7 @@ pub(super) struct Receiving {
     /// The shift of our windows (RFC 7323, 2.2).
     pub(super) shift: u8,
     pub(super) buffer: ReceiveBuffer,
-    pub(super) arrivals: Arrivals,
+    pub(super) out_of_order: OutOfOrder,
     /// The present size of the window in bytes, if the application has read everything, and its
     /// limit.
     limit: u32,
@@ -97,7 +97,7 @@ impl Receiving {
             furthest: nxt,
             shift,
             buffer: ReceiveBuffer::default(),
-            arrivals: Arrivals::default(),
+            out_of_order: OutOfOrder::default(),
             limit: FIRST_WINDOW.min(most),
             short_path: config.short_path_bytes as u32,
             most,
@@ -122,7 +122,7 @@ impl Receiving {
     /// Begins with the state of a new direction, and keeps the empty memory.
     pub(super) fn begin(&mut self, mut new: Receiving) {
         std::mem::swap(&mut new.buffer, &mut self.buffer);
-        std::mem::swap(&mut new.arrivals, &mut self.arrivals);
+        std::mem::swap(&mut new.out_of_order, &mut self.out_of_order);
         *self = new;
     }
 
@@ -202,7 +202,7 @@ impl Receiving {
         self.unacknowledged = 0;
         self.duplicates = self.duplicates.saturating_sub(1);
         self.due = if self.duplicates > 0 { AckDue::Now } else { AckDue::No };
-        self.arrivals.reported();
+        self.out_of_order.reported();
     }
 
     /// Makes a delayed acknowledgement due whose time has come.
@@ -232,7 +232,7 @@ impl Receiving {
         let end = start + data.len() as u32;
         if start.before(self.nxt) {
             let old = self.nxt.since(start).min(data.len() as u32);
-            self.arrivals.note_duplicate((start, start + old));
+            self.out_of_order.note_duplicate((start, start + old));
             counters.tcp_duplicate_bytes += u64::from(old);
             data = &data[old as usize..];
             start = start + old;
@@ -256,9 +256,9 @@ impl Receiving {
             self.acknowledge_now();
             return;
         }
-        if offset == 0 && !pool.has_room() && !self.arrivals.is_empty() {
+        if offset == 0 && !pool.has_room() && !self.out_of_order.is_empty() {
             self.buffer.drop_ahead(pool);
-            self.arrivals.clear();
+            self.out_of_order.clear();
         }
         self.segment = self.segment.max((data.len() as u32).min(self.full));
         let placed = self.buffer.place(pool, offset, data);
@@ -269,15 +269,15 @@ impl Receiving {
         let end = start + placed as u32;
         if offset > 0 {
             counters.tcp_out_of_order += 1;
-            if placed > 0 && !self.arrivals.insert((start, end)) {
+            if placed > 0 && !self.out_of_order.insert((start, end)) {
                 counters.tcp_buffer_limit += 1;
             }
             self.duplicates = if counts { self.duplicates.saturating_add(1) } else { 1 };
             self.acknowledge_now();
             return;
         }
-        let was_gap = !self.arrivals.is_empty();
-        let to = self.arrivals.advance(end);
+        let was_gap = !self.out_of_order.is_empty();
+        let to = self.out_of_order.advance(end);
         let count = to.since(self.nxt);
         self.buffer.extend(count as usize);
         self.nxt = to;
@@ -318,7 +318,7 @@ impl Receiving {
 
     /// Reads data. `keep`: copies without taking.
     pub(super) fn read(&mut self, pool: &mut Pool, to: &mut [u8], keep: bool) -> usize {
-        let ahead = !self.arrivals.is_empty();
+        let ahead = !self.out_of_order.is_empty();
         let len = self.buffer.read(pool, to, keep, ahead);
         if !keep {
             self.read = self.read.saturating_add(len as u32);
@@ -331,7 +331,7 @@ impl Receiving {
     /// Discards everything that could be read. Returns the number of bytes.
     pub(super) fn discard(&mut self, pool: &mut Pool) -> usize {
         let len = self.buffer.len();
-        self.buffer.discard(pool, len, !self.arrivals.is_empty());
+        self.buffer.discard(pool, len, !self.out_of_order.is_empty());
         len
     }
 
@@ -370,7 +370,7 @@ impl Receiving {
     /// Gives all memory back.
     pub(super) fn clear(&mut self, pool: &mut Pool) {
         self.buffer.clear(pool);
-        self.arrivals.clear();
+        self.out_of_order.clear();
     }
 }
 

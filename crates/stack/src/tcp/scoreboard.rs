@@ -189,7 +189,8 @@ impl Scoreboard {
         &mut self,
         now: Instant,
         blocks: &[Block],
-        (una, nxt): (Seq, Seq),
+        una: Seq,
+        nxt: Seq,
         least: Duration,
         delivery: &mut Delivery,
     ) {
@@ -305,7 +306,8 @@ impl Scoreboard {
     pub(super) fn detect(
         &mut self,
         now: Instant,
-        (least, smoothed): (Duration, Duration),
+        least: Duration,
+        smoothed: Duration,
         segment_bytes: u32,
         recovering: bool,
     ) -> (bool, Option<Instant>) {

@@ -60,7 +60,7 @@ impl Tcp {
             ..keep_alive
         });
         // Silence before this call does not count.
-        connection.last_heard = now;
+        connection.last_received = now;
         connection.probes = 0;
         self.mark(id.index);
         Ok(())

@@ -10,7 +10,7 @@ use crate::checksum::Sum;
 use crate::host::Host;
 use crate::icmp::{Problem, Quoted};
 use crate::ip::{self, Header, Packet};
-use crate::{Instant, Readiness, SocketError, SocketId, UdpId, fragment, path};
+use crate::{Instant, Readiness, SocketError, SocketId, SocketInfo, UdpId, fragment, path};
 use queue::Queue;
 use recent::Recent;
 
@@ -253,8 +253,24 @@ impl Udp {
     pub(crate) fn readiness(&mut self, host: &Host, id: UdpId) -> Result<Readiness, SocketError> {
         let socket = self.get(id)?;
         socket.told = false;
-        let readable = !socket.queue.is_empty() || socket.error.is_some() || socket.revoked;
-        Ok(Readiness { readable, writable: host.outbox.has_room(2048), closed: false })
+        let error = socket.error.is_some() || socket.revoked;
+        let readable = !socket.queue.is_empty() || error;
+        // A socket that found no room for a longer datagram waits for more.
+        let writable = error || !socket.waits && host.outbox.has_room(2048);
+        if !writable && !std::mem::replace(&mut socket.waits, true) {
+            self.waiting.push(id);
+        }
+        Ok(Readiness { readable, writable, error, ..Readiness::default() })
+    }
+
+    /// Returns all sockets.
+    pub(crate) fn list(&self) -> impl Iterator<Item = SocketInfo> + '_ {
+        self.sockets.iter().zip(0..).filter_map(|(socket, index)| {
+            let Socket { generation, local, peer, queue, .. } = socket.as_ref()?;
+            let id = SocketId::Udp(UdpId { index, generation: *generation });
+            let received = queue.used();
+            Some(SocketInfo { id, local: *local, peer: *peer, state: None, received, unsent: 0 })
+        })
     }
 
     pub(crate) fn local(&mut self, id: UdpId) -> Result<SocketAddr, SocketError> {
@@ -317,7 +333,7 @@ impl Udp {
     }
 
     /// Handles a received datagram. Returns `false` if no socket receives it.
-    pub(crate) fn input(&mut self, host: &mut Host, packet: &Packet<'_>, verify: bool) -> bool {
+    pub(crate) fn dispatch(&mut self, host: &mut Host, packet: &Packet<'_>, verify: bool) -> bool {
         let payload = packet.payload;
         if payload.len() < HEADER_BYTES {
             host.counters.rx_malformed += 1;

@@ -57,6 +57,11 @@ impl Queue {
         true
     }
 
+    /// Returns the bytes of all datagrams, with their addresses.
+    pub(super) fn used(&self) -> usize {
+        self.ring.len()
+    }
+
     fn push_address(&mut self, address: IpAddr) {
         match address {
             IpAddr::V4(v4) => self.ring.extend(&v4.octets()),

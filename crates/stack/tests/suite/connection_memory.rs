@@ -19,7 +19,7 @@ const PEERS: usize = 4096;
 struct Peer {
     /// The next number of the peer and of the stack.
     nxt: u32,
-    heard: u32,
+    received_up_to: u32,
 }
 
 /// The link keeps what the stack's segments say, without any allocation.
@@ -49,8 +49,8 @@ impl Transmit for Link {
         let data = tcp.len() - usize::from(tcp[12] >> 4) * 4;
         let ends = u32::from(flags & SYN != 0) + u32::from(flags & FIN != 0);
         let end = sequence.wrapping_add(data as u32 + ends);
-        if flags & SYN != 0 || sequence == peer.heard {
-            peer.heard = end;
+        if flags & SYN != 0 || sequence == peer.received_up_to {
+            peer.received_up_to = end;
         }
         true
     }
@@ -81,7 +81,7 @@ impl Host {
         let now = Instant::ZERO;
         let mut host = Host { stack, link, listener, now, live: 0, calls: 0 };
         // The stack learns the peer's link address by a reset to a closed port.
-        host.hear(0, ACK, 0, &[], 81);
+        host.deliver(0, ACK, 0, &[], 81);
         host
     }
 
@@ -125,7 +125,7 @@ impl Host {
     }
 
     /// A segment of a peer arrives, `ahead` of its next number.
-    fn hear(&mut self, index: usize, flags: u8, ahead: u32, data: &[u8], port: u16) {
+    fn deliver(&mut self, index: usize, flags: u8, ahead: u32, data: &[u8], port: u16) {
         let peer = self.link.peers[index];
         let mut options = Vec::new();
         if flags & SYN != 0 {
@@ -136,7 +136,7 @@ impl Host {
             src_port: FIRST_PEER_PORT + index as u16,
             dst_port: port,
             sequence: peer.nxt.wrapping_add(ahead),
-            acknowledgement: peer.heard,
+            acknowledgement: peer.received_up_to,
             flags,
             window: 60_000,
             options,
@@ -154,8 +154,8 @@ impl Host {
     /// Opens a connection from a peer.
     fn open(&mut self, index: usize) -> TcpId {
         self.link.peers[index].nxt = (self.now.as_micros() / 100) as u32;
-        self.hear(index, SYN, 0, &[], PORT);
-        self.hear(index, ACK, 0, &[], PORT);
+        self.deliver(index, SYN, 0, &[], PORT);
+        self.deliver(index, ACK, 0, &[], PORT);
         let listener = self.listener;
         self.call(|stack, _, _| stack.tcp_accept(listener)).unwrap().0
     }
@@ -171,11 +171,11 @@ impl Host {
                 Err(error) => assert_eq!(error, SocketError::WouldBlock),
             }
             self.poll();
-            self.hear(index, ACK, 0, &[], PORT);
+            self.deliver(index, ACK, 0, &[], PORT);
         }
         while self.call(|stack, _, _| stack.tcp_queues(id)).unwrap().0 > 0 {
             self.wait(Duration::from_millis(1));
-            self.hear(index, ACK, 0, &[], PORT);
+            self.deliver(index, ACK, 0, &[], PORT);
         }
     }
 
@@ -185,7 +185,7 @@ impl Host {
         let mut left = len;
         while left > 0 {
             let now = left.min(data.len());
-            self.hear(index, ACK | PSH, 0, &data[..now], PORT);
+            self.deliver(index, ACK | PSH, 0, &data[..now], PORT);
             let got = self.call(|stack, _, at| stack.tcp_recv(at, id, &mut buffer));
             assert_eq!(got, Ok(now));
             left -= now;
@@ -303,7 +303,7 @@ fn selectively(
             src_port: FIRST_PEER_PORT + index as u16,
             dst_port: PORT,
             sequence: peer.nxt,
-            acknowledgement: peer.heard,
+            acknowledgement: peer.received_up_to,
             flags: ACK,
             window: 60_000,
             options: vec![TcpOption::Sack(blocks)],
@@ -323,11 +323,11 @@ fn a_peer_that_acknowledges_every_other_byte_costs_little() {
     let mut host = Host::new(|config| config.limits.tcp_buffer_bytes = 8 << 20);
     let id = host.open(0);
     host.send(0, id, 200_000);
-    let first = host.link.peers[0].heard;
+    let first = host.link.peers[0].received_up_to;
     let sent = host.call(|stack, _, _| stack.tcp_send(id, &[3; 60_000])).unwrap();
     host.poll();
     assert!(sent >= 40_000);
-    host.link.peers[0].heard = first;
+    host.link.peers[0].received_up_to = first;
     let visits = host.stack.counters().tcp_visits;
     let block = |at: u32| (first.wrapping_add(at), first.wrapping_add(at + 1));
     let count = sent as u32 / 8;
@@ -356,7 +356,7 @@ fn gaps_take_no_more_than_the_limit_and_stop_no_other_connection() {
     let before = host.live;
     for ahead in (4000..60_000).step_by(4096) {
         for index in 0..COUNT {
-            host.hear(index, ACK, ahead, &[1], PORT);
+            host.deliver(index, ACK, ahead, &[1], PORT);
         }
         assert!(host.stack.tcp_buffer_bytes().0 <= LIMIT);
     }
@@ -368,7 +368,7 @@ fn gaps_take_no_more_than_the_limit_and_stop_no_other_connection() {
     while got < 100_000 && tries < 1000 {
         tries += 1;
         let taken = host.link.peers[COUNT].nxt;
-        host.hear(COUNT, ACK | PSH, 0, &[5; 1000], PORT);
+        host.deliver(COUNT, ACK | PSH, 0, &[5; 1000], PORT);
         match host.call(|stack, _, now| stack.tcp_recv(now, honest, &mut buffer)) {
             Ok(len) => {
                 got += len;
@@ -394,7 +394,7 @@ fn gaps_take_no_more_than_the_limit_and_stop_no_other_connection() {
 fn round(host: &mut Host, closes_first: bool) {
     // The stack asks for the peer's link address again, which is no part of the connections' work.
     let calls = host.calls;
-    host.hear(100, ACK, 0, &[], 81);
+    host.deliver(100, ACK, 0, &[], 81);
     host.wait(Duration::from_millis(100));
     host.calls = calls;
     let ids: Vec<TcpId> = (0..8).map(|index| host.open(index)).collect();
@@ -403,13 +403,13 @@ fn round(host: &mut Host, closes_first: bool) {
         host.send(index, id, 5000);
         if closes_first {
             host.close(id);
-            host.hear(index, ACK | FIN, 0, &[], PORT);
+            host.deliver(index, ACK | FIN, 0, &[], PORT);
         } else {
-            host.hear(index, ACK | FIN, 0, &[], PORT);
+            host.deliver(index, ACK | FIN, 0, &[], PORT);
             let end = host.call(|stack, _, now| stack.tcp_recv(now, id, &mut [0; 10]));
             assert_eq!(end, Ok(0));
             host.close(id);
-            host.hear(index, ACK, 0, &[], PORT);
+            host.deliver(index, ACK, 0, &[], PORT);
         }
     }
     assert_eq!(host.stack.tcp_sizes(), (0, if closes_first { ids.len() } else { 0 }));
@@ -448,14 +448,14 @@ fn a_peer_that_repeats_its_fin_takes_no_memory() {
     for index in 0..100 {
         let id = host.open(index);
         host.close(id);
-        host.hear(index, ACK | FIN, 0, &[], PORT);
+        host.deliver(index, ACK | FIN, 0, &[], PORT);
     }
     assert_eq!(host.stack.tcp_sizes(), (0, 100));
     let before = host.live;
     for _ in 0..300 {
         for index in 0..100 {
             host.link.peers[index].nxt = host.link.peers[index].nxt.wrapping_sub(1);
-            host.hear(index, ACK | FIN, 0, &[], PORT);
+            host.deliver(index, ACK | FIN, 0, &[], PORT);
         }
         host.wait(Duration::from_millis(110));
     }
@@ -470,7 +470,7 @@ fn a_flood_of_syns_takes_little_memory_and_gives_it_back() {
     // What one connection needs is not the flood's.
     let id = host.open(0);
     host.close(id);
-    host.hear(0, ACK | FIN, 0, &[], PORT);
+    host.deliver(0, ACK | FIN, 0, &[], PORT);
     host.wait(Duration::from_secs(62));
     let before = host.live;
     let most = flood(&mut host, 100_000);

@@ -8,7 +8,7 @@ use towpath_stack::{Meta, SocketError, UdpId};
 
 /// Sends a datagram, and returns the hop limit with which it arrives.
 fn hop_limit(world: &mut World, from: UdpId, to: SocketAddr) -> u8 {
-    world.heard.clear();
+    world.received.clear();
     let now = world.now;
     world.nodes[0].stack.udp_send(now, from, b"datagram", Some(to)).unwrap();
     world.idle(Duration::from_millis(10));
@@ -16,7 +16,8 @@ fn hop_limit(world: &mut World, from: UdpId, to: SocketAddr) -> u8 {
         [8, 0] => frame[23] == 17,
         _ => frame[20] == 17,
     };
-    let (frame, _) = world.heard.iter().find(|(frame, _)| is_datagram(frame)).expect("a datagram");
+    let (frame, _) =
+        world.received.iter().find(|(frame, _)| is_datagram(frame)).expect("a datagram");
     if to.is_ipv4() { frame[22] } else { frame[21] }
 }
 
@@ -108,12 +109,12 @@ fn a_broadcast_in_fragments_is_received() {
 
 /// Returns the ICMP messages with which node 0 answers a frame.
 fn icmp_answers(world: &mut World, frame: &[u8]) -> Vec<Vec<u8>> {
-    world.heard.clear();
+    world.received.clear();
     let now = world.now;
     world.nodes[0].stack.input(now, frame, Meta::FULL);
     world.idle(Duration::from_millis(10));
-    let heard = world.heard.iter().filter(|(frame, to)| *to == 1 && frame[12..14] == [8, 0]);
-    heard.filter(|(frame, _)| frame[23] == 1).map(|(frame, _)| frame[34..].to_vec()).collect()
+    let received = world.received.iter().filter(|(frame, to)| *to == 1 && frame[12..14] == [8, 0]);
+    received.filter(|(frame, _)| frame[23] == 1).map(|(frame, _)| frame[34..].to_vec()).collect()
 }
 
 #[test]

@@ -48,12 +48,12 @@ fn each_duplicate_address_detection_is_answered() {
     world.nodes[0].stack.input(now, &claim, Meta::FULL);
     world.idle(Duration::from_millis(10));
     for count in 1..=5 {
-        world.heard.clear();
+        world.received.clear();
         let now = world.now;
         world.nodes[0].stack.input(now, &detection(target), Meta::FULL);
         world.idle(Duration::from_millis(10));
         let answers: Vec<_> =
-            world.heard.iter().filter(|(frame, _)| frame.get(54) == Some(&136)).collect();
+            world.received.iter().filter(|(frame, _)| frame.get(54) == Some(&136)).collect();
         let [(answer, _)] = answers.as_slice() else { panic!("{count}: {answers:x?}") };
         // To all nodes, about this address, not solicited, and overriding (RFC 4861, 7.2.4).
         assert_eq!(answer[..6], [0x33, 0x33, 0, 0, 0, 1]);
@@ -76,10 +76,10 @@ fn query(src: Ipv6Addr, hop_limit: u8, option: u8) -> Vec<u8> {
     frame
 }
 
-/// Returns the groups of each report that was heard, and checks its headers.
+/// Returns the groups of each report that was received, and checks its headers.
 fn reports(world: &mut World) -> Vec<Vec<Ipv6Addr>> {
-    let heard = std::mem::take(&mut world.heard);
-    let frames = heard.iter().map(|(frame, _)| frame);
+    let received = std::mem::take(&mut world.received);
+    let frames = received.iter().map(|(frame, _)| frame);
     let frames = frames.filter(|frame| frame.get(62) == Some(&143) && frame[20] == 0);
     let mut found = Vec::new();
     for frame in frames {
@@ -119,7 +119,7 @@ fn groups_are_reported_at_the_start_and_to_queriers() {
     let from_node_0 = |reports: Vec<Vec<Ipv6Addr>>| -> usize {
         reports.iter().filter(|groups| **groups == [group]).count()
     };
-    world.heard.retain(|(_, to)| *to == 1);
+    world.received.retain(|(_, to)| *to == 1);
     assert_eq!(from_node_0(reports(&mut world)), 2);
     let router = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
     let global = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
@@ -133,7 +133,7 @@ fn groups_are_reported_at_the_start_and_to_queriers() {
         let now = world.now;
         world.nodes[0].stack.input(now, &frame, Meta::FULL);
         world.idle(Duration::from_millis(200));
-        world.heard.retain(|(_, to)| *to == 1);
+        world.received.retain(|(_, to)| *to == 1);
         assert_eq!(from_node_0(reports(&mut world)), answers);
     }
     let counters = world.nodes[0].stack.counters();
@@ -149,25 +149,26 @@ fn a_host_without_a_link_local_address_reports_its_groups() {
     without.ipv6 = vec![(global, 64)];
     let mut world = World::new(28, [without, config(1)]);
     world.idle(Duration::from_secs(2));
-    world.heard.retain(|(_, to)| *to == 1);
+    world.received.retain(|(_, to)| *to == 1);
     let group = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff12, 0x3456);
     assert_eq!(reports(&mut world), [[group], [group]]);
     let now = world.now;
     let router = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
     world.nodes[0].stack.input(now, &query(router, 1, 5), Meta::FULL);
     world.idle(Duration::from_millis(200));
-    world.heard.retain(|(_, to)| *to == 1);
+    world.received.retain(|(_, to)| *to == 1);
     assert_eq!(reports(&mut world), [[group]]);
 }
 
 /// Returns the frames of node 0 that answer a frame.
 fn answers(world: &mut World, frame: &[u8]) -> Vec<Vec<u8>> {
-    world.heard.clear();
+    world.received.clear();
     let now = world.now;
     world.nodes[0].stack.input(now, frame, Meta::FULL);
     world.idle(Duration::from_millis(10));
-    let heard = world.heard.iter().filter(|(frame, to)| *to == 1 && frame[12..14] == [0x86, 0xdd]);
-    heard.map(|(frame, _)| frame.clone()).collect()
+    let received =
+        world.received.iter().filter(|(frame, to)| *to == 1 && frame[12..14] == [0x86, 0xdd]);
+    received.map(|(frame, _)| frame.clone()).collect()
 }
 
 /// A world in which node 0 knows node 1, and the addresses of both.

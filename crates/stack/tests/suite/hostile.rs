@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use crate::simulation::{Numbers, V4, World, config, sum};
+use crate::simulation::{self, V4, World, config, sum};
+use fastrand::Rng;
 use proptest::prelude::*;
 use towpath_stack::{Checksum, Config, Meta, SocketError};
 
@@ -48,14 +49,14 @@ fn recorded(seed: u64) -> (World, Vec<Vec<u8>>) {
             false
         });
     }
-    for (frame, _) in world.heard.iter().filter(|(_, to)| *to == 1) {
+    for (frame, _) in world.received.iter().filter(|(_, to)| *to == 1) {
         frames.push(frame.clone());
     }
     // Kinds that the two do not exchange: an echo request and an error about one of node 1's
     // segments, over each IP version.
     for v6 in [false, true] {
         let sample = world
-            .heard
+            .received
             .iter()
             .find(|(f, to)| *to == 0 && (f[12] == 0x86) == v6 && f[if v6 { 20 } else { 23 }] == 6);
         let quoted = sample.unwrap().0[14..].to_vec();
@@ -241,17 +242,17 @@ proptest! {
 #[test]
 fn an_honest_connection_survives_a_storm() {
     let (mut world, frames) = recorded(9);
-    let mut numbers = Numbers::new(9);
+    let mut random = Rng::with_seed(9);
     let (client, server) = world.connected(90, false);
-    let bytes = numbers.bytes(100_000);
+    let bytes = simulation::bytes(&mut random, 100_000);
     let verified = Meta { checksum: Checksum::Verified, segmentation: None };
     let (mut sent, mut got) = (0, Vec::new());
     let until = world.now + Duration::from_secs(200);
     let done = world.run(until, |world| {
         for _ in 0..3 {
-            let mut frame = frames[numbers.below(frames.len() as u64) as usize].clone();
-            let at = 26 + numbers.below(frame.len().min(90) as u64 - 26) as usize;
-            frame[at] = numbers.next() as u8;
+            let mut frame = frames[random.usize(..frames.len())].clone();
+            let at = random.usize(26..frame.len().min(90));
+            frame[at] = random.u8(..);
             mend(&mut frame);
             let now = world.now;
             world.nodes[1].stack.input(now, &frame, verified);

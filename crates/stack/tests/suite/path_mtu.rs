@@ -40,7 +40,7 @@ fn too_big(v6: bool, mtu: u16, packet: &[u8]) -> Vec<u8> {
 
 /// Passes a router's report to node 0. Returns the number of lowered path MTUs and of ignored
 /// reports.
-fn hear(world: &mut World, frame: &[u8]) -> (u64, u64) {
+fn deliver(world: &mut World, frame: &[u8]) -> (u64, u64) {
     let counted = |world: &World| {
         let counters = world.nodes[0].stack.counters();
         (counters.path_mtu_lowered, counters.icmp_errors_unmatched)
@@ -56,7 +56,7 @@ const IGNORED: (u64, u64) = (0, 1);
 
 /// Returns the packet that node 1 received last.
 fn last(world: &World) -> Vec<u8> {
-    world.heard.iter().rfind(|(_, to)| *to == 1).unwrap().0[14..].to_vec()
+    world.received.iter().rfind(|(_, to)| *to == 1).unwrap().0[14..].to_vec()
 }
 
 /// Copies a packet with other bytes at an offset.
@@ -97,8 +97,8 @@ impl Talk {
         last(world)
     }
 
-    fn hear(&mut self, mtu: u16, packet: &[u8]) -> (u64, u64) {
-        hear(&mut self.world, &too_big(self.to.is_ipv6(), mtu, packet))
+    fn deliver(&mut self, mtu: u16, packet: &[u8]) -> (u64, u64) {
+        deliver(&mut self.world, &too_big(self.to.is_ipv6(), mtu, packet))
     }
 
     /// Asserts that the stack rejects reports that quote a packet unlike the true one.
@@ -114,15 +114,19 @@ impl Talk {
             ("of no protocol", with(packet, if at == 20 { 9 } else { 6 }, &[99])),
             ("truncated", packet[..at + 6].to_vec()),
         ] {
-            assert_eq!(self.hear(1300, &forged), IGNORED, "{what}");
+            assert_eq!(self.deliver(1300, &forged), IGNORED, "{what}");
         }
         let len = if at == 20 { 1300 } else { 1400 };
-        assert_eq!(self.hear(1500, packet), IGNORED, "not too big for that");
+        assert_eq!(self.deliver(1500, packet), IGNORED, "not too big for that");
         if at == 20 {
-            assert_eq!(self.hear(1300, &with(packet, 6, &[0, 100])), IGNORED, "a later fragment");
-            assert_eq!(self.hear(len, &with(packet, 2, &[4, 0])), IGNORED, "1024 bytes fit");
+            assert_eq!(
+                self.deliver(1300, &with(packet, 6, &[0, 100])),
+                IGNORED,
+                "a later fragment"
+            );
+            assert_eq!(self.deliver(len, &with(packet, 2, &[4, 0])), IGNORED, "1024 bytes fit");
         } else {
-            assert_eq!(self.hear(1279, packet), IGNORED, "a smaller MTU than IPv6 allows");
+            assert_eq!(self.deliver(1279, packet), IGNORED, "a smaller MTU than IPv6 allows");
         }
     }
 }
@@ -139,8 +143,8 @@ fn only_genuine_errors_lower_a_datagrams_path_mtu() {
             let packet = talk.send(1400);
             talk.forgeries_are_ignored(&packet);
             assert_eq!(talk.world.nodes[0].stack.counters().fragments_sent, 0);
-            assert_eq!(talk.hear(1300, &packet), BELIEVED, "{v6} {connected}");
-            assert_eq!(talk.hear(1300, &packet), (0, 0), "no change");
+            assert_eq!(talk.deliver(1300, &packet), BELIEVED, "{v6} {connected}");
+            assert_eq!(talk.deliver(1300, &packet), (0, 0), "no change");
             talk.send(1400);
             assert_eq!(talk.world.nodes[0].stack.counters().fragments_sent, 2);
             // Ten minutes later the report has expired.
@@ -160,19 +164,19 @@ fn sockets_without_recent_large_datagrams_ignore_errors() {
             let mut other = Talk::new(v6);
             other.send(1400)
         };
-        assert_eq!(talk.hear(1300, &large), IGNORED, "no datagram was that large");
-        assert_eq!(talk.hear(1300, &small), IGNORED);
+        assert_eq!(talk.deliver(1300, &large), IGNORED, "no datagram was that large");
+        assert_eq!(talk.deliver(1300, &small), IGNORED);
         let packet = talk.send(1400);
         talk.world.idle(Duration::from_secs(11));
-        assert_eq!(talk.hear(1300, &packet), IGNORED, "too long ago");
+        assert_eq!(talk.deliver(1300, &packet), IGNORED, "too long ago");
         let packet = talk.send(1400);
         let socket = talk.socket;
         talk.world.nodes[0].stack.udp_close(socket).unwrap();
-        assert_eq!(talk.hear(1300, &packet), IGNORED, "the socket is closed");
+        assert_eq!(talk.deliver(1300, &packet), IGNORED, "the socket is closed");
         let local = SocketAddr::new(talk.world.nodes[0].stack.addresses().next().unwrap().0, 5000);
         let local = if v6 { SocketAddr::new(talk.world.v6(0), 5000) } else { local };
         talk.world.nodes[0].stack.udp_bind(local).unwrap();
-        assert_eq!(talk.hear(1300, &packet), IGNORED, "another socket");
+        assert_eq!(talk.deliver(1300, &packet), IGNORED, "another socket");
     }
 }
 
@@ -185,11 +189,11 @@ fn only_errors_about_data_in_flight_lower_a_tcp_path_mtu() {
         let (at, len) = if v6 { (40, 1428) } else { (20, 1448) };
         let flight = |world: &mut World| {
             world.idle(Duration::from_secs(1));
-            world.heard.clear();
+            world.received.clear();
             assert_eq!(world.nodes[0].stack.tcp_send(client, &vec![7; len]), Ok(len));
             let until = world.now + Duration::from_secs(1);
             let arrived =
-                |world: &World| world.heard.iter().any(|(f, to)| *to == 1 && f.len() == 1514);
+                |world: &World| world.received.iter().any(|(f, to)| *to == 1 && f.len() == 1514);
             assert!(world.run(until, |world| arrived(world)));
             last(world)
         };
@@ -207,8 +211,8 @@ fn only_errors_about_data_in_flight_lower_a_tcp_path_mtu() {
             ("to another host", with(&packet, at - 1, &[77])),
             ("as a datagram", with(&packet, if v6 { 6 } else { 9 }, &[17])),
         ] {
-            assert_eq!(hear(&mut world, &too_big(v6, 1300, &forged)), IGNORED, "{what}");
+            assert_eq!(deliver(&mut world, &too_big(v6, 1300, &forged)), IGNORED, "{what}");
         }
-        assert_eq!(hear(&mut world, &too_big(v6, 1300, &packet)), BELIEVED);
+        assert_eq!(deliver(&mut world, &too_big(v6, 1300, &packet)), BELIEVED);
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::simulation;
 use crate::simulation::{V4, World, config, sum};
+use fastrand::Rng;
 use towpath_stack::{
     Config, Instant, KeepAlive, Meta, Offload, Shutdown, SocketError, SocketId, TcpId, TcpState,
 };
@@ -274,7 +275,7 @@ fn a_newer_syn_takes_an_address_out_of_time_wait() {
     assert_eq!(world.nodes[1].stack.counters().tcp_time_wait_reused, 9);
     assert_eq!(world.nodes[0].stack.counters().tcp_retransmitted, 0);
     let syns =
-        world.heard.iter().filter(|(frame, to)| *to == 1 && frame.len() > 47 && frame[47] == 2);
+        world.received.iter().filter(|(frame, to)| *to == 1 && frame.len() > 47 && frame[47] == 2);
     let numbers: Vec<u32> = syns
         .map(|(frame, _)| u32::from_be_bytes([frame[38], frame[39], frame[40], frame[41]]))
         .collect();
@@ -300,8 +301,8 @@ fn a_narrow_path_is_learned() {
         assert_eq!(world.nodes[0].stack.tcp_send(client, &[7; 1460]), Ok(1460));
         let until = world.now + Duration::from_secs(1);
         let is_full = |(frame, to): &&(Vec<u8>, usize)| *to == 1 && frame.len() == 1514;
-        assert!(world.run(until, |world| world.heard.iter().any(|heard| is_full(&heard))));
-        let sent = world.heard.iter().find(is_full).unwrap();
+        assert!(world.run(until, |world| world.received.iter().any(|received| is_full(&received))));
+        let sent = world.received.iter().find(is_full).unwrap();
         let mut message = vec![3, 4, 0, 0, 0, 0, 0x03, 0xe8];
         message.extend_from_slice(&sent.0[14..54]);
         let value = !sum(&message);
@@ -319,11 +320,11 @@ fn a_narrow_path_is_learned() {
         let now = world.now;
         let got = world.nodes[1].stack.tcp_recv(now, server, &mut [0; 2000]);
         assert_eq!(got, Ok(1460));
-        world.heard.clear();
-        let bytes = world.numbers.bytes(300_000);
+        world.received.clear();
+        let bytes = simulation::bytes(&mut world.random, 300_000);
         let until = world.now + Duration::from_secs(60);
         world.echo(client, server, &bytes, until);
-        let longest = world.heard.iter().filter(|(_, to)| *to == 1).map(|(f, _)| f.len()).max();
+        let longest = world.received.iter().filter(|(_, to)| *to == 1).map(|(f, _)| f.len()).max();
         assert_eq!(longest, Some(1014), "offload {offload}");
         // What the router dropped was sent again, in two smaller segments.
         assert_eq!(world.nodes[0].stack.counters().tcp_retransmitted, 2 - u64::from(offload));
@@ -419,14 +420,14 @@ fn short_datagrams_that_waited_for_a_neighbour_count_by_their_lengths() {
 fn a_link_without_room_loses_no_segment() {
     let mut world = world(12);
     let (client, server) = world.connected(80, false);
-    let bytes = world.numbers.bytes(200_000);
+    let bytes = simulation::bytes(&mut world.random, 200_000);
     let (mut sent, mut got, mut turn) = (0, Vec::new(), 0u64);
-    let mut rooms = simulation::Numbers::new(12);
+    let mut rooms = Rng::with_seed(12);
     let until = world.now + Duration::from_secs(60);
     let done = world.run(until, |world| {
         turn += 1;
         for node in &mut world.nodes {
-            node.end.room = Some(rooms.below(4) as usize + usize::from(turn % 8 == 0));
+            node.end.room = Some(rooms.usize(..4) + usize::from(turn % 8 == 0));
         }
         if sent < bytes.len()
             && let Ok(len) = world.nodes[0].stack.tcp_send(client, &bytes[sent..])
@@ -473,7 +474,7 @@ fn the_cost_of_an_event_does_not_grow_with_the_connections() {
         };
         let before = visits(&world);
         // One connection transfers data, the others are idle.
-        let bytes = world.numbers.bytes(50_000);
+        let bytes = simulation::bytes(&mut world.random, 50_000);
         let until = world.now + Duration::from_secs(60);
         let peer = world.nodes[0].stack.tcp_addresses(clients[count / 2]).unwrap().0;
         let stack = &mut world.nodes[1].stack;
@@ -580,7 +581,7 @@ fn the_longest_datagram_reaches_a_peer_that_was_unknown() {
     assert_eq!((received.len, &buffer[..received.len]), (data.len(), &data[..]));
 }
 
-/// A burst of connections from a neighbour of which the host has not yet heard: no answer to a SYN is dropped while
+/// A burst of connections from a neighbour of which the host has not yet received: no answer to a SYN is dropped while
 /// the host asks for the neighbour's link address.
 #[test]
 fn each_syn_of_an_unknown_neighbour_is_answered() {
@@ -597,10 +598,10 @@ fn each_syn_of_an_unknown_neighbour_is_answered() {
     answer.extend_from_slice(&[2, 0, 0, 0, 0, 77, 10, 0, 0, 77, 2, 0, 0, 0, 0, 2, 10, 0, 0, 2]);
     let now = world.now;
     world.nodes[1].stack.input(now, &answer, Meta::FULL);
-    world.heard.clear();
+    world.received.clear();
     world.idle(Duration::from_millis(10));
     let is_answer = |frame: &[u8]| frame[12..14] == [8, 0] && frame.get(47) == Some(&18);
-    let count = world.heard.iter().filter(|(frame, _)| is_answer(frame)).count();
+    let count = world.received.iter().filter(|(frame, _)| is_answer(frame)).count();
     assert_eq!((count, world.nodes[1].stack.counters().neighbour_dropped), (COUNT.into(), 0));
 }
 
@@ -620,7 +621,7 @@ fn a_syn_with_fin_is_refused_at_a_closed_port() {
         assert_eq!(after.tcp_malformed - before.tcp_malformed, 1 - resets, "{port} {flags}");
     }
     // It acknowledges the SYN and the FIN.
-    let reset = world.heard.iter().find(|(frame, _)| frame.get(47) == Some(&20)).unwrap();
+    let reset = world.received.iter().find(|(frame, _)| frame.get(47) == Some(&20)).unwrap();
     assert_eq!(reset.0[42..46], [0, 0, 0, 7]);
 }
 

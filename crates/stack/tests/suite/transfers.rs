@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::simulation::{Faults, World, config};
+use crate::simulation::{self, Faults, World, config};
 use towpath_stack::{Config, Offload};
 
 /// The bytes of a segment that the option takes.
@@ -25,7 +25,7 @@ fn transfer(
     world.cuts = cuts;
     world.faults = faults;
     let (client, server) = world.connected(80, v6);
-    let bytes = world.numbers.bytes(len);
+    let bytes = simulation::bytes(&mut world.random, len);
     let until = world.now + Duration::from_secs(3600);
     world.echo(client, server, &bytes, until);
     world
@@ -64,7 +64,7 @@ fn peers_with_small_segments_get_smaller_large_packets() {
             let mut world = World::new(7, [offloaded(config(0)), offloaded(config(1))]);
             (world.cuts, world.segment_bytes) = (true, Some(segment_bytes));
             let (client, server) = world.connected(80, v6);
-            let bytes = world.numbers.bytes(200_000);
+            let bytes = simulation::bytes(&mut world.random, 200_000);
             let until = world.now + Duration::from_secs(3600);
             world.echo(client, server, &bytes, until);
             for node in &world.nodes {
@@ -124,7 +124,7 @@ fn losses_cost_round_trips_and_not_seconds() {
 fn connections_end_and_leave_nothing_but_time_wait() {
     let mut world = World::new(30, [config(0), config(1)]);
     let (client, server) = world.connected(80, false);
-    let bytes = world.numbers.bytes(1000);
+    let bytes = simulation::bytes(&mut world.random, 1000);
     let until = world.now + Duration::from_secs(10);
     world.echo(client, server, &bytes, until);
     let now = world.now;

@@ -114,19 +114,19 @@ impl Write for Out {
             return (&*self.file).write(bytes);
         }
         loop {
-            let mut heard = [
+            let mut polled = [
                 PollFd::new(&*self.file, PollFlags::OUT),
                 PollFd::new(&*self.signals, PollFlags::IN),
             ];
-            match poll(&mut heard, None) {
+            match poll(&mut polled, None) {
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(errno) => return Err(errno.into()),
                 Ok(_) => {}
             }
-            if !heard[0].revents().is_empty() {
+            if !polled[0].revents().is_empty() {
                 return (&*self.file).write(&bytes[..bytes.len().min(PIPE_ROOM)]);
             }
-            if !heard[1].revents().is_empty() {
+            if !polled[1].revents().is_empty() {
                 return Err(io::Error::other(Asked));
             }
         }

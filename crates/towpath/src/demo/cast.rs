@@ -77,7 +77,7 @@ impl Player {
         // With the command's copies open, this side would not notice that the child ended.
         drop(command);
         let mut player = Player { name, child, stream: Some(BufReader::new(ours)), ended: false };
-        match player.hear()? {
+        match player.receive()? {
             Said::Ready => Ok(player),
             other => bail!("{} sent {other:?} instead of Ready", player.name),
         }
@@ -88,7 +88,7 @@ impl Player {
         self.child.id()
     }
 
-    fn hear(&mut self) -> anyhow::Result<Said> {
+    fn receive(&mut self) -> anyhow::Result<Said> {
         let stream = self.stream.as_mut().context("the child was told to end")?;
         let mut line = String::new();
         let count = stream
@@ -109,7 +109,7 @@ impl Player {
     pub(super) fn statement(&mut self) -> anyhow::Result<Statement> {
         let stream = self.stream.as_mut().context("the child was told to end")?;
         stream.get_mut().write_all(QUESTION.as_bytes())?;
-        match self.hear()? {
+        match self.receive()? {
             Said::Statement(statement) => Ok(statement),
             other => bail!("{} answered {other:?}", self.name),
         }

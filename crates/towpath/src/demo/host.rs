@@ -8,9 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 use towpath_client::Session;
-use towpath_net::{
-    Armed, Driving, Link, LinkError, LinkInfo, Meta, Network, PortProtocol, SessionLink,
-};
+use towpath_net::{Armed, Link, LinkError, LinkInfo, Meta, Network, PortProtocol, SessionLink};
 
 /// Counters of the stack that stay at zero between correct hosts. They exclude packets that a host
 /// ignores because they are for other hosts, such as multicast.
@@ -71,7 +69,7 @@ impl Host {
         let config = link.config();
         let tally = Arc::<Tally>::default();
         let link = Box::new(Counted { link, tally: tally.clone() });
-        let network = Network::new(link, config, Driving::Thread)?;
+        let network = Network::builder().on(link, config)?;
         Ok(Host { network, tally, trusted })
     }
 

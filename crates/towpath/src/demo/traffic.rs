@@ -98,18 +98,10 @@ impl Content {
         let mut hash = Sha256::new();
         let mut chunk = vec![0; 1 << 20];
         let mut left = len;
-        let mut state = [0; 8];
-        rustix::rand::getrandom(&mut state, rustix::rand::GetRandomFlags::empty())?;
-        let mut state = u64::from_ne_bytes(state) | 1;
+        let mut random = fastrand::Rng::new();
         while left > 0 {
             let count = left.min(chunk.len() as u64) as usize;
-            for word in chunk.chunks_exact_mut(8) {
-                // xorshift64 (Marsaglia, 2003).
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                word.copy_from_slice(&state.to_ne_bytes());
-            }
+            random.fill(&mut chunk);
             file.write_all(&chunk[..count])?;
             hash.update(&chunk[..count]);
             left -= count as u64;

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use towpath_device::pci::{PciAddress, driven_in_group};
+use towpath_device_pci::{PciAddress, driven_in_group};
 use towpath_netlink::Netlink;
 
 use super::sysfs::{Card, SWITCH_IOMMU_ON, names};

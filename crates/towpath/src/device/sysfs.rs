@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use towpath_device::pci::PciAddress;
+use towpath_device_pci::PciAddress;
 
 /// The class of network controllers: the upper byte of the class (PCI Code and ID Assignment).
 const NETWORK: u32 = 2;

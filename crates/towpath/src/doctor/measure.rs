@@ -63,7 +63,9 @@ pub(super) fn look() -> Vec<Finding> {
 /// consequences.
 fn waiting() -> Finding {
     let Ok(costs) = Costs::measure() else { return not_measured("waiting") };
-    let Ok([frame, ..]) = towpath_server::packet_costs() else { return not_measured("waiting") };
+    let Ok([frame, ..]) = towpath_engine::solo::packet_costs() else {
+        return not_measured("waiting");
+    };
     let ns = |ns: u64| micros(Duration::from_nanos(ns));
     let found = format!(
         "C, processor time per wake-up: {} by a notification, {} by a timer, whose delay is {}; \

@@ -119,7 +119,7 @@ impl FromStr for EndpointSetting {
     fn from_str(text: &str) -> Result<EndpointSetting, String> {
         let (name, value) = text.split_once('=').ok_or("not SETTING=VALUE, such as weight=4")?;
         let setting = Setting::named(name)
-            .map_err(|error| format!("{error}; towpath set --list shows all settings"))?;
+            .map_err(|error| format!("{error}; towpath set --list shows the settings"))?;
         if setting.spec().scope == Scope::Device {
             return Err(format!("{name} is a setting of the device, not of endpoints"));
         }

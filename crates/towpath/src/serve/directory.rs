@@ -15,7 +15,9 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::process::{Gid, geteuid};
 
-use towpath_protocol::admin_socket::{MOST_PATH_BYTES, admin_socket, is_admin_socket};
+use towpath_protocol::admin_socket::{
+    MOST_PATH_BYTES, admin_socket, is_admin_socket, without_admin,
+};
 
 use super::settings::Settings;
 use super::values::Identity;
@@ -160,7 +162,9 @@ fn take_over(socket: &Path, uid: u32) -> Result<(), Failure> {
     let failed = |path: &Path, error: &io::Error| {
         Failure::new(format!("{}: {}", path.display(), says(error)))
     };
-    let lock_path = lock_path(socket);
+    // The lock of an administration socket is that of the applications' socket to which it belongs.
+    let applications = without_admin(socket);
+    let lock_path = lock_path(applications);
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let lock = match rustix::fs::open(&lock_path, flags, Mode::empty()) {
         Ok(lock) => lock,
@@ -177,7 +181,7 @@ fn take_over(socket: &Path, uid: u32) -> Result<(), Failure> {
         }
         Err(errno) => return Err(failed(&lock_path, &errno.into())),
     }
-    for socket in [socket, &admin_socket(socket)] {
+    for socket in [applications, &admin_socket(applications)] {
         if fs::symlink_metadata(socket).is_ok_and(|found| found.file_type().is_socket()) {
             fs::remove_file(socket).map_err(|error| failed(socket, &error))?;
         }

@@ -24,7 +24,8 @@ use rustix::net::{
 };
 use sd_notify::NotifyState;
 use serde::{Deserialize, Serialize};
-use towpath_server::{Crash, LeftObjects};
+use towpath_keeper::LeftObjects;
+use towpath_protocol::position::Crash;
 use tracing::{info, warn};
 
 use super::notify::notify_until;

@@ -16,8 +16,9 @@ mod tap;
 use std::os::fd::OwnedFd;
 
 use towpath_device::{Device, EarlierObjects};
+use towpath_keeper::FollowedInterface;
 use towpath_netlink::Netlink;
-use towpath_server::{FollowedInterface, Subnets};
+use towpath_server::Subnets;
 
 use super::kind::Kind;
 use super::settings::Settings;
@@ -46,7 +47,8 @@ pub(super) struct Opened {
 /// function runs. `own_queues`: the hardware queues that sessions may have to themselves. `earlier`: the objects that
 /// an earlier server left.
 pub(super) fn open(
-    (served, interface): (&DeviceSpec, &FollowedInterface),
+    served: &DeviceSpec,
+    interface: &FollowedInterface,
     settings: &Settings,
     own_queues: Vec<u32>,
     earlier: &mut EarlierObjects,
@@ -61,7 +63,7 @@ pub(super) fn open(
         Driver::Auto if tap.is_some() || is_tap(interface)? => {
             return open_tap(name, settings, tap, earlier);
         }
-        Driver::Xdp(options) => host::open((interface, resumes), settings, own_queues, |wanted| {
+        Driver::Xdp(options) => host::open(interface, resumes, settings, own_queues, |wanted| {
             wanted.xdp(options, earlier)
         })?,
         Driver::Pci(options) => {
@@ -69,10 +71,10 @@ pub(super) fn open(
             return Ok(Opened { device, subnets: None, xdp_sockets: None, index: None });
         }
         Driver::Packet => {
-            host::open((interface, resumes), settings, own_queues, |wanted| wanted.packet(earlier))?
+            host::open(interface, resumes, settings, own_queues, |wanted| wanted.packet(earlier))?
         }
         Driver::Auto => {
-            host::open((interface, resumes), settings, own_queues, |wanted| wanted.best(earlier))?
+            host::open(interface, resumes, settings, own_queues, |wanted| wanted.best(earlier))?
         }
     };
     Ok(Opened { device, subnets, xdp_sockets, index: Some(index) })

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
 
 use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, SealFlags};
-use towpath_server::{Begin, Continued, Supervision, keeper_path};
+use towpath_keeper::{Begin, Continued, Supervision, keeper_path};
 
 use super::confine::not_dumpable;
 use super::directory::lock_path;
@@ -149,7 +149,8 @@ pub(super) fn own_objects(settings: &Settings) -> Result<Vec<(String, OwnedFd)>,
 pub(super) fn supervise_servers(
     settings: &Settings,
     kind: Kind,
-    (ready, given): (Ready, Given),
+    ready: Ready,
+    given: Given,
     signals: &Signals,
 ) -> Result<ExitCode, Failure> {
     let own = own_objects(settings)?;

@@ -1,7 +1,7 @@
 //! Kinds of devices.
 #![forbid(unsafe_code)]
 
-use towpath_server::Follows;
+use towpath_keeper::Follows;
 
 /// The kind of a device, which decides what its keeper may do after the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

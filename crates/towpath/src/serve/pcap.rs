@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use towpath_device::Device;
-use towpath_device::capture::{self, CaptureDevice, CaptureStatus};
+use towpath_device_testing::capture::{self, CaptureDevice, CaptureStatus};
 use towpath_packet::pcapng::{packets_beyond, whole_blocks};
 use tracing::{info, warn};
 

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use sd_notify::NotifyState;
-use towpath_server::drop_capabilities;
+use towpath_keeper::drop_capabilities;
 use tracing::warn;
 
 use super::notify::{has_service_manager, notify_until};

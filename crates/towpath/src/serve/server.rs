@@ -7,13 +7,14 @@ use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sd_notify::NotifyState;
-use towpath_device::fault::FaultDevice;
 use towpath_device::{Device, DeviceError, Info};
-use towpath_protocol::store::Store;
-use towpath_server::{
-    Config, Crash, FollowedInterface, HostAccess, KeeperAccess, KeeperStore, Policy, Server,
-    StartError, followed_interface, take_device_objects,
+use towpath_device_testing::fault::FaultDevice;
+use towpath_keeper::{
+    FollowedInterface, KeeperAccess, KeeperStore, followed_interface, take_device_objects,
 };
+use towpath_protocol::position::Crash;
+use towpath_protocol::store::Store;
+use towpath_server::{Config, HostAccess, Policy, Server, StartError};
 use tracing::{info, warn};
 
 use super::interface::{self, Opened};
@@ -104,7 +105,7 @@ fn run_with(
     };
     let own_queues = config.policy.own_queues();
     let Opened { device, subnets, xdp_sockets, index } =
-        interface::open((served, &interface), &settings, own_queues, &mut earlier)?;
+        interface::open(served, &interface, &settings, own_queues, &mut earlier)?;
     drop(earlier); // The device has copies of what it needs.
     let Info { name, mtu, .. } = device.info().clone();
     config.subnets = subnets.unwrap_or(config.subnets);
@@ -131,8 +132,8 @@ fn run_with(
         total_bytes, "serving"
     );
     report_started(keeper)?;
-    let names = (&settings, &*socket, &*served.interface);
-    let action = serve(&server, &signals, &mut pcap, names, &policy)?;
+    let device = &served.interface;
+    let action = serve(&server, &signals, &mut pcap, &settings, &socket, device, &policy)?;
     signals.release_soon();
     let leaves = action == Action::Leave;
     let outcome = end(server, keeper, action);
@@ -282,7 +283,9 @@ fn configure(
 /// Reads the policy file again. With an error in it, the old policy stays in force.
 fn reload_policy(
     server: &Server,
-    (settings, socket, device): (&Settings, &Path, &str),
+    settings: &Settings,
+    socket: &Path,
+    device: &str,
     last: &LastPolicy,
 ) {
     if let Ok(now) = NotifyState::monotonic_usec_now() {
@@ -366,13 +369,15 @@ fn serve(
     server: &Server,
     signals: &Signals,
     pcap: &mut Option<Pcap<'_>>,
-    names: (&Settings, &Path, &str),
+    settings: &Settings,
+    socket: &Path,
+    device: &str,
     last: &LastPolicy,
 ) -> Result<Action, Failure> {
     loop {
         match wait(server, signals, pcap)? {
-            Action::ReloadPolicy if names.0.policy.is_some() => {
-                reload_policy(server, names, last);
+            Action::ReloadPolicy if settings.policy.is_some() => {
+                reload_policy(server, settings, socket, device, last);
             }
             // Without a policy, SIGHUP says that the terminal was closed.
             Action::ReloadPolicy => return Ok(Action::Stop),
@@ -389,13 +394,13 @@ fn wait(
 ) -> Result<Action, Failure> {
     loop {
         let timeout = pcap.as_ref().map(|_| PCAP_POLL);
-        let mut heard = [
+        let mut polled = [
             PollFd::new(signals, PollFlags::IN),
             PollFd::from_borrowed_fd(server.over().as_fd(), PollFlags::IN),
         ];
-        match poll(&mut heard, timeout.as_ref()) {
+        match poll(&mut polled, timeout.as_ref()) {
             Ok(0) | Err(rustix::io::Errno::INTR) => {}
-            Ok(_) if heard[1].revents().is_empty() => match signals.take() {
+            Ok(_) if polled[1].revents().is_empty() => match signals.take() {
                 Some(libc::SIGHUP) => return Ok(Action::ReloadPolicy),
                 Some(libc::SIGUSR2) => return Ok(Action::Leave),
                 Some(_) => return Ok(Action::Stop),

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::CapabilitySet;
 use sd_notify::NotifyState;
-use towpath_server::{
-    Begin, Crash, KeeperOptions, Start, Supervised, Supervision, keeper_path, status_path,
-    supervise,
+use towpath_keeper::{
+    Begin, KeeperOptions, Start, Supervised, Supervision, keeper_path, status_path, supervise,
 };
+use towpath_protocol::position::Crash;
 
 use super::confine::{
     ForServers, confine_keeper, kept_capabilities, raise_ambient_capabilities,

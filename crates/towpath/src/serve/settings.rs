@@ -1,20 +1,18 @@
 //! Settings of a server, from options and a file. Options override the file.
 #![forbid(unsafe_code)]
 
-use std::fs::File;
-use std::io::{self, Read, Seek};
-use std::os::fd::OwnedFd;
+mod checks;
+mod file;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use towpath_device::pci::e1000e::{MOST_QUEUES, Moderation};
-use towpath_protocol::admin_socket::{ADMIN_SUFFIX, admin_socket, is_admin_socket};
+use towpath_protocol::admin_socket::admin_socket;
 use towpath_server::{Config, Policy, Setting};
 
 use super::confine::Confinement;
-use super::memory_limit::{self, default_total_bytes};
+use super::memory_limit::default_total_bytes;
 use super::values::{
     Assignment, DeviceSpec, Driver, Fault, Group, Identity, Lease, Processors, Subnet, User, Wait,
     limit, subnets,
@@ -22,7 +20,7 @@ use super::values::{
 use crate::failure::Failure;
 use crate::number::Number;
 use crate::policy::file::PolicyFile;
-use crate::text_file::{self, line_of};
+use crate::text_file;
 
 /// The amount of logging.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
@@ -164,14 +162,8 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "NUMBER[,NUMBER]")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) engine_cpu: Option<Processors>,
-    /// Inject faults, to test applications: drop=0.01,dup=0.01,reorder=0.01,flip=0.001,delay=0.1,
-    /// delay_us=500,stall=0.001,stall_us=500,seed=42. drop, dup, reorder, flip, delay, stall, crash,
-    /// hang and block are probabilities per packet, 0 to 1; delay_us and stall_us are microseconds,
-    /// up to 10000000. crash, hang and block are faults of the server, not of the wire: with crash it panics,
-    /// with hang it computes for ever, with block it sleeps for ever. rx. or tx. before a key, except seed, limits
-    /// it to one direction. tx.elsewhere, with a PCI card, is a probability, too: the driver names a wrong address
-    /// for the packet, and the IOMMU stops the card there
-    #[arg(long, value_name = "SPEC")]
+    /// Inject faults, to test applications: see docs/testing.md
+    #[arg(long, value_name = "SPEC", hide = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<Fault>,
     /// Write every packet between server and device to a pcapng file, for wireshark and tcpdump -r. The capture lasts
@@ -241,54 +233,7 @@ pub(crate) struct Settings {
     pub(crate) transmit_budget: Option<Number<1, 65_536>>,
 }
 
-/// Returns the parser's message in the words of the documents, with a remedy. `rest` is the text
-/// from the faulty place on.
-fn in_words(message: &str, rest: &str) -> String {
-    if let Some(unknown) = message.strip_prefix("unknown field ") {
-        let key = unknown.split('`').nth(1).unwrap_or_default();
-        if Setting::named(key).is_ok() {
-            return format!("`{key}` is a setting: set = [\"{key}=VALUE\"]");
-        }
-        return format!("unknown key {unknown}");
-    }
-    if message.contains("expected a sequence") {
-        return "a list is expected, such as [\"NAME\"]".to_owned();
-    }
-    let is_bare = rest.starts_with(|first: char| first.is_ascii_alphabetic() || first == '/');
-    if is_bare && message.contains("invalid") {
-        return format!("{message}; a string needs quotes");
-    }
-    message.to_owned()
-}
-
-/// Parses a text of TOML. An error has the number of its line, from 1, and a message.
-pub(super) fn from_toml<T: DeserializeOwned>(text: &str) -> Result<T, (usize, String)> {
-    toml::from_str(text).map_err(|error: toml::de::Error| {
-        let at = error.span().map_or(0, |span| span.start.min(text.len()));
-        (line_of(text, at), in_words(error.message(), &text[at..]))
-    })
-}
-
 impl Settings {
-    /// Reads a file of settings.
-    pub(crate) fn read(path: &Path) -> Result<Settings, Failure> {
-        let (text, shown) = (text_file::read(path)?, path.display());
-        Settings::parse(&text).map_err(|(line, message)| {
-            Failure::usage(format!("{shown}:{line}: {message}; see: towpath serve --help"))
-        })
-    }
-
-    /// Reads the settings that a keeper holds.
-    pub(super) fn from_keeper(object: OwnedFd) -> io::Result<Settings> {
-        let mut file = File::from(object);
-        let mut text = String::new();
-        file.rewind()?;
-        file.read_to_string(&mut text)?;
-        Settings::parse(&text).map_err(|(line, message)| {
-            io::Error::new(io::ErrorKind::InvalidData, format!("settings:{line}: {message}"))
-        })
-    }
-
     /// Returns the device to serve.
     pub(super) fn served(&self) -> Result<&DeviceSpec, Failure> {
         self.device.as_ref().ok_or_else(|| {
@@ -297,89 +242,6 @@ impl Settings {
                  auto:INTERFACE, or device = \"tap:NAME\" in a file",
             )
         })
-    }
-
-    /// Parses settings as [`Settings::read`] does, from a text. An error has the number of its
-    /// line, from 1, and a message.
-    pub(super) fn parse(text: &str) -> Result<Settings, (usize, String)> {
-        from_toml(text)
-    }
-
-    /// Returns these settings, completed by those of `file`.
-    pub(crate) fn over(self, file: Settings) -> Settings {
-        fn list<T>(own: Vec<T>, file: Vec<T>) -> Vec<T> {
-            if own.is_empty() { file } else { own }
-        }
-        Settings {
-            device: self.device.or(file.device),
-            address: list(self.address, file.address),
-            subnet: list(self.subnet, file.subnet),
-            lease: list(self.lease, file.lease),
-            share_host: self.share_host || file.share_host,
-            rdma: self.rdma || file.rdma,
-            fd_store: self.fd_store || file.fd_store,
-            hold: self.hold.or(file.hold),
-            mtu: self.mtu.or(file.mtu),
-            socket: self.socket.or(file.socket),
-            admin_socket: self.admin_socket.or(file.admin_socket),
-            user: self.user.or(file.user),
-            confine: self.confine.or(file.confine),
-            allow_user: list(self.allow_user, file.allow_user),
-            allow_group: list(self.allow_group, file.allow_group),
-            policy: self.policy.or(file.policy),
-            wait: self.wait.or(file.wait),
-            set: list(self.set, file.set),
-            lanes: self.lanes.or(file.lanes),
-            engine_cpu: self.engine_cpu.or(file.engine_cpu),
-            fault: self.fault.or(file.fault),
-            pcap: self.pcap.or(file.pcap),
-            log: self.log.or(file.log),
-            sessions_per_user: self.sessions_per_user.or(file.sessions_per_user),
-            sessions_per_group: self.sessions_per_group.or(file.sessions_per_group),
-            bytes_per_user: self.bytes_per_user.or(file.bytes_per_user),
-            session_bytes: self.session_bytes.or(file.session_bytes),
-            total_bytes: self.total_bytes.or(file.total_bytes),
-            endpoints_per_session: self.endpoints_per_session.or(file.endpoints_per_session),
-            host_ports_per_user: self.host_ports_per_user.or(file.host_ports_per_user),
-            connections: self.connections.or(file.connections),
-            batch: self.batch.or(file.batch),
-            receive_budget: self.receive_budget.or(file.receive_budget),
-            transmit_budget: self.transmit_budget.or(file.transmit_budget),
-        }
-    }
-
-    /// Fills in the defaults of unset values, for people to read.
-    pub(crate) fn with_defaults(self) -> Settings {
-        let (policy, config) = (Policy::default(), Config::default());
-        // The defaults are within the limits; a default outside would show as unset.
-        fn number<const L: u64, const M: u64>(value: usize) -> Option<Number<L, M>> {
-            Number::new(value as u64).ok()
-        }
-        let served = self.device.as_ref();
-        let socket = served.map(|served| towpath_client::default_socket(&served.interface));
-        let admin_socket = self.socket.as_ref().or(socket.as_ref()).map(|one| admin_socket(one));
-        let defaults = Settings {
-            socket,
-            admin_socket,
-            wait: Some(Wait(Setting::Wait.spec().default)),
-            hold: Number::new(HOLD_S).ok(),
-            log: Some(Level::Info),
-            confine: Some(Confinement::default()),
-            sessions_per_user: number(policy.sessions_per_user),
-            sessions_per_group: number(policy.sessions_per_group),
-            bytes_per_user: number(policy.bytes_per_user),
-            session_bytes: number(policy.session_bytes),
-            total_bytes: number(0),
-            endpoints_per_session: number(policy.endpoints_per_session as usize),
-            host_ports_per_user: number(policy.host_ports_per_user),
-            connections: number(policy.connections),
-            lanes: number(config.lanes),
-            batch: number(config.batch),
-            receive_budget: number(config.receive_budget as usize),
-            transmit_budget: number(config.transmit_budget),
-            ..Settings::default()
-        };
-        self.over(defaults)
     }
 
     /// Returns `true` if the interface is, or may be, one that the kernel keeps.
@@ -407,90 +269,10 @@ impl Settings {
         self.lanes.map_or(1, Number::get)
     }
 
-    /// Checks that a given `--total-bytes` has room for a session.
-    pub(crate) fn check_total_bytes(&self) -> Result<(), Failure> {
-        let given = self.total_bytes.map(Number::get).filter(|bytes| *bytes > 0);
-        given.map_or(Ok(()), |bytes| memory_limit::check(bytes, self.lanes()))
-    }
-
     /// Returns the path of the administration socket.
     pub(super) fn admin_path(&self) -> PathBuf {
         let socket = self.socket.as_deref().unwrap_or(Path::new(""));
         self.admin_socket.clone().unwrap_or_else(|| admin_socket(socket))
-    }
-
-    /// Checks that programs can tell the two sockets apart by their paths.
-    pub(crate) fn check_sockets(&self) -> Result<(), Failure> {
-        if let Some(socket) = self.socket.as_deref().filter(|one| is_admin_socket(one)) {
-            return Err(Failure::usage(format!(
-                "--socket {}: {ADMIN_SUFFIX} is the end of an administration socket's path; choose another name",
-                socket.display()
-            )));
-        }
-        match self.admin_socket.as_deref().filter(|one| !is_admin_socket(one)) {
-            Some(admin) => Err(Failure::usage(format!(
-                "--admin-socket {0}: the path has to end in {ADMIN_SUFFIX}; give {0}{ADMIN_SUFFIX}",
-                admin.display()
-            ))),
-            None => Ok(()),
-        }
-    }
-
-    /// Checks that `--pcap` does not name the standard output as `towpath capture -w` does.
-    pub(crate) fn check_pcap(&self) -> Result<(), Failure> {
-        if self.pcap.as_deref() == Some(Path::new("-")) {
-            return Err(Failure::usage(
-                "--pcap -: the server writes packets to files; give --pcap ./- for a file of this name, or run \
-                 towpath capture -w - for standard output",
-            ));
-        }
-        Ok(())
-    }
-
-    /// Checks that the device, and the wrappers around it, can have so many lanes.
-    ///
-    /// # Errors
-    /// Fails with the option to leave out.
-    pub(crate) fn check_lanes(&self) -> Result<(), Failure> {
-        let lanes = self.lanes();
-        let wrapper = [("--pcap", self.pcap.is_some()), ("--fault", self.fault.is_some())];
-        let driver = self.device.as_ref().map(|device| &device.driver);
-        let has_one_queue = matches!(driver, Some(Driver::Tap | Driver::Packet));
-        let of_card = match driver {
-            Some(Driver::Pci(options)) => Some(options),
-            _ => None,
-        };
-        if self.rdma && self.share_host && self.lease.is_empty() {
-            return Err(Failure::usage(
-                "--rdma needs addresses of applications' own, and with --share-host they use the host's: \
-                 UDP port 4791 there is the kernel's; give --lease as well, or leave out one of the two",
-            ));
-        }
-        match wrapper.iter().find(|(_, given)| *given) {
-            _ if lanes == 1 => Ok(()),
-            _ if self.rdma => Err(Failure::usage(format!(
-                "--rdma works with one engine thread; leave it out, or --lanes {lanes}"
-            ))),
-            Some((option, _)) => Err(Failure::usage(format!(
-                "{option} works with one engine thread; leave it out, or --lanes {lanes}"
-            ))),
-            None if has_one_queue => Err(Failure::usage(format!(
-                "--lanes {lanes}: TAP interfaces and packet sockets have one queue; leave it out, or \
-                 serve an interface with several by --device xdp:INTERFACE"
-            ))),
-            None if of_card.is_some() && lanes > MOST_QUEUES => Err(Failure::usage(format!(
-                "--lanes {lanes}: the card has {MOST_QUEUES} queues; give at most {MOST_QUEUES}"
-            ))),
-            None if of_card
-                .is_some_and(|card| matches!(card.moderation, Moderation::One { .. })) =>
-            {
-                Err(Failure::usage(format!(
-                    "--lanes {lanes}: with interrupts=msi, the card has one interrupt for one engine thread; \
-                     leave out either"
-                )))
-            }
-            None => Ok(()),
-        }
     }
 
     /// Returns the configuration to start the server with.
@@ -554,11 +336,6 @@ impl Settings {
         config.rdma = self.rdma;
         config.engine_cpus = self.engine_cpu.as_ref().map_or(Vec::new(), |cpus| cpus.0.clone());
         Ok(config)
-    }
-
-    /// Returns a file with the same settings.
-    pub(crate) fn to_text(&self) -> Result<String, Failure> {
-        toml::to_string(self).map_err(|error| Failure::new(format!("the configuration: {error}")))
     }
 }
 

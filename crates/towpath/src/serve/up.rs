@@ -6,7 +6,7 @@ mod file;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use towpath_server::Begin;
+use towpath_keeper::Begin;
 
 use super::keeper::{exit_code_of_all, is_served, own_objects};
 use super::log::start_log;

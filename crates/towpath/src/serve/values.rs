@@ -73,7 +73,7 @@ impl FromStr for Assignment {
     fn from_str(text: &str) -> Result<Assignment, String> {
         let (name, value) = text.split_once('=').ok_or("not SETTING=VALUE, such as rx_batch=32")?;
         let setting = Setting::named(name)
-            .map_err(|error| format!("{error}; towpath set --list shows all settings"))?;
+            .map_err(|error| format!("{error}; towpath set --list shows the settings"))?;
         if setting.spec().scope != Scope::Device {
             return Err(format!("{name} is a setting of endpoints; change it with towpath set"));
         }
@@ -99,15 +99,16 @@ as_text!(Assignment, "a setting with its value, such as \"rx_batch=32\"");
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Fault {
     text: String,
-    pub(crate) spec: towpath_device::fault::Spec,
+    pub(crate) spec: towpath_device_testing::fault::Spec,
 }
 
 impl FromStr for Fault {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Fault, String> {
-        let spec =
-            text.parse().map_err(|error: towpath_device::fault::SpecError| error.to_string())?;
+        let spec = text
+            .parse()
+            .map_err(|error: towpath_device_testing::fault::SpecError| error.to_string())?;
         Ok(Fault { text: text.to_owned(), spec })
     }
 }

@@ -176,10 +176,12 @@ fn root_of_a_container_uses_up_nothing_of_the_administrators() {
         let theirs: Vec<_> = (0..2).map(|_| attach(&container, 4).unwrap()).collect();
         let said = refused(attach(&container, 4));
         assert!(said.contains("user 0 has 2 sessions"), "{said}");
-        // A user may have eight connections. These ask for nothing.
-        let idle: Vec<_> = (0..6).map(|_| connect(Path::new(&container)).unwrap()).collect();
-        let said = refused(attach(&container, 4));
-        assert!(said.contains("control connections"), "{said}");
+        // A user may have eight connections. These ask for nothing. One that was refused may count for a moment.
+        let mut idle = Vec::new();
+        until("the user's connections are used up", || {
+            idle.push(connect(Path::new(&container)).unwrap());
+            refused(attach(&container, 4)).contains("control connections")
+        });
         let ours: Vec<_> = (0..2).map(|_| attach(&server.socket, 4).unwrap()).collect();
         prints(&mut server.subcommand("set", &["wait=block"]));
         assert_eq!(server.report()["sessions"].as_array().unwrap().len(), 4);
@@ -318,7 +320,7 @@ fn the_administration_socket_has_the_path_of_an_option() {
         };
         // A container may have the whole directory of the applications' socket.
         assert_eq!(names("sockets"), ["s.sock", "s.sock.lock", "s.sock.status"]);
-        assert_eq!(names("admin"), ["s.sock.admin", "s.sock.admin.lock", "s.sock.keeper"]);
+        assert_eq!(names("admin"), ["s.sock.admin", "s.sock.keeper", "s.sock.lock"]);
         let said = fails(&mut towpath(&["set", &server.socket, "wait=poll"]), 1);
         assert!(said.contains("SOCKET.admin"), "{said}");
         let said = fails(&mut towpath(&["upgrade", &server.socket]), 1);

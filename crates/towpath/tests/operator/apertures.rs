@@ -128,7 +128,7 @@ impl Side {
     }
 
     /// Waits, asleep, until the other side has said a value, or its last one. Returns which.
-    fn hear(&mut self, value: u64) -> u64 {
+    fn receive(&mut self, value: u64) -> u64 {
         loop {
             self.session.arm_tripwire(self.tripwire);
             let said = self.mine.load(0).unwrap();
@@ -160,13 +160,13 @@ fn apertures_and_tripwires_outlive_their_servers() {
                 while round == 0 || !is_over() {
                     round += 1;
                     first.say(round);
-                    first.hear(round);
+                    first.receive(round);
                 }
                 first.say(LAST);
             });
             scope.spawn(move || {
                 for round in 1.. {
-                    if second.hear(round) == LAST {
+                    if second.receive(round) == LAST {
                         return;
                     }
                     second.say(round);

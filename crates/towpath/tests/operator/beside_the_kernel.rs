@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::process::{Signal, kill_process};
 use towpath_client::Session;
 use towpath_device::xdp::{Mode, Options, XdpDevice, XdpError};
-use towpath_net::{Driving, Network, SessionLink, TcpStream};
+use towpath_net::{Network, SessionLink, TcpStream};
 use towpath_netlink::Veth;
 use towpath_testkit::{Namespace, Unavailable, skip};
 
@@ -123,7 +123,7 @@ impl KernelTraffic {
     }
 
     /// Waits until some more datagrams were answered.
-    pub(crate) fn goes_on(&self) {
+    pub(crate) fn still_answers(&self) {
         let before = self.answered.load(Ordering::Relaxed);
         until("the kernel's sockets go on", || self.answered.load(Ordering::Relaxed) > before + 20);
     }
@@ -162,7 +162,7 @@ fn attach(server: &Running) -> (Network, std::net::IpAddr) {
     };
     let session = Session::attach(&server.socket, &options).unwrap();
     let ipv6 = session.info().ipv6.unwrap().0;
-    (Network::over(session, Driving::Thread).unwrap(), ipv6.into())
+    (Network::builder().over(session).unwrap(), ipv6.into())
 }
 
 /// A server that does not end loses the interface by `detach`, which leaves other programs alone.
@@ -185,7 +185,7 @@ fn detached(server: &mut Running, mode: &str) {
 fn shared(mode: &str) {
     let far = wire(&FAR, &NEAR);
     let kernel = KernelTraffic::start(&far);
-    kernel.goes_on();
+    kernel.still_answers();
     let (directory, user) = (sockets(), user());
     let device = device(mode);
     let mut arguments = vec!["--device", device.as_str(), "--user", user.as_str()];
@@ -195,7 +195,7 @@ fn shared(mode: &str) {
     let (network, ipv6) = attach(&server);
     both_ways(&network, "192.0.2.70".parse().unwrap(), &far, "192.0.2.200".parse().unwrap());
     both_ways(&network, ipv6, &far, "2001:db8::200".parse().unwrap());
-    kernel.goes_on();
+    kernel.still_answers();
     let other = directory.text("t.sock");
     let mut second = towpath(&["serve", "--socket", &other]);
     let said = fails(second.args(&arguments), 1);
@@ -238,16 +238,16 @@ fn shared(mode: &str) {
     drop(network);
     assert_eq!(server.stop(Signal::TERM).code(), Some(0));
     until_bare();
-    kernel.goes_on();
+    kernel.still_answers();
     let mut server = serve(&directory, "s.sock", &arguments);
-    kernel.goes_on();
+    kernel.still_answers();
     server.kill();
     until_bare();
     let mut server = serve(&directory, "s.sock", &arguments);
     detached(&mut server, mode);
-    kernel.goes_on();
+    kernel.still_answers();
     server.kill();
-    kernel.goes_on();
+    kernel.still_answers();
     assert_eq!(kernel.stop(), 0, "datagrams of the kernel's sockets were lost");
     // Nothing is in the way of the next server.
     serve(&directory, "s.sock", &arguments).stop(Signal::TERM);
@@ -337,7 +337,7 @@ fn the_interface_goes_down_and_vanishes() {
         let options = SessionLink::options("test");
         let session = Session::attach(&server.socket, &options).unwrap();
         let own = session.info().ipv4.unwrap().0;
-        let network = Network::over(session, Driving::Thread).unwrap();
+        let network = Network::builder().over(session).unwrap();
         net().set_down("uplink").unwrap();
         until("the server says so", || server.log().contains("link is down"));
         net().set_up("uplink").unwrap();

@@ -38,7 +38,7 @@ fn connections(
     (0..count).map(pair).unzip()
 }
 
-/// Resets all connections while the server stands still. Then waits until the application has heard of each reset.
+/// Resets all connections while the server stands still. Then waits until the application has learned of each reset.
 fn burst(server: &Running, (peers, ours): Ends) {
     for peer in &peers {
         rustix::net::sockopt::set_socket_linger(peer, Some(Duration::ZERO)).unwrap();

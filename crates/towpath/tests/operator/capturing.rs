@@ -300,6 +300,9 @@ fn full_disks_and_stalled_readers() {
             kernel.send_to(&[7; 1400], to).unwrap();
         }
         until("the server has them", || received() >= before + 2000);
+        // The engine counts a batch before it delivers it, and delivers it before it takes the next one.
+        kernel.send_to(&[7; 1400], to).unwrap();
+        until("the server has delivered them", || received() > before + 2000);
         signal(&child, Signal::TERM);
         let status = wait(&mut child);
         let said_stalled = said(&mut child);

@@ -141,6 +141,9 @@ fn bash_completes_subcommands_options_values_and_devices() {
             &["wait=auto", "wait=block", "wait=poll", "wait=spin-then-block", "wait=timer-driven"],
         ),
         (&["set", "--li"], &["--list"]),
+        // Settings and values for experiments are not offered.
+        (&["set", "opx", "quo"], &[]),
+        (&["set", "opx", "watchdog=e"], &[]),
         (&["serve", "--set", "watchdog", "=", "l"], &["lazy"]),
         (&["serve", "--set", "=", "watchdog=l"], &["watchdog=lazy"]),
         (&["serve", "--set", "=", "watchdog", "=", "l"], &["lazy"]),
@@ -248,7 +251,7 @@ fn zsh_completes_subcommands_options_values_and_devices() {
     }
     // A number is to be written behind the `=`.
     for (_, spec) in Setting::ALL {
-        if matches!(spec.kind, Kind::Number { .. }) {
+        if matches!(spec.kind, Kind::Number { .. }) && !spec.is_experimental() {
             let line = format!("towpath set opx {}", spec.name);
             cases.push((line.clone(), format!("{line}=")));
         }

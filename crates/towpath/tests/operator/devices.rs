@@ -290,7 +290,7 @@ fn signals_are_for_all_devices() {
     });
 }
 
-/// The service manager hears from the keeper alone: of all devices together.
+/// The service manager is told by the keeper alone: of all devices together.
 #[test]
 fn the_service_manager_hears_of_all_devices_together() {
     towpath_testkit::isolated!(|| {
@@ -300,7 +300,7 @@ fn the_service_manager_hears_of_all_devices_together() {
         let directory = Directory::new();
         let manager = UnixDatagram::bind(directory.join("notify")).unwrap();
         manager.set_read_timeout(Some(LIMIT)).unwrap();
-        let hear = || {
+        let notification = || {
             let mut bytes = [0; 128];
             let length = manager.recv(&mut bytes).unwrap();
             text(&bytes[..length])
@@ -311,7 +311,7 @@ fn the_service_manager_hears_of_all_devices_together() {
         shell.env("NOTIFY_SOCKET", directory.text("notify"));
         let file = two(&directory, &format!("policy = \"{policy}\""), "");
         let mut up = Up::with(shell, env!("CARGO_BIN_EXE_towpath"), &directory, &file);
-        assert_eq!(hear(), "READY=1\n");
+        assert_eq!(notification(), "READY=1\n");
         signal(&up.child, Signal::HUP);
         until("a reload", || up.log().contains("policy reloaded"));
         // A server that ends by itself is no end of the service.
@@ -321,7 +321,7 @@ fn the_service_manager_hears_of_all_devices_together() {
                 && told(&directory.text("b.sock"))["state"] == "serving"
         });
         assert!(up.stop(Signal::TERM).success(), "{}", up.log());
-        assert_eq!(hear(), "STOPPING=1\n");
+        assert_eq!(notification(), "STOPPING=1\n");
         manager.set_nonblocking(true).unwrap();
         assert!(manager.recv(&mut [0; 128]).is_err());
     });

@@ -50,8 +50,10 @@ fn ends(device: &str, lanes: &str) {
         (Driving::Thread, DATAGRAMS),
         (Driving::Application, DATAGRAMS),
     ] {
-        let network =
-            Network::over(attach(&server, &SessionLink::options("last")), driving).unwrap();
+        let network = Network::builder()
+            .driving(driving)
+            .over(attach(&server, &SessionLink::options("last")))
+            .unwrap();
         let socket = UdpSocket::bind(&network, "0.0.0.0:0").unwrap();
         if datagrams > WAITING {
             socket.send_to(&0u32.to_ne_bytes(), SINK).unwrap();

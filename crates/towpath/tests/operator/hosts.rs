@@ -77,7 +77,7 @@ fn completes(session: &mut Session, request: RequestId) {
         match session.request_state(request) {
             RequestState::Complete => return,
             RequestState::Pending => {}
-            failed @ RequestState::Failed(_) => panic!("{failed:?}"),
+            failed => panic!("{failed:?}"),
         }
         session.wait(Some(Duration::from_millis(100))).unwrap();
         while session.ready_oob().unwrap().is_some() {}

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use towpath_client::Session;
-use towpath_net::{Driving, Network, SessionLink, UdpSocket};
+use towpath_net::{Network, SessionLink, UdpSocket};
 use towpath_netlink::{Channels, Netlink, Veth};
 use towpath_testkit::Namespace;
 
@@ -308,7 +308,7 @@ fn an_interface_that_is_made_anew_is_found_by_its_name() {
         let mut server = serve(&directory, "s.sock", &arguments);
         let session = Session::attach(&server.socket, &SessionLink::options("test")).unwrap();
         let own = session.info().ipv4.unwrap().0;
-        let network = Network::over(session, Driving::Thread).unwrap();
+        let network = Network::builder().over(session).unwrap();
         let before = net().link("uplink").unwrap();
         kill_process(Pid::from_child(&server.child), Signal::STOP).unwrap();
         server.kill_server();
@@ -391,7 +391,7 @@ fn serve_echo(far: &Namespace, device: &str, more: &[&str]) -> (Directory, Runni
         ..SessionLink::options("test")
     };
     let session = Session::attach(&server.socket, &options).unwrap();
-    let network = Network::over(session, Driving::Thread).unwrap();
+    let network = Network::builder().over(session).unwrap();
     let socket = UdpSocket::bind(&network, ("192.0.2.70", ECHO)).unwrap();
     std::thread::spawn(move || {
         let mut buffer = [0; 64];

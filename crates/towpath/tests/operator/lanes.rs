@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket as KernelSocket};
 use rustix::process::Signal;
 use rustix::thread::CpuSet;
 use towpath_client::Session;
-use towpath_net::{Driving, Network, SessionLink, TcpListener, TcpStream, UdpSocket};
+use towpath_net::{Network, SessionLink, TcpListener, TcpStream, UdpSocket};
 use towpath_netlink::{Netlink, Veth};
 use towpath_testkit::Namespace;
 
@@ -49,7 +49,7 @@ fn attach(server: &Running, ip: &str) -> Network {
         towpath_client::Options { ipv4: Some(ip.parse().unwrap()), ..SessionLink::options("test") };
     let session = Session::attach(&server.socket, &options).unwrap();
     assert_eq!(session.info().lanes, 2);
-    Network::over(session, Driving::Thread).unwrap()
+    Network::builder().over(session).unwrap()
 }
 
 /// Returns a counter of each lane.

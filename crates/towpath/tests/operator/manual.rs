@@ -45,7 +45,7 @@ fn every_verb_has_a_page_with_all_its_options() {
         ] {
             assert!(page.contains(part), "{name} has no {part:?}: {page}");
         }
-        for hidden in ["--role", "--part"] {
+        for hidden in ["--role", "--part", "--fault"] {
             assert!(!page.contains(hidden), "{name} has {hidden}");
         }
     }

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use towpath_client::Session;
-use towpath_net::{Driving, Network, SessionLink, TcpListener, TcpStream};
+use towpath_net::{Network, SessionLink, TcpListener, TcpStream};
 use towpath_netlink::{Netlink, Route};
 use towpath_testkit::{End, Namespace, connect};
 
@@ -116,7 +116,7 @@ fn a_bridge() {
         };
         let session = Session::attach(&server.socket, &options).unwrap();
         let ipv6 = session.info().ipv6.unwrap().0;
-        let network = Network::over(session, Driving::Thread).unwrap();
+        let network = Network::builder().over(session).unwrap();
         both_ways(&network, "192.0.2.77".parse().unwrap(), &far, "192.0.2.200".parse().unwrap());
         both_ways(&network, ipv6.into(), &far, "2001:db8::200".parse().unwrap());
     });
@@ -149,7 +149,7 @@ fn a_bridge_that_snoops_on_groups() {
         std::thread::sleep(response * 10);
         let session = Session::attach(&server.socket, &SessionLink::options("test")).unwrap();
         let ipv6 = session.info().ipv6.unwrap().0;
-        let network = Network::over(session, Driving::Thread).unwrap();
+        let network = Network::builder().over(session).unwrap();
         // The far host does not know the application's link address yet.
         from_far(&network, ipv6.into(), &far, "2001:db8::200".parse().unwrap());
     });

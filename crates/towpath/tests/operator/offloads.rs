@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use towpath_client::{Options, Rule, Session};
-use towpath_net::{Driving, Network, SessionLink, TcpStream};
+use towpath_net::{Network, SessionLink, TcpStream};
 use towpath_packet::Headers;
 use towpath_packet::checksum::{Verdict, verify};
 
@@ -82,7 +82,7 @@ fn checksums_of_the_engine(option: &str) -> u64 {
     let arguments = ["--device", &device, "--user", &user, LEASE[0], LEASE[1]];
     let mut server = serve(&directory, "s.sock", &arguments);
     let session = Session::attach(&server.socket, &SessionLink::options("test")).unwrap();
-    let network = Network::over(session, Driving::Thread).unwrap();
+    let network = Network::builder().over(session).unwrap();
     let receiver = far.run(|| UdpSocket::bind("192.0.2.200:7").unwrap()).unwrap();
     receiver.set_read_timeout(Some(LIMIT)).unwrap();
     let sender = towpath_net::UdpSocket::bind(&network, "0.0.0.0:0").unwrap();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, prlimit};
 use towpath_client::{AttachError, Options, Rule, Session};
-use towpath_net::{Driving, Network, SessionLink};
+use towpath_net::{Network, SessionLink};
 use towpath_netlink::Veth;
 use towpath_packet::build::Flow;
 use towpath_protocol::channel::{Channel, Incoming};
@@ -139,7 +139,7 @@ impl World {
 }
 
 fn counter(session: &Session, endpoint: towpath_client::Endpoint, name: &str) -> u64 {
-    session.counters(endpoint).iter().find(|(one, _)| *one == name).unwrap().1
+    session.counters(endpoint).get(name).unwrap()
 }
 
 /// Waits for a packet.
@@ -397,7 +397,7 @@ fn check(test: &str, mode: &str) {
     });
     let session = session.unwrap();
     let (ipv4, ipv6) = (session.info().ipv4.unwrap().0, session.info().ipv6.unwrap().0);
-    let network = Network::over(session, Driving::Thread).unwrap();
+    let network = Network::builder().over(session).unwrap();
     connect_until_in_place(&world, || {
         both_ways(&network, ipv4.into(), &world.far, FAR.parse().unwrap());
         both_ways(&network, ipv6.into(), &world.far, "2001:db8::200".parse().unwrap());
@@ -447,7 +447,7 @@ fn check_sharing() {
     let wants = Options { own_queue: true, ..options() };
     let session = Session::attach(&world.server.socket, &wants).unwrap();
     assert!(session.info().own_queue && session.info().shared);
-    let network = Network::over(session, Driving::Thread).unwrap();
+    let network = Network::builder().over(session).unwrap();
     // A listener whose endpoint stays.
     let listener = towpath_net::TcpListener::bind(&network, (NEAR, 9000)).unwrap();
     let echoing = std::thread::spawn(move || {

@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use towpath_client::{
     AttachError, Lost, OpenError, Options, Rule, SendError, Session, Setting, Violation,
 };
-use towpath_net::{Driving, Network, SessionLink};
+use towpath_net::{Network, SessionLink};
 use towpath_testkit::{PacketSocket, User};
 
 use crate::running::*;
@@ -98,14 +98,14 @@ fn a_session_with_limited_ports_reports_its_groups() {
         let test = "policies::a_session_with_limited_ports_reports_its_groups";
         let web = "[[grant]]\nusers = [61002]\nports = [\"tcp:80\"]\nendpoints-per-session = 8\n";
         let Some(policed) = Policed::start(test, web) else { return };
-        let heard = PacketSocket::open("opA", 0x86dd).unwrap();
+        let receiver = PacketSocket::open("opA", 0x86dd).unwrap();
         let options = Options { endpoints: 8, ..SessionLink::options("web") };
         let session = attach_by(&policed.users[0], &policed.server.socket, &options).unwrap();
-        let _network = Network::over(session, Driving::Thread).unwrap();
+        let _network = Network::builder().over(session).unwrap();
         let mut frame = [0; 2048];
         // Hop-by-hop options, and behind them an MLDv2 report.
         until("a report", || {
-            let len = heard.receive(&mut frame).unwrap().unwrap_or(0);
+            let len = receiver.receive(&mut frame).unwrap().unwrap_or(0);
             len > 62 && (frame[20], frame[62]) == (0, 143)
         });
     });
@@ -263,10 +263,8 @@ fn a_session_of_many_forbidden_packets_is_closed() {
         };
         let mut tolerated = policed.attach(1, "tolerated").unwrap();
         let endpoint = sent(&mut tolerated, 50);
-        let counted = |session: &Session| {
-            let counters = session.counters(endpoint);
-            counters.iter().find(|(name, _)| *name == "tx_dropped_source_mac").unwrap().1
-        };
+        let counted =
+            |session: &Session| session.counters(endpoint).get("tx_dropped_source_mac").unwrap();
         until("each packet is counted", || counted(&tolerated) == 50);
         tolerated.wait(Some(Duration::ZERO)).unwrap();
         let mut session = policed.attach(0, "closed").unwrap();

@@ -449,10 +449,8 @@ fn sends_within_its_vlan(session: &mut Session, endpoint: Endpoint, kills: u64) 
     session.send_bytes(endpoint, &packet).unwrap();
     session.flush().unwrap();
     until("both are counted", || {
-        let count = |name| session.counters(endpoint).into_iter().find(|one| one.0 == name);
-        let sent = count("tx_packets").map(|one| one.1);
-        let refused = count("tx_dropped_outside_rule").map(|one| one.1);
-        (sent, refused) == (Some(kills), Some(kills))
+        let counters = session.counters(endpoint);
+        counters.tx_packets() == kills && counters.get("tx_dropped_outside_rule") == Some(kills)
     });
 }
 

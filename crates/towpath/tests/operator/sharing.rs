@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use towpath_client::{Addresses, AttachError, Lost, Options, Rule, Session};
-use towpath_net::{Driving, Network, SessionLink, TcpListener, TcpStream, UdpSocket};
+use towpath_net::{Network, SessionLink, TcpListener, TcpStream, UdpSocket};
 use towpath_netlink::Prefix;
 use towpath_testkit::{
     End, Namespace, connect, enter_own_mounts, find_program, has_programs, mount_tmpfs, ping,
@@ -42,7 +42,7 @@ fn attach(server: &Running) -> Network {
     let info = session.info();
     assert!(info.shared && info.by_port);
     assert_eq!(info.ipv4.unwrap().0.to_string(), "192.0.2.1");
-    Network::over(session, Driving::Thread).unwrap()
+    Network::builder().over(session).unwrap()
 }
 
 /// Serves `uplink` with its own addresses, and an application on them.
@@ -107,10 +107,10 @@ fn check_sharing(mode: &str) {
     let mut shared = Shared::start(mode, &[]);
     let (network, far) = (&shared.network, &shared.far);
     let kernel = KernelTraffic::start(far);
-    kernel.goes_on();
+    kernel.still_answers();
     both_ways(network, ip("192.0.2.1"), far, ip("192.0.2.200"));
     both_ways(network, ip("2001:db8::1"), far, ip("2001:db8::200"));
-    kernel.goes_on();
+    kernel.still_answers();
 
     let session = Session::attach(&shared.server.socket, &SessionLink::options("inside")).unwrap();
     let refused = SessionLink::within_vlan(session, 7).err().expect("it has no VLANs");
@@ -155,7 +155,7 @@ fn check_sharing(mode: &str) {
     assert_eq!(closed.kind(), ErrorKind::ConnectionRefused);
 
     // The kernel has everything back when the server ends, in whatever way.
-    kernel.goes_on();
+    kernel.still_answers();
     assert_eq!(shared.server.stop(Signal::TERM).code(), Some(0));
     until_bare();
     until("the kernel has the port", || std::net::UdpSocket::bind(("192.0.2.1", ECHO)).is_ok());
@@ -282,7 +282,7 @@ fn users_have_the_ports_that_the_policy_grants() {
         let network = |user: usize| {
             let options = SessionLink::options("test");
             let session = attach_by(&users.applications[user], &shared.server.socket, &options);
-            Network::over(session.unwrap(), Driving::Thread).unwrap()
+            Network::builder().over(session.unwrap()).unwrap()
         };
         let (web, other) = (network(0), network(1));
         let kernel = std::net::TcpListener::bind("192.0.2.1:8080").unwrap();
@@ -494,7 +494,7 @@ fn an_address_that_goes_ends_its_sessions() {
             if session.info().ipv6.is_some() || session.info().ipv4.is_none() {
                 return false;
             }
-            let network = Network::over(session, Driving::Thread).unwrap();
+            let network = Network::builder().over(session).unwrap();
             let _listeners =
                 ["0.0.0.0:80", "[::]:80"].map(|any| TcpListener::bind(&network, any).unwrap());
             let _sockets =

@@ -4,12 +4,20 @@ use towpath_memory::PAGE_BYTES;
 
 use super::ends::Ends;
 use super::{Order, PACKETS_PER_MESSAGE, Style, messages, moves, rings};
+use crate::card::mac::shown_mac;
 use crate::card::port::Port;
-use crate::card::trial::shown_mac;
-use crate::child::{tell, wait_for_end};
+use crate::child::{Role, tell, wait_for_end};
+
+impl Role for Order {
+    const NAME: &'static str = "CardDriver";
+
+    fn act(self) -> anyhow::Result<()> {
+        drive(&self)
+    }
+}
 
 /// Drives a card until the application is gone.
-pub(in crate::card) fn drive(order: &Order) -> anyhow::Result<()> {
+fn drive(order: &Order) -> anyhow::Result<()> {
     let ends = Ends::receive(&order.name)?;
     let memory = ends.packets.map_writable()?;
     // A page for each buffer, so that a packet's page can move alone.

@@ -56,7 +56,7 @@ pub(super) fn driver(
             message.push(RECEIVED);
             for (buffer, len) in together {
                 port.copy_out(*buffer, append(&mut message, *len as usize))?;
-                port.give_back(*buffer);
+                port.complete(*buffer);
             }
             ends.send(&message)?;
             loop {

@@ -21,10 +21,9 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
 use super::count::Count;
-use super::trial::parsed_mac;
-use crate::child::{Child, Role};
+use super::mac::parsed_mac;
+use crate::child::Child;
 
-pub(super) use driver::drive;
 use ends::Ends;
 
 /// Packets of a message that carries several.
@@ -56,7 +55,7 @@ impl Style {
     }
 }
 
-/// What a driver's process is started with.
+/// Drives a card in a guest for an application, in an older way.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Order {
     style: Style,
@@ -79,9 +78,9 @@ pub(super) fn application(
 ) -> anyhow::Result<([u8; 6], Round)> {
     let (ends, mut driver) = Ends::create(|name| {
         let address = address.to_owned();
-        Child::start(&Role::CardDriver(Order { style, name, address, rx_usecs }))
+        Child::start(&Order { style, name, address, rx_usecs })
     })?;
-    let said = driver.hear()?;
+    let said = driver.read_line()?;
     let mac = parsed_mac(&said).with_context(|| format!("no address: {said}"))?;
     let mut round: Round = match style {
         Style::Message | Style::Batched => Box::new(messages::application(ends, count)),

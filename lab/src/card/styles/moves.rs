@@ -44,7 +44,7 @@ pub(super) fn driver(
             match ends.wait(&mut answer)? {
                 (DONE, _) => {
                     pages.take(page)?;
-                    port.give_back(buffer);
+                    port.complete(buffer);
                 }
                 (SEND, body) => {
                     ensure!(moved(body)? == (buffer, page), "the page of another packet");

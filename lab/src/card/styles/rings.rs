@@ -90,7 +90,7 @@ pub(super) fn driver(
             if is_sent {
                 back.push((buffer, len));
             } else {
-                port.give_back(buffer);
+                port.complete(buffer);
             }
             if back.len() == BATCH {
                 port.send_from(&back)?;

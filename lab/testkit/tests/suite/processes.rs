@@ -290,7 +290,9 @@ fn signals_reach_a_watched_process() {
     if !may_trace("signals_reach_a_watched_process") {
         return;
     }
-    let mut shell = start("/bin/sh", &["-c", "trap 'echo caught; exit 3' TERM; echo up; read x"]);
+    // A shell that is about to wait may have the signal, and run its trap only after the wait.
+    let computes = "trap 'echo caught; exit 3' TERM; echo up; while :; do :; done";
+    let mut shell = start("/bin/sh", &["-c", computes]);
     let mut output = BufReader::new(shell.0.stdout.take().unwrap());
     let mut line = String::new();
     output.read_line(&mut line).unwrap();
@@ -376,14 +378,14 @@ fn memory_files_are_counted_by_name() {
         let before = Census::of_self().unwrap();
         assert_eq!(Census::of_self().unwrap().open(), before.open());
         let flags = rustix::fs::MemfdFlags::CLOEXEC;
-        let heap = rustix::fs::memfd_create("towpath-testkit-pool", flags).unwrap();
-        rustix::fs::ftruncate(&heap, 4096).unwrap();
+        let pool = rustix::fs::memfd_create("towpath-testkit-pool", flags).unwrap();
+        rustix::fs::ftruncate(&pool, 4096).unwrap();
         let after = Census::of_self().unwrap();
         assert_eq!(
             after.leaked_since(&before),
             ["descriptor memfd: 0 and now 1", "memory file towpath-testkit-pool: 0 and now 1"]
         );
-        drop(heap);
+        drop(pool);
         assert_eq!(Census::of_self().unwrap().open(), before.open());
         assert!(Census::of(u32::MAX).is_err());
 

@@ -5,14 +5,15 @@
 use std::fs::File;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 use std::time::Duration;
 
 use towpath_client::{Lost, OpenError, Session};
 use towpath_net::{
-    Config, Counters, Driving, HostError, Link, LinkError, Meta, Network, Poller, PortProtocol,
-    SessionLink, TcpListener, TcpStream, UdpSocket,
+    Addresses, Config, Counters, Driving, Events, HostError, Interest, Link, LinkError, Meta,
+    Network, NetworkBuilder, Poller, PortProtocol, SessionLink, TcpListener, TcpStream, Trigger,
+    UdpSocket,
 };
 
 /// The time limit of each call, after which the kernel ends the child.
@@ -87,12 +88,7 @@ pub(super) fn all(caller: &mut Caller, inherited: Inherited, server: &Path, to: 
     streams(caller, &network, &mut stream, &poller);
     settings(caller, &stream);
     listeners(caller, &network, &listener, &poller);
-    caller.silent("Poller::take", || {
-        let mut events = Vec::new();
-        poller.take(&mut events);
-        events.is_empty()
-    });
-    caller.silent("Poller::as_fd", || poller.as_fd().try_clone_to_owned().is_ok());
+    pollers(caller, &poller, &udp);
     let [one, another] = links;
     link(caller, one);
     over_inherited(caller, sessions, another);
@@ -120,14 +116,35 @@ pub(super) fn all(caller: &mut Caller, inherited: Inherited, server: &Path, to: 
     });
 }
 
+fn pollers(caller: &mut Caller, poller: &Poller, udp: &UdpSocket) {
+    let (interest, trigger) = (Interest::READABLE, Trigger::Level);
+    denied!(caller, Poller:
+        poller.wait(&mut Events::default(), None);
+        poller.register(udp, 1, interest, trigger);
+        poller.modify(udp, 1, interest, trigger);
+        poller.deregister(udp);
+    );
+    caller.silent("Poller::wake", || {
+        poller.wake();
+        true
+    });
+    caller.silent("Poller::fmt", || !format!("{poller:?}").contains("ready"));
+    caller.silent("Poller::as_fd", || poller.as_fd().try_clone_to_owned().is_ok());
+    caller.silent("Poller::as_raw_fd", || poller.as_raw_fd() >= 0);
+}
+
 fn networks(caller: &mut Caller, network: &Network) {
     denied!(caller, Network:
+        network.work_fd();
+        network.turn();
         network.drive(Duration::ZERO);
         network.drive(Duration::MAX);
         network.drain(Duration::MAX);
     );
     caller.silent("Network::counters", || network.counters() == Counters::default());
+    caller.silent("Network::lost", || network.lost() == 0);
     caller.silent("Network::end", || network.clone().end(SECOND) == Counters::default());
+    caller.silent("Network::sockets", || network.sockets().is_empty());
     caller.silent("Network::connections", || network.connections() == 0);
     caller.silent("Network::addresses", || network.addresses().is_empty());
     caller.silent("Network::fmt", || !format!("{network:?}").contains("10."));
@@ -152,10 +169,12 @@ macro_rules! common_calls {
             $socket.set_ttl(7);
             $socket.ttl();
             $socket.try_clone();
-            $socket.watch($poller, 1);
         );
+        let register =
+            |poller: &Poller| poller.register($socket, 1, Interest::READABLE, Trigger::Level);
         let own = Poller::new().expect("a poller of the child's own");
-        $caller.denied("watch by the child's own poller", || $socket.watch(&own, 1));
+        $caller.denied("register with the child's own poller", || register(&own));
+        $caller.denied("register with the inherited poller", || register($poller));
         let name = concat!(stringify!($type), "::fmt");
         $caller.silent(name, || format!("{:?}", $socket).contains("None"));
     };
@@ -239,8 +258,10 @@ fn listeners(caller: &mut Caller, network: &Network, listener: &TcpListener, pol
         listener.ttl();
         listener.take_error();
         listener.try_clone();
-        listener.watch(poller, 1);
     );
+    caller.denied("register with the inherited poller", || {
+        poller.register(listener, 1, Interest::READABLE, Trigger::Level)
+    });
     caller.silent("TcpListener::fmt", || format!("{listener:?}").contains("None"));
 }
 
@@ -261,6 +282,7 @@ fn link(caller: &mut Caller, mut link: SessionLink) {
     caller.denied_link("SessionLink::has_news", || link.has_news());
     caller.denied_link("SessionLink::flush", || link.flush());
     caller.denied_link("SessionLink::unsent", || link.unsent());
+    caller.silent("SessionLink::lost", || link.lost() == 0);
     caller.denied_link("SessionLink::arm", || link.arm(true));
     caller.silent("SessionLink::room", || !link.room(60));
     let mut fill = |_: &mut [u8]| panic!("there is no room");
@@ -285,28 +307,57 @@ fn over_inherited(caller: &mut Caller, sessions: [Session; 3], link: SessionLink
     caller.silent("SessionLink::within_vlan", || {
         SessionLink::within_vlan(another, 7).err().as_ref().is_some_and(is_forked)
     });
-    caller.silent("Network::over", || {
-        let error = Network::over(third, Driving::Thread).err();
+    caller.silent("NetworkBuilder::over", || {
+        let error = Network::builder().over(third).err();
         matches!(error, Some(HostError::Open(error)) if is_forked(&error))
     });
     let config = Config::new([2, 0, 0, 0, 0, 1]);
-    caller.denied("Network::new", || Network::new(Box::new(link), config, Driving::Thread));
+    caller.denied("NetworkBuilder::on", || Network::builder().on(Box::new(link), config));
+}
+
+/// Makes the calls that set properties of a network.
+fn builder(caller: &mut Caller, server: &Path) {
+    let new = Network::builder;
+    let has = |builder: NetworkBuilder, text: &str| format!("{builder:?}").contains(text);
+    caller.silent("Network::builder", || has(new(), "driving: Thread"));
+    caller.silent("NetworkBuilder::fmt", || has(new(), "vlan: None"));
+    caller.silent("NetworkBuilder::name", || has(new().name("child"), "name: \"child\""));
+    caller.silent("NetworkBuilder::ipv4", || has(new().ipv4([10, 0, 0, 9].into()), "10.0.0.9"));
+    caller.silent("NetworkBuilder::addresses", || {
+        has(new().addresses(Addresses::Own), "addresses: Own")
+    });
+    caller.silent("NetworkBuilder::own_queue", || has(new().own_queue(true), "own_queue: true"));
+    caller.silent("NetworkBuilder::answer_timeout", || {
+        has(new().answer_timeout(9 * SECOND), "answer_timeout: 9s")
+    });
+    caller.silent("NetworkBuilder::resume_timeout", || {
+        has(new().resume_timeout(9 * SECOND), "resume_timeout: 9s")
+    });
+    caller.silent("NetworkBuilder::session", || {
+        has(new().session(|options| options.receive_slots = 64), "receive_slots: 64")
+    });
+    caller.silent("NetworkBuilder::driving", || {
+        has(new().driving(Driving::Application), "driving: Application")
+    });
+    caller.silent("NetworkBuilder::stack", || {
+        new().stack(|config| config.limits.sockets = 9).attach(server).is_ok()
+    });
 }
 
 /// Checks that the child's own networks work, and that the inherited poller registers none of their sockets.
 fn own(caller: &mut Caller, server: &Path, poller: &Poller, to: SocketAddr) {
+    builder(caller, server);
     caller.silent("Network::attach", || Network::attach(server).is_ok());
-    caller.silent("Network::attach_within_vlan", || {
-        Network::attach_within_vlan(server, 7, Driving::Thread, |_| {}).is_ok()
-    });
+    caller.silent("NetworkBuilder::vlan", || Network::builder().vlan(7).attach(server).is_ok());
     let mut own = None;
-    caller.silent("Network::attach_with", || {
-        own = Network::attach_with(server, Driving::Thread, |_| {}).ok();
+    caller.silent("NetworkBuilder::attach", || {
+        own = Network::builder().attach(server).ok();
         own.is_some()
     });
     let own = own.expect("just made");
     let socket = UdpSocket::bind(&own, "0.0.0.0:0").expect("binds");
-    caller.denied("watch by the inherited poller", || socket.watch(poller, 1));
+    let register = |poller: &Poller| poller.register(&socket, 1, Interest::READABLE, Trigger::Edge);
+    caller.denied("register with the inherited poller", || register(poller));
     let mut fresh = None;
     caller.silent("Poller::new", || {
         fresh = Poller::new().ok();
@@ -314,7 +365,7 @@ fn own(caller: &mut Caller, server: &Path, poller: &Poller, to: SocketAddr) {
     });
     let fresh = fresh.expect("just made");
     caller.silent("use the child's own network", || {
-        socket.watch(&fresh, 1).is_ok() && socket.send_to(CHILDS, to).is_ok()
+        register(&fresh).is_ok() && socket.send_to(CHILDS, to).is_ok()
     });
     caller.silent("receive in the child's own network", || {
         let mut buffer = [0; 64];

@@ -2,8 +2,8 @@
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session, Setting};
-use towpath_device::conformance::{DeviceFarEnd, FarEnd};
-use towpath_device::loopback;
+use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
+use towpath_device_testing::loopback;
 use towpath_protocol::channel::{Channel, Incoming};
 use towpath_protocol::message::{Message, Set};
 use towpath_protocol::settings::Kind;
@@ -154,7 +154,6 @@ impl Sender {
     }
 
     pub(crate) fn counter(&self, name: &str) -> u64 {
-        let all = self.session.counters(self.endpoint);
-        all.iter().find(|(counter, _)| *counter == name).unwrap().1
+        self.session.counters(self.endpoint).get(name).unwrap()
     }
 }

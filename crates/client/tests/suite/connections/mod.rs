@@ -7,7 +7,7 @@ use towpath_client::{
     Endpoint, OobAddress, OobKind, Options, PeerState, ReceivedOob, Rule, Session, WaitStrategy,
     report_over,
 };
-use towpath_device::loopback::{self, LoopbackDevice};
+use towpath_device_testing::loopback::{self, LoopbackDevice};
 use towpath_protocol::settings::{Setting, Values};
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Subnet, Subnets, WaitStrategy as EngineStrategy};

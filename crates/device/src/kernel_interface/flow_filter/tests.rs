@@ -7,13 +7,16 @@ use std::os::fd::RawFd;
 
 use towpath_bpf::interpreter::{self, Input, Kernel, Run};
 use towpath_bpf::{Instruction, Verdict};
+use towpath_device_testing::random::Random;
 use towpath_packet::headers::Fragment;
 use towpath_packet::transport::Transport;
 use towpath_packet::{Headers, Network};
 
+use super::flows::{MACS, mac_key};
+use super::key::Key;
+use super::program::{MASKS, MapFds};
+use super::tables::{FLOWS, Tables};
 use super::*;
-use crate::FlowRule;
-use crate::random::Random;
 
 const FDS: MapFds = MapFds { macs: 4, masks: 5, flows: 6 };
 const SOCKETS: RawFd = 3;

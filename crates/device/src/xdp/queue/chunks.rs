@@ -1,7 +1,7 @@
 //! The receive buffers of a queue, as chunks of its memory: where each begins, and what holds it. A
 //! ledger notes the holders for the next server.
 
-use crate::xdp::ledger::Ledger;
+use crate::xdp::ledger::ChunkLedger;
 use crate::xdp::socket::{Umem, XdpSocket};
 
 /// The holder of a buffer.
@@ -42,11 +42,11 @@ pub(super) struct Chunks {
     /// `true` if addresses of received data have an offset of their own.
     unaligned: bool,
     holders: Vec<Holder>,
-    ledger: Option<Ledger>,
+    ledger: Option<ChunkLedger>,
 }
 
 impl Chunks {
-    pub(super) fn new(umem: &Umem, ledger: Option<Ledger>) -> Chunks {
+    pub(super) fn new(umem: &Umem, ledger: Option<ChunkLedger>) -> Chunks {
         Chunks {
             bytes: umem.chunk_bytes,
             memory_bytes: umem.bytes(),

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 
 use super::chunks::Holder;
 use super::{XdpQueue, kick_rx};
-use crate::kernel_interface::packet_socket::Target;
+use crate::kernel_interface::packet_ring::{Copied, Target};
 use crate::xdp::offload::{self, BEGINNING_BYTES};
 use crate::xdp::ring::CONTINUES;
 use crate::{Meta, Received, SpaceId, Spaces};
@@ -89,23 +89,12 @@ impl XdpQueue {
         spaces: &mut Spaces,
         out: &mut Vec<Received>,
     ) {
-        let limits = &self.info.limits;
-        let headroom = limits.rx_headroom_bytes;
         let from = out.len();
-        for (bytes, buffer) in
-            packet.chunks(limits.rx_buffer_bytes - headroom).zip(&self.packet_socket_buffers)
-        {
-            let offset = buffer + headroom as u32;
-            if spaces.copy_in(pool, offset, bytes).is_err() {
-                break;
-            }
-            let mut part = Received::whole(pool, *buffer, offset, bytes.len() as u32, Meta::FULL);
-            part.continues = true;
-            out.push(part);
-        }
+        let limits = &self.info.limits;
+        let to = Target { pool, buffers: &mut self.packet_socket_buffers, limits, mac: None };
+        let len = Copied { bytes: packet, meta: Meta::FULL, tag: None }.copy(spaces, &to, out);
         let parts = out.len() - from;
-        let len = out[from..].iter().map(|part| part.len as usize).sum::<usize>();
-        let is_whole = parts > 0 && parts <= limits.rx_packet_buffers && len == packet.len();
+        let is_whole = len > 0 && parts <= limits.rx_packet_buffers;
         let meta = self.meta_of(&out[from..], len, spaces).filter(|_| is_whole);
         let Some(meta) = meta else {
             self.counters.rx_dropped += 1;
@@ -113,13 +102,11 @@ impl XdpQueue {
             return;
         };
         out[from].meta = meta;
-        out[from + parts - 1].continues = false;
         for part in &out[from..] {
             self.chunks.take(part.buffer);
         }
         self.packet_socket_buffers.drain(..parts);
-        self.counters.rx_packets += 1;
-        self.counters.rx_bytes += len as u64;
+        self.counters.received(len);
     }
 
     /// Gives the first socket the buffers that were for the packets of an earlier server.
@@ -170,8 +157,7 @@ impl XdpQueue {
                 self.chunks.take(part.buffer);
             }
             self.sockets[index].held -= descriptors;
-            self.counters.rx_packets += 1;
-            self.counters.rx_bytes += len as u64;
+            self.counters.received(len);
             return;
         }
         self.counters.rx_dropped += 1;
@@ -210,20 +196,10 @@ impl XdpQueue {
             // The loopback interface has no MAC addresses.
             mac: is_from_host.then_some(self.info.mac),
         };
-        let mut count = 0;
-        while count < budget {
-            let from = out.len();
-            let Some(len) = ring.take(spaces, &mut target, out) else { break };
-            count += 1;
-            if len == 0 {
-                self.counters.rx_dropped += 1;
-                continue;
-            }
-            self.counters.rx_packets += 1;
-            self.counters.rx_bytes += len as u64;
-            for part in &out[from..] {
-                self.chunks.take(part.buffer);
-            }
+        let from = out.len();
+        let count = ring.poll(spaces, &mut target, out, budget, &mut self.counters);
+        for part in &out[from..] {
+            self.chunks.take(part.buffer);
         }
         count
     }

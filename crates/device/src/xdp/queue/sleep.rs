@@ -1,33 +1,24 @@
-//! The descriptor on which the engine sleeps: an epoll instance of the sockets, and a timer.
+//! What wakes a sleeping engine: the packet sockets, the AF_XDP sockets, and a timer.
 
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::event::{Timespec, epoll};
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
-};
+use rustix::event::Timespec;
+use rustix::event::epoll::EventFlags;
 
 use crate::Counters;
+use crate::kernel_interface::edge_sleep::{DOWN_POLL_INTERVAL, EdgeSleep};
 use crate::xdp::socket::XdpSocket;
 
-/// Events that one system call takes off the descriptor: those of all hardware queues.
-const EVENTS: usize = 64;
 /// Polls without a sleep after which the sockets leave the epoll instance: enough that the two
 /// system calls per socket cost little.
 const POLLS_BEFORE_UNWATCH: u32 = 1 << 12;
-/// The interval at which the engine polls for what nothing reports, and while the interface is
-/// down: 1 and 100 ms.
+/// The interval at which the engine polls for what nothing reports: 1 ms.
 const POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-const DOWN_POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// What wakes a sleeping engine.
 pub(super) struct Sleep {
-    /// Edge-triggered. Each sleep first takes its events, so only later ones make it readable.
-    epoll: OwnedFd,
-    /// Wakes the engine where nothing else does.
-    timer: OwnedFd,
+    descriptor: EdgeSleep,
     /// `true` while the epoll instance has the AF_XDP sockets. The kernel then calls epoll for each
     /// packet, so they are there only while the engine sleeps now and then.
     watches: bool,
@@ -38,20 +29,11 @@ pub(super) struct Sleep {
 impl Sleep {
     /// Makes the descriptor. `rings`: the packet sockets, which stay in the epoll instance.
     pub(super) fn new<'a>(rings: impl Iterator<Item = BorrowedFd<'a>>) -> io::Result<Sleep> {
-        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
-        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        let add = |fd: BorrowedFd<'_>| {
-            epoll::add(&epoll, fd, epoll::EventData::new_u64(0), flags).map_err(io::Error::from)
-        };
-        add(timer.as_fd())?;
-        rings.into_iter().try_for_each(add)?;
-        Ok(Sleep { epoll, timer, watches: false, polls: 0 })
+        Ok(Sleep { descriptor: EdgeSleep::new(rings)?, watches: false, polls: 0 })
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+        self.descriptor.fd()
     }
 
     /// Notes that the engine polled. After many polls without a sleep, the sockets leave the epoll
@@ -61,9 +43,7 @@ impl Sleep {
         self.polls = self.polls.saturating_add(1);
         if self.polls == POLLS_BEFORE_UNWATCH && std::mem::take(&mut self.watches) {
             for socket in sockets {
-                counters.system_calls += 1;
-                // The socket is there, so the kernel does not refuse this.
-                let _ = epoll::delete(&self.epoll, &socket.fd);
+                self.descriptor.remove(socket.fd.as_fd(), counters);
             }
         }
     }
@@ -74,11 +54,7 @@ impl Sleep {
         if !self.watches {
             self.watch(sockets, counters)?;
         }
-        counters.system_calls += 1;
-        let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // A call that fails leaves the events, and the engine wakes up once more.
-        let _ = epoll::wait(&self.epoll, &mut events[..], Some(&now));
+        self.descriptor.take_events(counters);
         Ok(())
     }
 
@@ -101,26 +77,19 @@ impl Sleep {
     /// Removes a socket that another thread will close.
     pub(super) fn unwatch(&self, socket: &XdpSocket, counters: &mut Counters) {
         if self.watches {
-            counters.system_calls += 1;
-            // The socket is there, so the kernel does not refuse this.
-            let _ = epoll::delete(&self.epoll, &socket.fd);
+            self.descriptor.remove(socket.fd.as_fd(), counters);
         }
     }
 
     fn add(&self, socket: &XdpSocket, counters: &mut Counters) -> io::Result<()> {
-        let both = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
+        let both = EventFlags::IN | EventFlags::OUT | EventFlags::ET;
         counters.system_calls += 1;
-        Ok(epoll::add(&self.epoll, &socket.fd, epoll::EventData::new_u64(0), both)?)
+        self.descriptor.add(socket.fd.as_fd(), both)
     }
 
     /// Wakes the engine after a while.
     pub(super) fn set_timer(&self, is_down: bool, counters: &mut Counters) {
-        counters.system_calls += 1;
-        let none = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // The link watch does not report an interface that went down and is up again before the
-        // watch reads its state.
-        let it_value = if is_down { DOWN_POLL_INTERVAL } else { POLL_INTERVAL };
-        let due = Itimerspec { it_interval: none, it_value };
-        let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &due);
+        let after = if is_down { DOWN_POLL_INTERVAL } else { POLL_INTERVAL };
+        let _ = self.descriptor.set_timer(after, counters);
     }
 }

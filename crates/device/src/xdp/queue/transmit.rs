@@ -20,16 +20,13 @@ impl XdpQueue {
         spaces: &Spaces,
         packets: &[Packet<'_>],
     ) -> Result<usize, DeviceError> {
+        // Before the first receive buffer, any memory will do that `descriptors` finds registered.
+        let pool = self.pool.or_else(|| Some(packets.first()?.parts.first()?.space));
         let limits = PacketLimits {
-            can: self.info.can,
             frame_bytes: self.shared.frame_bytes(),
             // Large packets take another way.
             large_bytes: 0,
-            parts: self.info.limits.tx_packet_parts,
-            registered: true,
-            // Before the first receive buffer, any memory will do that `descriptors` finds
-            // registered.
-            pool: self.pool.or_else(|| Some(packets.first()?.parts.first()?.space)),
+            ..PacketLimits::of(&self.info, true, pool)
         };
         let mut descriptors = [Descriptor { address: 0, len: 0, options: 0 }; PACKET_DESCRIPTORS];
         let room = self.room();

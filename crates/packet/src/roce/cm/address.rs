@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use crate::bytes::{be16, piece};
 
 /// The length of [`IpHeader`] in a request's private data, in bytes.
-pub const IP_HEADER_BYTES: usize = 36;
+const IP_HEADER_BYTES: usize = 36;
 /// The bytes of a request's private data behind [`IpHeader`], for the application.
 pub const USER_PRIVATE_BYTES: usize = PRIVATE_BYTES - IP_HEADER_BYTES;
 

@@ -10,25 +10,13 @@ pub const TIMEOUT: u16 = 4;
 pub const UNSUPPORTED: u16 = 5;
 /// The communication identifier is unknown.
 pub const INVALID_COMM_ID: u16 = 6;
-/// The communication identifier is not of this connection.
-pub const INVALID_COMM_INSTANCE: u16 = 7;
 /// Nothing listens for the service identifier.
 pub const INVALID_SERVICE_ID: u16 = 8;
 /// The transport service is not supported.
 pub const INVALID_TRANSPORT_TYPE: u16 = 9;
-/// The queue pair has a connection that the other side no longer knows.
-pub const STALE_CONNECTION: u16 = 10;
 /// The global identifier is not the receiver's.
 pub const INVALID_GID: u16 = 12;
 /// The path's maximum payload is not supported.
 pub const INVALID_MTU: u16 = 26;
-/// The responder has too few resources for READs and atomic operations.
-pub const INSUFFICIENT_RESPONDER_RESOURCES: u16 = 27;
 /// The application rejected; the private data may say why.
 pub const CONSUMER_DEFINED: u16 = 28;
-/// The number of repetitions for a receiver that is not ready is invalid.
-pub const INVALID_RNR_RETRY: u16 = 29;
-/// The communication identifier is in use.
-pub const DUPLICATE_LOCAL_COMM_ID: u16 = 30;
-/// The version of the message class is not supported.
-pub const INVALID_CLASS_VERSION: u16 = 31;

@@ -2,38 +2,23 @@
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+use fastrand::Rng;
 use towpath_pdu::{Fragment, OVERHEAD_BYTES};
 
 pub(crate) const ALICE: [u8; 6] = [2, 0, 0, 0, 0, 1];
 pub(crate) const BOB: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
-/// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators").
-pub(crate) struct Random(u64);
+/// Returns a generator from `TOWPATH_SEED`, or the test's own seed; prints the seed.
+pub(crate) fn seeded(own: u64) -> Rng {
+    let given = std::env::var("TOWPATH_SEED").ok().and_then(|text| text.parse().ok());
+    let seed = given.unwrap_or(own);
+    println!("TOWPATH_SEED={seed}");
+    Rng::with_seed(seed)
+}
 
-impl Random {
-    /// Creates the generator from `TOWPATH_SEED`, or the test's own seed; prints the seed.
-    pub(crate) fn seeded(own: u64) -> Random {
-        let given = std::env::var("TOWPATH_SEED").ok().and_then(|text| text.parse().ok());
-        let seed = given.unwrap_or(own);
-        println!("TOWPATH_SEED={seed}");
-        Random(seed)
-    }
-
-    pub(crate) fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        self.draw() % limit
-    }
-
-    pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {
-        (0..len).map(|_| self.draw() as u8).collect()
-    }
+/// Returns random bytes.
+pub(crate) fn random_bytes(random: &mut Rng, len: usize) -> Vec<u8> {
+    std::iter::repeat_with(|| random.u8(..)).take(len).collect()
 }
 
 /// Makes a fragment's frame.

@@ -102,10 +102,10 @@ impl Both {
     }
 
     fn select(&mut self, start: u32, end: u32) {
-        let bounds = (self.seq(self.oracle.una), self.seq(self.oracle.nxt()));
+        let (una, nxt) = (self.seq(self.oracle.una), self.seq(self.oracle.nxt()));
         let block = [(self.seq(start), self.seq(end))];
         let mut delivery = Delivery::default();
-        self.board.select(self.now, &block, bounds, Duration::ZERO, &mut delivery);
+        self.board.select(self.now, &block, una, nxt, Duration::ZERO, &mut delivery);
         let mut bytes = 0;
         for at in start.max(self.oracle.una)..end {
             bytes += u32::from(self.oracle.deliver(self.now, at));
@@ -167,7 +167,7 @@ fn run(seed: u64) {
         }
         // Recovering, and nothing reordered: the window of reordering is zero.
         both.board.reordered = false;
-        let (marked, _) = both.board.detect(both.now, (RTT, RTT), 1000, true);
+        let (marked, _) = both.board.detect(both.now, RTT, RTT, 1000, true);
         assert_eq!(marked, both.oracle.detect(both.now));
         both.check();
     }
@@ -187,8 +187,8 @@ fn records_are_bounded_by_reports_of_single_bytes() {
     board.sent(Seq(0), Seq(100_000), now, RTT);
     for at in 0..50_000 {
         let block = [(Seq(at * 2 + 1), Seq(at * 2 + 2))];
-        let bounds = (Seq(0), Seq(100_000));
-        board.select(now + RTT, &block, bounds, RTT, &mut Delivery::default());
+        let mut delivery = Delivery::default();
+        board.select(now + RTT, &block, Seq(0), Seq(100_000), RTT, &mut delivery);
     }
     assert!(board.records.len() <= super::MAX_RECORDS + 1, "{}", board.records.len());
     assert_eq!(board.in_flight() + board.sacked, 100_000);

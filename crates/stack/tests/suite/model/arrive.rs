@@ -52,11 +52,11 @@ impl Oracle {
         let mut next = Oracle::new(true);
         next.state = SynReceived;
         next.since = now;
-        next.hear_syn(segment);
+        next.receive_syn(segment);
         next
     }
 
-    fn hear_syn(&mut self, segment: &Segment) {
+    fn receive_syn(&mut self, segment: &Segment) {
         self.irs = segment.sequence;
         self.rcv_nxt = segment.sequence.wrapping_add(1);
         self.rcv_edge = self.rcv_nxt.wrapping_add(self.first_window.into());
@@ -90,7 +90,7 @@ impl Oracle {
             return vec![(same, Answer::Nothing)];
         }
         let mut next = same;
-        next.hear_syn(segment);
+        next.receive_syn(segment);
         if segment.has(ACK) {
             next.state = Established;
             next.una = segment.acknowledgement;
@@ -114,7 +114,7 @@ impl Oracle {
             return choices;
         }
         if segment.has(SYN) {
-            return self.hear_late_syn(now, segment);
+            return self.receive_late_syn(now, segment);
         }
         if segment.has(FIN) && segment.end() == self.rcv_nxt {
             let again = same.clone().with(|o| o.since = now);
@@ -147,18 +147,18 @@ impl Oracle {
             return vec![(same, Answer::Challenge)];
         }
         if segment.has(SYN) && !segment.has(RST) {
-            return self.hear_late_syn(now, segment);
+            return self.receive_late_syn(now, segment);
         }
         if !self.acceptable(segment) {
-            return self.hear_unacceptable(now, segment);
+            return self.receive_unacceptable(now, segment);
         }
         if segment.has(RST) {
-            return self.hear_reset(exact);
+            return self.receive_reset(exact);
         }
         if !segment.has(ACK) {
             return vec![(same, Answer::Nothing)];
         }
-        let mut choices = self.hear_acknowledgement(now, segment);
+        let mut choices = self.receive_acknowledgement(now, segment);
         // No sender puts data under the number of its SYN.
         if self.state == SynReceived && !at_least(segment.sequence, self.rcv_nxt) {
             choices.push((same, Answer::Challenge));
@@ -167,7 +167,7 @@ impl Oracle {
     }
 
     /// First: a segment that is not acceptable.
-    fn hear_unacceptable(&self, now: u64, segment: &Segment) -> Choices {
+    fn receive_unacceptable(&self, now: u64, segment: &Segment) -> Choices {
         let same = self.clone();
         if segment.has(RST) {
             return vec![(same, Answer::Nothing)];
@@ -185,7 +185,7 @@ impl Oracle {
             let mut bare = segment.clone();
             bare.payload.clear();
             bare.flags &= !FIN;
-            for (next, usual) in self.hear_acknowledgement(now, &bare) {
+            for (next, usual) in self.receive_acknowledgement(now, &bare) {
                 let optional = usual == Answer::MayAck && empty && edge;
                 let refused = matches!(usual, Answer::Challenge | Answer::Reset(..));
                 let keeps = optional || refused || next.state == Closed;
@@ -196,7 +196,7 @@ impl Oracle {
     }
 
     /// Second: the RST bit, of an acceptable segment.
-    fn hear_reset(&self, exact: bool) -> Choices {
+    fn receive_reset(&self, exact: bool) -> Choices {
         let same = self.clone();
         if !exact {
             return vec![(same, Answer::Challenge)];
@@ -215,7 +215,7 @@ impl Oracle {
     }
 
     /// Fourth: the SYN bit.
-    fn hear_late_syn(&self, now: u64, segment: &Segment) -> Choices {
+    fn receive_late_syn(&self, now: u64, segment: &Segment) -> Choices {
         let same = self.clone();
         match self.state {
             // A repeated SYN gets a repeated answer; another one may begin anew (3.10.7.4, fourth).
@@ -272,7 +272,7 @@ impl Oracle {
     }
 
     /// Fifth: the ACK bit.
-    fn hear_acknowledgement(&self, now: u64, segment: &Segment) -> Choices {
+    fn receive_acknowledgement(&self, now: u64, segment: &Segment) -> Choices {
         let mut next = self.clone();
         let acknowledged = segment.acknowledgement;
         if self.state == SynReceived {
@@ -281,7 +281,7 @@ impl Oracle {
             }
             next.edge = acknowledged;
             next.establish(segment);
-            return next.hear_data(now, segment);
+            return next.receive_data(now, segment);
         }
         // RFC 5961, 5.2.
         let oldest = self.una.wrapping_sub(self.max_window);
@@ -311,6 +311,6 @@ impl Oracle {
                 _ => {}
             }
         }
-        next.hear_data(now, segment)
+        next.receive_data(now, segment)
     }
 }

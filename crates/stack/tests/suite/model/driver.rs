@@ -74,7 +74,7 @@ fn config(case: &Case) -> Config {
     config.seed = case.seed;
     config.tcp.receive_buffer_bytes = RECEIVE_BUFFER_BYTES;
     config.tcp.send_buffer_bytes = SEND_BUFFER_BYTES as usize;
-    // The oracle does not know when the peer was last heard.
+    // The oracle does not know when the peer last sent.
     config.tcp.user_timeout = Duration::from_secs(1_000_000);
     config
 }
@@ -258,7 +258,7 @@ impl Driver {
     fn apply(&mut self, event: &Event) -> Choices {
         let (now, at) = (self.now, self.now.as_micros());
         match (event, self.socket) {
-            (Event::Segment(packet), _) => self.hear(packet),
+            (Event::Segment(packet), _) => self.receive_segment(packet),
             (Event::Wait(ms), _) => self.wait(Duration::from_millis((*ms).into())),
             (Event::Full(full), _) => {
                 self.link.is_full = *full;
@@ -299,7 +299,7 @@ impl Driver {
         }
     }
 
-    fn hear(&mut self, packet: &Packet) -> Choices {
+    fn receive_segment(&mut self, packet: &Packet) -> Choices {
         if !packet.applies(self, self.socket.is_some()) {
             return self.each(|oracle| vec![(oracle.clone(), Answer::Nothing)]);
         }

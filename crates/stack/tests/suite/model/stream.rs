@@ -16,7 +16,7 @@ impl Oracle {
     }
 
     /// Takes the data and the FIN of an acceptable segment.
-    pub fn hear_data(self, now: u64, segment: &Segment) -> Choices {
+    pub fn receive_data(self, now: u64, segment: &Segment) -> Choices {
         let data_end = segment.sequence.wrapping_add(segment.payload.len() as u32);
         if segment.payload.is_empty() && !segment.has(FIN) {
             return vec![(self, Answer::MayAck)];
@@ -182,7 +182,7 @@ impl Oracle {
                 next.dropped = Some(now);
                 vec![(next, Answer::MayAck)]
             }
-            // RFC 1122, 4.2.2.13: the peer hears that data was lost.
+            // RFC 1122, 4.2.2.13: the peer learns that data was lost.
             _ if unread || self.state == State::SynReceived => {
                 vec![(next.with(|o| o.end(None)), Answer::Abort)]
             }

@@ -36,7 +36,7 @@ pub struct Checks {
     stack: Option<Offer>,
     peer: Option<Offer>,
     /// The latest SYN of the peer.
-    heard: Option<Offer>,
+    received: Option<Offer>,
     /// The stack's initial sequence number.
     isn: u32,
     /// `true` once the stack has sent a segment after its SYN.
@@ -82,13 +82,13 @@ impl Checks {
     }
 
     /// Notes a segment of the peer.
-    pub fn hear(&mut self, segment: &Segment) {
+    pub fn receive(&mut self, segment: &Segment) {
         if segment.corrupt || segment.has(RST) {
             return;
         }
         if segment.has(SYN) {
             let offer = Offer::of(segment);
-            self.heard = Some(offer);
+            self.received = Some(offer);
             if !self.begun && self.stack.is_some() {
                 self.peer = Some(offer);
             }
@@ -140,8 +140,8 @@ impl Checks {
                 isn: segment.sequence,
                 sent_to: segment.end(),
                 acknowledged: segment.sequence,
-                heard: self.heard,
-                peer: self.heard.filter(|_| segment.has(ACK)),
+                received: self.received,
+                peer: self.received.filter(|_| segment.has(ACK)),
                 ..Checks::default()
             };
         }

@@ -195,7 +195,7 @@ impl Runner {
             offset: spec.offset,
             corrupt: spec.corrupt,
         };
-        state.checks.hear(&segment);
+        state.checks.receive(&segment);
         if segment.has(SYN) {
             state.syn = first;
         }

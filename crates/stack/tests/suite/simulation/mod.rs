@@ -7,34 +7,16 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use fastrand::Rng;
 use sha2::{Digest, Sha256};
 use towpath_packet::offload::{MAX_SENT_SEGMENTS, MIN_SEGMENT_BYTES};
 use towpath_stack::{
     Checksum, Config, Instant, Meta, Shutdown, SocketError, SocketId, Stack, TcpId, Transmit,
 };
 
-/// Numbers from a seed (xorshift64*).
-pub struct Numbers(u64);
-
-impl Numbers {
-    pub fn new(seed: u64) -> Self {
-        Numbers(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound.max(1)
-    }
-
-    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
-        (0..len).map(|_| self.next() as u8).collect()
-    }
+/// Returns random bytes.
+pub fn bytes(random: &mut Rng, len: usize) -> Vec<u8> {
+    std::iter::repeat_with(|| random.u8(..)).take(len).collect()
 }
 
 /// Faults of the link, each per thousand frames.
@@ -85,7 +67,7 @@ pub struct Node {
 pub struct World {
     pub nodes: [Node; 2],
     pub now: Instant,
-    pub numbers: Numbers,
+    pub random: Rng,
     pub faults: Faults,
     /// The delay in one direction, in microseconds.
     pub delay_us: u64,
@@ -101,7 +83,7 @@ pub struct World {
     serial: u64,
     pub carried: u64,
     /// The first thousand received frames, each with its receiver.
-    pub heard: Vec<(Vec<u8>, usize)>,
+    pub received: Vec<(Vec<u8>, usize)>,
 }
 
 pub const V4: [&str; 2] = ["10.0.0.1", "10.0.0.2"];
@@ -129,7 +111,7 @@ impl World {
         World {
             nodes: [node(a), node(b)],
             now: Instant::ZERO,
-            numbers: Numbers::new(seed),
+            random: Rng::with_seed(seed),
             faults: Faults::default(),
             delay_us: 100,
             cuts: false,
@@ -139,7 +121,7 @@ impl World {
             frames: BTreeMap::new(),
             serial: 0,
             carried: 0,
-            heard: Vec::new(),
+            received: Vec::new(),
         }
     }
 
@@ -150,8 +132,8 @@ impl World {
     /// Puts a frame on the link toward `to`.
     pub fn inject(&mut self, to: usize, frame: Vec<u8>, meta: Meta) {
         let mut delay = self.delay_us;
-        if self.numbers.below(1000) < self.faults.late {
-            delay += self.numbers.below(self.delay_us * 20);
+        if self.random.u64(..1000) < self.faults.late {
+            delay += self.random.u64(..=self.delay_us * 20);
         }
         self.serial += 1;
         let at = self.now + Duration::from_micros(delay);
@@ -161,15 +143,15 @@ impl World {
 
     fn carry(&mut self, from: usize, frame: Vec<u8>, meta: Meta) {
         self.carried += 1;
-        if self.numbers.below(1000) < self.faults.lost {
+        if self.random.u64(..1000) < self.faults.lost {
             return;
         }
-        let copies = 1 + u64::from(self.numbers.below(1000) < self.faults.doubled);
+        let copies = 1 + u64::from(self.random.u64(..1000) < self.faults.doubled);
         for _ in 0..copies {
             let mut frame = frame.clone();
             let mut meta = meta;
-            if self.numbers.below(1000) < self.faults.mangled {
-                let (at, bit) = (self.numbers.below(frame.len() as u64), self.numbers.below(8));
+            if self.random.u64(..1000) < self.faults.mangled {
+                let (at, bit) = (self.random.u64(..frame.len() as u64), self.random.u64(..8));
                 // Only a full checksum detects bytes that changed on the link.
                 frame = finished(frame, meta);
                 meta = Meta::FULL;
@@ -245,8 +227,8 @@ impl World {
                 self.queue.pop();
                 let (frame, meta) = self.frames.remove(&serial).unwrap();
                 self.nodes[to].stack.input(self.now, &frame, meta);
-                if self.heard.len() < 1000 {
-                    self.heard.push((frame, to));
+                if self.received.len() < 1000 {
+                    self.received.push((frame, to));
                 }
             }
         }

@@ -5,8 +5,9 @@ use std::net::IpAddr;
 use towpath_device::packet::{self, PacketDevice, PacketError};
 use towpath_device::xdp::{self, XdpDevice, XdpError};
 use towpath_device::{Device, EarlierObjects};
+use towpath_keeper::FollowedInterface;
 use towpath_netlink::{Address, Link, Netlink, Route};
-use towpath_server::{FollowedInterface, Subnet, Subnets};
+use towpath_server::{Subnet, Subnets};
 use tracing::{info, warn};
 
 use super::super::settings::Settings;
@@ -38,7 +39,8 @@ pub(super) struct Attached {
 /// Attaches to an interface, by a function that opens the driver. Also returns the networks of the applications, if the
 /// interface determines them, and the interface's number. `resumes`: an earlier server has served the interface.
 pub(super) fn open(
-    (interface, resumes): (&FollowedInterface, bool),
+    interface: &FollowedInterface,
+    resumes: bool,
     settings: &Settings,
     own_queues: Vec<u32>,
     attach: impl FnOnce(&Wanted) -> Result<Attached, Failure>,

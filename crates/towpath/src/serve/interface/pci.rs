@@ -2,10 +2,10 @@
 //! applications get.
 #![forbid(unsafe_code)]
 
-use towpath_device::pci::e1000e::{E1000eDevice, MTU, Options};
-use towpath_device::pci::virtio_net::{self, VirtioNetDevice};
-use towpath_device::pci::{PciAddress, PciError};
 use towpath_device::{Device, EarlierObjects};
+use towpath_device_pci::e1000e::{E1000eDevice, MTU, Options};
+use towpath_device_pci::virtio_net::{self, VirtioNetDevice};
+use towpath_device_pci::{PciAddress, PciError};
 use tracing::warn;
 
 use super::super::settings::Settings;

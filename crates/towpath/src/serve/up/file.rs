@@ -8,7 +8,8 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::super::confine::Confinement;
-use super::super::settings::{Level, Settings, from_toml};
+use super::super::settings::{Level, Settings};
+use super::super::toml_text::from_toml;
 use super::super::values::{DeviceSpec, Driver, Identity};
 use crate::failure::Failure;
 use crate::text_file::{self, line_of};

@@ -5,10 +5,10 @@ use std::fmt;
 use std::ops::Deref;
 use std::str::FromStr;
 
-use towpath_device::pci::e1000e::{self, Moderation};
-use towpath_device::pci::{PciAddress, PciAddressError};
 use towpath_device::tap::TapError;
 use towpath_device::xdp;
+use towpath_device_pci::e1000e::{self, Moderation};
+use towpath_device_pci::{PciAddress, PciAddressError};
 
 use super::as_text::as_text;
 

@@ -2,10 +2,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use towpath_device_testing::random::Random;
 use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::{Headers, Network};
 
-use crate::random::Random;
 use crate::{FlowRule, FlowVlan};
 
 pub(super) const OWN: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];

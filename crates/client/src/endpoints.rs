@@ -1,0 +1,135 @@
+//! Endpoints: the requests to the server that open, change and close them, and their counters.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use towpath_protocol::counters;
+use towpath_protocol::message::{self, Message};
+use towpath_protocol::settings::Setting;
+
+use crate::clock;
+use crate::control::{Answer, Deadline, ask};
+use crate::endpoint_counters::EndpointCounters;
+use crate::error::{Lost, OpenError, Refusal};
+use crate::lanes::no_counters;
+use crate::options::Endpoint;
+use crate::rule::Rule;
+use crate::session::Session;
+
+impl Session {
+    /// Returns the server's counters of an endpoint. All are zero in a child made by `fork`, and
+    /// for an endpoint of another session whose number this session cannot have.
+    #[must_use]
+    pub fn counters(&self, endpoint: Endpoint) -> EndpointCounters {
+        if !self.is_parents() {
+            return EndpointCounters::new(no_counters());
+        }
+        let mut lanes = self.lanes.iter().map(|lane| lane.counters(endpoint.number));
+        let mut all = lanes.next().unwrap_or_else(no_counters);
+        lanes.for_each(|lane| counters::add_lane(&mut all, &lane));
+        self.add_oob_counters(endpoint, &mut all);
+        EndpointCounters::new(all)
+    }
+
+    /// Opens an endpoint.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open(&mut self, rule: &Rule) -> Result<Endpoint, OpenError> {
+        self.check()?;
+        let open = message::Open { sequence: self.next_sequence(), ..rule.to_message() };
+        match self.ask(&Message::Open(open))? {
+            Message::Opened(opened) => {
+                let endpoint = Endpoint {
+                    number: opened.endpoint,
+                    queue_pair: rule.uses(),
+                    port: opened.port as u16,
+                    oob: rule.is_out_of_band(),
+                };
+                self.begin_oob(endpoint);
+                Ok(endpoint)
+            }
+            _ => Err(Lost::ServerGone.into()),
+        }
+    }
+
+    /// Returns the sequence number of the next message that creates something.
+    pub(crate) fn next_sequence(&mut self) -> u32 {
+        self.requests = self.requests.wrapping_add(1).max(1);
+        self.requests
+    }
+
+    /// Closes an endpoint. The server drops its packets that wait to be sent.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn close(&mut self, endpoint: Endpoint) -> Result<(), OpenError> {
+        self.check()?;
+        self.ask(&Message::Close(message::Close { endpoint: endpoint.number }))?;
+        Ok(self.discard_oob(endpoint)?)
+    }
+
+    /// Changes a setting of one of this session's endpoints. An application may change the settings
+    /// whose [`Scope`](crate::Scope) is `OwnEndpoint`.
+    ///
+    /// # Errors
+    /// [`OpenError`]; then the old value stays in force.
+    pub fn set(
+        &mut self,
+        endpoint: Endpoint,
+        setting: Setting,
+        value: u64,
+    ) -> Result<(), OpenError> {
+        self.check()?;
+        self.ask(&Message::Set(message::Set {
+            setting: setting as u32,
+            session: self.info().session,
+            endpoint: endpoint.number,
+            reserved: 0,
+            value,
+        }))
+        .map(|_| ())
+    }
+
+    /// Asks the server. A server that resumes the session is asked again: a request to close may
+    /// then find its endpoint closed.
+    fn ask(&mut self, message: &Message) -> Result<Message, OpenError> {
+        self.ask_with(message).map(|(message, _)| message)
+    }
+
+    /// Asks as [`Session::ask`] does. Also returns the descriptors that came with the answer.
+    pub(crate) fn ask_with(
+        &mut self,
+        message: &Message,
+    ) -> Result<(Message, Vec<OwnedFd>), OpenError> {
+        let mut is_repeated = false;
+        loop {
+            match ask(&self.channel, message, Deadline::after(self.answer_timeout)) {
+                Answer::HungUp if self.start_resuming() => {
+                    // The session's own timeout ends this.
+                    let far = clock::now() + Duration::from_secs(86_400);
+                    while !self.resume(Some(far))? {}
+                    is_repeated = true;
+                }
+                Answer::Refused(Refusal::NotFound, _)
+                    if is_repeated
+                        && matches!(message, Message::Close(_) | Message::Release(_)) =>
+                {
+                    return Ok((Message::Done, Vec::new()));
+                }
+                answer => return self.answered(answer),
+            }
+        }
+    }
+
+    fn answered(&mut self, answer: Answer) -> Result<(Message, Vec<OwnedFd>), OpenError> {
+        match answer {
+            Answer::Message(message, descriptors) => Ok((message, descriptors)),
+            Answer::Refused(refusal, text) => Err(OpenError::Refused { refusal, text }),
+            Answer::HungUp | Answer::Wrong(_) => Err(self.over().into()),
+            Answer::Missing(after) => {
+                Err((*self.lost.get_or_insert(Lost::NoAnswer { after })).into())
+            }
+        }
+    }
+}

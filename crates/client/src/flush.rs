@@ -1,0 +1,157 @@
+//! Publication of queued packets, and notifications of the server: at once, deferred or
+//! suppressed.
+
+use std::time::Duration;
+
+use towpath_queue::doorbell::{self, Due};
+use towpath_queue::events;
+
+use crate::error::Lost;
+use crate::hold::Taken;
+use crate::session::Session;
+
+impl Session {
+    /// Publishes all queued packets to the server, and notifies the server if it sleeps. The caller
+    /// calls this once per batch.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub fn flush(&mut self) -> Result<(), Lost> {
+        self.check()?;
+        if self.dirty.is_empty() {
+            return Ok(());
+        }
+        if self.hung_up {
+            // The next server learns of all packets when it resumes the session.
+            for queue_pair in self.dirty.drain(..) {
+                let pair = &mut self.queue_pairs[queue_pair as usize];
+                pair.transmit.publish();
+                pair.dirty = false;
+            }
+            return Ok(());
+        }
+        let mut outcome = Ok(());
+        for queue_pair in &self.dirty {
+            let transmit = &mut self.queue_pairs[*queue_pair as usize].transmit;
+            transmit.publish();
+            let half = transmit.capacity() / 2;
+            if transmit.in_flight() < half || !self.doorbell_hold.is_early() {
+                continue;
+            }
+            // The check above used the completions that the client had seen; this reclaims more.
+            let free = &mut self.transmit_free;
+            outcome = outcome.and(transmit.reclaim(|buffer| free.release(buffer)).map(|_| ()));
+            // The queue is soon full, so the server should poll now, whatever its wait strategy.
+            if transmit.in_flight() >= half {
+                self.doorbell_hold.note_half();
+            }
+        }
+        let fenced = events::fence();
+        for queue_pair in &self.dirty {
+            let pair = &mut self.queue_pairs[*queue_pair as usize];
+            pair.dirty = false;
+            let lane = &mut self.lanes[pair.lane];
+            lane.unnotified = true;
+            outcome = outcome.and(lane.marker.mark(fenced, pair.number).map(|_| ()));
+        }
+        self.dirty.clear();
+        if let Err(violation) = outcome {
+            return Err(self.wrong(violation));
+        }
+        self.statistics.batches += 1;
+        let mut new = false;
+        for lane in self.lanes.iter_mut().filter(|lane| lane.unnotified) {
+            new |= lane.marker.publish();
+        }
+        self.notify_for(new);
+        Ok(())
+    }
+
+    /// Flushes as [`Session::flush`] does, and sends a deferred notification at once, also to a
+    /// timer-driven server. For the last packet of a burst.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub fn flush_now(&mut self) -> Result<(), Lost> {
+        self.doorbell_hold.hurry();
+        self.flush()?;
+        self.notify_deferred();
+        Ok(())
+    }
+
+    /// Defers notifications to the server until `packets` are queued, `delay` has passed, a queue
+    /// is half full, or the application calls [`Session::flush_now`], whichever is first. The
+    /// client does not hold back the packets themselves: a server that is awake finds them at once.
+    /// The exception is a session that had nothing to send for so long that the engine parked it
+    /// (docs/signalling.md): its first packet waits for the notification.
+    ///
+    /// No thread watches the time. The next wait, poll, or flush of packets after the delay sends
+    /// the notification, and so do [`Session::wait`] and [`Session::arm`] before each sleep. A
+    /// program that computes meanwhile calls `flush_now` first. With one packet or no delay, the
+    /// client notifies at once, as it does by default. (Hennrich calls this producer IPC saving.)
+    pub fn defer_notifications(&mut self, packets: u32, delay: Duration) {
+        if !self.is_parents() {
+            return;
+        }
+        self.doorbell_hold.defer(packets, delay);
+        self.notify_deferred();
+    }
+
+    /// Sets whether the client notifies the server when half of a queue is in flight, even if the
+    /// client defers notifications or the server is timer-driven; on by default. If off, also a
+    /// full queue waits for its delay or tick.
+    pub fn set_early_notification(&mut self, on: bool) {
+        self.doorbell_hold.set_early(on);
+    }
+
+    /// Sets whether the client suppresses notifications to a server that is awake, timer-driven or
+    /// already notified; on by default. If off, the client notifies the server for each batch, to
+    /// measure the effect of suppression. The device's setting `notification_suppression` does the
+    /// same in the other direction.
+    pub fn set_notification_suppression(&mut self, on: bool) {
+        self.doorbell_hold.set_suppression(on);
+    }
+
+    /// Notifies the server of published packets, now or later. `new`: no event for them was
+    /// pending.
+    pub(crate) fn notify_for(&mut self, new: bool) {
+        match self.doorbell_hold.is_time(new, self.statistics.sent) {
+            None => {}
+            Some(true) => self.notify(),
+            Some(false) => self.statistics.notifications_deferred += 1,
+        }
+    }
+
+    /// Sends a deferred notification if its delay has passed.
+    pub(crate) fn notify_if_due(&mut self) {
+        if self.doorbell_hold.is_due() {
+            self.notify();
+        }
+    }
+
+    /// Sends a deferred notification.
+    pub(crate) fn notify_deferred(&mut self) {
+        if self.doorbell_hold.is_pending() {
+            self.notify();
+        }
+    }
+
+    /// Wakes the server if it sleeps, or has parked this session.
+    fn notify(&mut self) {
+        let Taken { urgent, half, saves } = self.doorbell_hold.take(self.statistics.sent);
+        let fenced = doorbell::fence();
+        for lane in self.lanes.iter_mut().filter(|lane| lane.unnotified) {
+            lane.unnotified = false;
+            let asleep = lane.server_sleep_flag.must_notify(fenced, urgent);
+            // A server that has parked this session does not poll it at ticks.
+            let parked = lane.parked_flag.must_notify(fenced, true);
+            if asleep == Due::Now || parked == Due::Now || !saves {
+                self.statistics.notifications += 1;
+                self.statistics.notifications_early += u64::from(half);
+                let _ = rustix::io::write(&lane.wake, &1u64.to_ne_bytes());
+            } else {
+                self.statistics.notifications_suppressed += 1;
+            }
+        }
+    }
+}

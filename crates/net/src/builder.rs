@@ -1,0 +1,172 @@
+//! The builder of networks.
+
+use std::io;
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::time::Duration;
+
+use towpath_client::{Addresses, Options, Session};
+use towpath_stack::Config;
+
+use crate::{Driving, HostError, Link, Network, SessionLink};
+
+/// A change of the stack's settings.
+type Change = Box<dyn FnOnce(&mut Config) + Send>;
+
+/// Builds a [`Network`]. Set its properties, then call [`attach`](NetworkBuilder::attach),
+/// [`over`](NetworkBuilder::over) or [`on`](NetworkBuilder::on).
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use towpath_net::{CongestionControl, Driving, Network};
+///
+/// let network = Network::builder()
+///     .name("web")
+///     .ipv4("10.77.0.9".parse()?)
+///     .resume_timeout(Duration::from_secs(5))
+///     .driving(Driving::Application)
+///     .stack(|config| config.tcp.congestion_control = CongestionControl::Reno)
+///     .attach("/run/towpath/eth0.sock")?;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "a builder makes no network by itself"]
+pub struct NetworkBuilder {
+    options: Options,
+    vlan: Option<u16>,
+    driving: Driving,
+    stack: Vec<Change>,
+}
+
+impl Network {
+    /// Returns a builder of a network with the defaults: the program's name, addresses that the server chooses, and a
+    /// thread of the library that drives it.
+    pub fn builder() -> NetworkBuilder {
+        NetworkBuilder {
+            options: SessionLink::options(&Options::default().name),
+            vlan: None,
+            driving: Driving::Thread,
+            stack: Vec::new(),
+        }
+    }
+
+    /// Attaches to the server that listens at `path`, and starts a network with the defaults of [`Network::builder`].
+    ///
+    /// # Errors
+    /// [`HostError`] gives the reason.
+    pub fn attach(path: impl AsRef<Path>) -> Result<Network, HostError> {
+        Network::builder().attach(path)
+    }
+}
+
+impl NetworkBuilder {
+    /// Sets the application's name, which `towpath ls` shows; by default that of the program. The server uses at most
+    /// the first 32 bytes. It gives an application the addresses that the last application of the same user and name had,
+    /// if they are free.
+    pub fn name(mut self, name: impl Into<String>) -> NetworkBuilder {
+        self.options.name = name.into();
+        self
+    }
+
+    /// Asks for this IPv4 address; by default, the server chooses an address.
+    /// [`NetworkBuilder::attach`] fails if the policy does not grant it, or another application has it.
+    pub fn ipv4(mut self, address: Ipv4Addr) -> NetworkBuilder {
+        self.options.ipv4 = Some(address);
+        self
+    }
+
+    /// Chooses the kind of addresses: the application's own, or those of the machine.
+    pub fn addresses(mut self, addresses: Addresses) -> NetworkBuilder {
+        self.options.addresses = addresses;
+        self
+    }
+
+    /// Asks for an own hardware queue ([`Options::own_queue`]).
+    pub fn own_queue(mut self, own_queue: bool) -> NetworkBuilder {
+        self.options.own_queue = own_queue;
+        self
+    }
+
+    /// Places the network within a VLAN, 1 to 4094 ([`SessionLink::within_vlan`]).
+    pub fn vlan(mut self, vlan: u16) -> NetworkBuilder {
+        self.vlan = Some(vlan);
+        self
+    }
+
+    /// Sets how long the application waits for another server after its server was killed; by default 30 s
+    /// ([`Options::resume_timeout`]).
+    pub fn resume_timeout(mut self, timeout: Duration) -> NetworkBuilder {
+        self.options.resume_timeout = timeout;
+        self
+    }
+
+    /// Sets how long calls wait for the server's answers; by default 10 s ([`Options::answer_timeout`]).
+    pub fn answer_timeout(mut self, timeout: Duration) -> NetworkBuilder {
+        self.options.answer_timeout = timeout;
+        self
+    }
+
+    /// Changes any other option of the session, such as the number of its buffers. `change` receives the options
+    /// of [`SessionLink::options`], with the changes of the earlier calls.
+    pub fn session(mut self, change: impl FnOnce(&mut Options)) -> NetworkBuilder {
+        change(&mut self.options);
+        self
+    }
+
+    /// Chooses the thread that drives the network; by default [`Driving::Thread`].
+    pub fn driving(mut self, driving: Driving) -> NetworkBuilder {
+        self.driving = driving;
+        self
+    }
+
+    /// Changes the stack's settings. The changes apply in the order of their calls, to the configuration of the session's
+    /// link or to that of [`NetworkBuilder::on`]. The link's MAC address, MTU and offloads override them.
+    pub fn stack(mut self, change: impl FnOnce(&mut Config) + Send + 'static) -> NetworkBuilder {
+        self.stack.push(Box::new(change));
+        self
+    }
+
+    /// Attaches to the server that listens at `path`, and starts the network.
+    ///
+    /// # Errors
+    /// [`HostError`] gives the reason.
+    pub fn attach(self, path: impl AsRef<Path>) -> Result<Network, HostError> {
+        let session = Session::attach(path, &self.options)?;
+        self.over(session)
+    }
+
+    /// Starts the network over an attached session. The builder's session options have no effect.
+    ///
+    /// # Errors
+    /// [`HostError`] gives the reason.
+    pub fn over(self, session: Session) -> Result<Network, HostError> {
+        let link = match self.vlan {
+            None => SessionLink::new(session)?,
+            Some(vlan) => SessionLink::within_vlan(session, vlan)?,
+        };
+        let config = link.config();
+        Ok(self.on(Box::new(link), config)?)
+    }
+
+    /// Starts the network on any link, without a server. The link's MAC address, MTU and offloads replace those in
+    /// `config`. The link decides whether the stack reports unused ports. A random seed replaces a seed of 0. The
+    /// builder's session options and VLAN have no effect.
+    ///
+    /// # Errors
+    /// If the configuration contradicts itself, or the system has no descriptor or thread left.
+    pub fn on(self, link: Box<dyn Link>, mut config: Config) -> io::Result<Network> {
+        self.stack.into_iter().for_each(|change| change(&mut config));
+        Network::start(link, config, self.driving)
+    }
+}
+
+impl std::fmt::Debug for NetworkBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NetworkBuilder")
+            .field("options", &self.options)
+            .field("vlan", &self.vlan)
+            .field("driving", &self.driving)
+            .finish_non_exhaustive()
+    }
+}

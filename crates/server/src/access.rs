@@ -1,0 +1,220 @@
+//! The rights of users, and the sockets at which they connect.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
+use rustix::process::{Resource, getrlimit};
+use towpath_engine::account::Party;
+use towpath_keeper::LogLimit;
+use towpath_protocol::peer::{Peer, every_user_has_a_number};
+use tracing::warn;
+
+use crate::arrivals::Arrivals;
+use crate::listeners::{AdminWarnings, Listeners};
+use crate::policy::{Admission, Entrance, Policy, may_administer};
+use crate::refusal::Refused;
+
+/// The time without new connections after one that the server could not accept.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+
+/// The policy, and the sockets at which the server listens.
+pub(crate) struct Access {
+    policy: Policy,
+    /// The connections that were accepted and not admitted yet.
+    pub(crate) arrivals: Arrivals,
+    /// The listening sockets, if applications may connect from outside.
+    listeners: Option<Listeners>,
+    /// The warnings to root and the server's user about the applications' socket.
+    warnings: AdminWarnings,
+    /// The time at which the control thread listens again, after it could not accept a connection.
+    listens_again: Option<Instant>,
+    own_uid: u32,
+    all_users_known: bool,
+    /// The log lines that each user can cause.
+    log: LogLimit<Party>,
+}
+
+/// The least limit of connections that wait in each line, if the limit of descriptors is not lower.
+const LEAST_WAITING: usize = 64;
+
+/// Returns the most connections that may wait in each line.
+fn most_waiting(policy: &Policy) -> usize {
+    let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let most = usize::try_from(descriptors / 16).unwrap_or(usize::MAX);
+    policy.connections.div_ceil(4).max(LEAST_WAITING).min(most.max(1))
+}
+
+impl Access {
+    /// Admits users by a policy. Without listeners, no application connects from outside.
+    pub(crate) fn new(policy: Policy, listeners: Option<Listeners>) -> Access {
+        Access {
+            // Waiting connections use the server's descriptors in addition to the admitted connections.
+            arrivals: Arrivals::new(most_waiting(&policy)),
+            policy,
+            listeners,
+            warnings: AdminWarnings::default(),
+            listens_again: None,
+            own_uid: rustix::process::geteuid().as_raw(),
+            all_users_known: every_user_has_a_number(),
+            log: LogLimit::default(),
+        }
+    }
+
+    /// Returns the policy.
+    pub(crate) fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// Admits users by another policy from now on. The number of connections stays that of the start.
+    pub(crate) fn set_policy(&mut self, policy: Policy) {
+        let connections = self.policy.connections;
+        self.policy = Policy { connections, ..policy };
+        self.arrivals.forget_all();
+    }
+
+    /// Returns the rights of a peer that came by an entrance.
+    ///
+    /// # Errors
+    /// Fails with the line that the server sends to the peer.
+    pub(crate) fn admit(&self, peer: &Peer, entrance: Entrance) -> Result<Admission, Refused> {
+        self.policy.standing(peer, entrance, self.own_uid, self.all_users_known)
+    }
+
+    /// Returns `true` if a user may administer the server: root, or the server's user.
+    pub(crate) fn may_administer(&self, uid: u32) -> bool {
+        may_administer(uid, self.own_uid)
+    }
+
+    /// Returns `true` if the server may log a line because of a user now.
+    pub(crate) fn allows_line(&mut self, user: Party) -> bool {
+        self.log.allows(user)
+    }
+
+    /// Returns `true` if the server may log a line that no user causes now.
+    pub(crate) fn allows_own_line(&mut self) -> bool {
+        self.log.allows(Party::Administrator(self.own_uid))
+    }
+
+    /// Accepts a connection of one of the two sockets; `None` without sockets.
+    pub(crate) fn accept(&self, entrance: Entrance) -> Option<Result<OwnedFd, Errno>> {
+        let socket = self.listeners.as_ref()?.of(entrance);
+        Some(accept_with(socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK))
+    }
+
+    /// Has an epoll set tell of new connections.
+    pub(crate) fn watch(&self, set: &OwnedFd) -> io::Result<()> {
+        self.listeners.as_ref().map_or(Ok(()), |listeners| listeners.watch(set))
+    }
+
+    /// Stops listening for a while: the listening socket stays readable. `set`: the epoll set.
+    pub(crate) fn pause_accepting(&mut self, set: &OwnedFd) {
+        if let Some(listeners) = &self.listeners {
+            listeners.forget(set);
+            self.listens_again = Some(Instant::now() + ACCEPT_PAUSE);
+        }
+    }
+
+    /// Accepts no more connections: the listening sockets keep them. `set`: the epoll set.
+    pub(crate) fn stop_accepting(&mut self, set: &OwnedFd) {
+        if let Some(listeners) = &self.listeners {
+            listeners.forget(set);
+        }
+        self.listens_again = None;
+    }
+
+    /// Listens for connections again after [`ACCEPT_PAUSE`]. `set`: the epoll set.
+    pub(crate) fn listen_again(&mut self, set: &OwnedFd) {
+        if self.listens_again.is_none_or(|at| Instant::now() < at) {
+            return;
+        }
+        self.listens_again = None;
+        if self.watch(set).is_err() {
+            self.listens_again = Some(Instant::now() + ACCEPT_PAUSE);
+        }
+    }
+
+    /// Returns the time until the control thread must call [`Access::listen_again`].
+    pub(crate) fn next_deadline(&self) -> Option<Duration> {
+        self.listens_again.map(|at| at.saturating_duration_since(Instant::now()))
+    }
+
+    /// Warns that root or the server's user asked at the applications' socket for what only an administrator may,
+    /// once a minute at most.
+    pub(crate) fn warn_of_admin_socket(&mut self, uid: u32, pid: i32, text: &str) {
+        let Some(listeners) = &self.listeners else { return };
+        if may_administer(uid, self.own_uid) && self.warnings.allows(uid, Instant::now()) {
+            let admin = listeners.admin_path.display();
+            warn!(
+                uid,
+                pid,
+                "refused: {text}; SOCKET.admin is {admin}, where programs that are built with this version of Towpath \
+                 connect by themselves"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    use rustix::event::epoll;
+
+    use super::*;
+
+    fn listener(name: &str) -> (OwnedFd, UnixStream) {
+        let path = std::env::temp_dir().join(format!("towpath-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let socket = UnixListener::bind(&path).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let client = UnixStream::connect(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        (socket.into(), client)
+    }
+
+    #[test]
+    fn a_pause_ends_by_itself() {
+        let (applications, _client) = listener("access-applications");
+        let (administrators, _admin) = listener("access-administrators");
+        let admin_path = "/nowhere".into();
+        let listeners = Listeners { applications, administrators, admin_path };
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        listeners.watch(&set).unwrap();
+        let mut access = Access::new(Policy::default(), Some(listeners));
+        let mut event = [epoll::Event {
+            flags: epoll::EventFlags::empty(),
+            data: epoll::EventData::new_u64(0),
+        }];
+        let none = rustix::event::Timespec::default();
+        let mut is_told = || epoll::wait(&set, &mut event[..], Some(&none)).unwrap() > 0;
+        assert!(is_told() && access.next_deadline().is_none());
+        access.pause_accepting(&set);
+        assert!(!is_told() && access.next_deadline().is_some());
+        std::thread::sleep(ACCEPT_PAUSE);
+        access.listen_again(&set);
+        assert!(is_told() && access.next_deadline().is_none());
+        assert!(access.accept(Entrance::Applications).unwrap().is_ok());
+        assert_eq!(access.accept(Entrance::Applications).unwrap().unwrap_err(), Errno::AGAIN);
+    }
+
+    #[test]
+    fn without_listeners_there_is_nothing_to_accept() {
+        let mut access = Access::new(Policy::default(), None);
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        access.pause_accepting(&set);
+        assert!(access.accept(Entrance::Applications).is_none());
+        assert!(access.next_deadline().is_none() && access.may_administer(0));
+    }
+
+    #[test]
+    fn another_policy_keeps_the_number_of_connections() {
+        let mut access = Access::new(Policy { connections: 7, ..Policy::default() }, None);
+        let sessions_per_group = 3;
+        access.set_policy(Policy { sessions_per_group, ..Policy::default() });
+        let policy = access.policy();
+        assert_eq!((policy.connections, policy.sessions_per_group), (7, 3));
+    }
+}

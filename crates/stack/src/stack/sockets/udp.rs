@@ -1,0 +1,162 @@
+//! UDP sockets.
+
+use std::net::SocketAddr;
+
+use crate::stack::Stack;
+use crate::udp::Received;
+use crate::{Instant, Readiness, SocketError, UdpId};
+
+/// UDP.
+///
+/// Every operation fails with [`SocketError::NoSocket`] if the id is no longer valid.
+impl Stack {
+    /// Binds a UDP socket. An unspecified address stands for every address of its family, port 0
+    /// for any free port. IPv4 and IPv6 are separate: `[::]` does not receive IPv4.
+    ///
+    /// # Errors
+    /// If the address is not ours or in use, or there are too many sockets.
+    pub fn udp_bind(&mut self, local: SocketAddr) -> Result<UdpId, SocketError> {
+        self.udp.bind(&mut self.host, local)
+    }
+
+    /// Closes a socket and drops its received datagrams.
+    ///
+    /// # Errors
+    /// If there is no such socket.
+    pub fn udp_close(&mut self, id: UdpId) -> Result<(), SocketError> {
+        self.udp.close(id)
+    }
+
+    /// Sets the peer to which the socket sends by default, and from which alone it receives; `None`
+    /// removes the peer.
+    ///
+    /// # Errors
+    /// If the peer's address is of the other family, its port is 0, or there is no route.
+    pub fn udp_connect(&mut self, id: UdpId, peer: Option<SocketAddr>) -> Result<(), SocketError> {
+        self.udp.connect(&self.host, id, peer)
+    }
+
+    /// Sends a datagram, to the connected peer unless `to` names another destination. It may be up
+    /// to 65 507 bytes long over IPv4, 65 527 over IPv6; the stack fragments a datagram that
+    /// exceeds the path's MTU.
+    ///
+    /// # Errors
+    /// If there is no room now, no route or no destination, if the datagram is too long, or if an
+    /// ICMP error about an earlier datagram arrived.
+    pub fn udp_send(
+        &mut self,
+        now: Instant,
+        id: UdpId,
+        data: &[u8],
+        to: Option<SocketAddr>,
+    ) -> Result<(), SocketError> {
+        self.udp.send(now, &mut self.host, id, data, to)
+    }
+
+    /// Takes the oldest datagram, or with `peek` copies and keeps it.
+    ///
+    /// # Errors
+    /// If there is no datagram, or an ICMP error arrived.
+    pub fn udp_recv(
+        &mut self,
+        id: UdpId,
+        buffer: &mut [u8],
+        peek: bool,
+    ) -> Result<Received, SocketError> {
+        self.udp.recv(id, buffer, peek)
+    }
+
+    /// Returns the operations that are possible without waiting.
+    ///
+    /// # Errors
+    /// If there is no such socket.
+    pub fn udp_readiness(&mut self, id: UdpId) -> Result<Readiness, SocketError> {
+        self.udp.readiness(&self.host, id)
+    }
+
+    /// Returns the socket's address and port.
+    ///
+    /// # Errors
+    /// If there is no such socket.
+    pub fn udp_local(&mut self, id: UdpId) -> Result<SocketAddr, SocketError> {
+        self.udp.local(id)
+    }
+
+    /// Returns the peer to which the socket is connected.
+    ///
+    /// # Errors
+    /// If there is no such socket.
+    pub fn udp_peer(&mut self, id: UdpId) -> Result<Option<SocketAddr>, SocketError> {
+        self.udp.peer(id)
+    }
+
+    /// Sets the hop limit (IPv4's time to live) of the socket's packets to other destinations than
+    /// multicast groups, at least 1. Default 64.
+    ///
+    /// # Errors
+    /// If there is no such socket.
+    pub fn udp_set_hop_limit(&mut self, id: UdpId, hop_limit: u8) -> Result<(), SocketError> {
+        self.udp.set_hop_limit(id, hop_limit)
+    }
+
+    /// Returns the value set by [`Stack::udp_set_hop_limit`].
+    ///
+    /// # Errors
+    /// If there is no such socket.
+    pub fn udp_hop_limit(&mut self, id: UdpId) -> Result<u8, SocketError> {
+        self.udp.hop_limit(id)
+    }
+
+    /// Sets the hop limit of the socket's packets to multicast groups, at least 1. Default 1: no
+    /// router forwards them.
+    ///
+    /// # Errors
+    /// If there is no such socket.
+    pub fn udp_set_multicast_hop_limit(
+        &mut self,
+        id: UdpId,
+        hop_limit: u8,
+    ) -> Result<(), SocketError> {
+        self.udp.set_multicast_hop_limit(id, hop_limit)
+    }
+
+    /// Returns the value set by [`Stack::udp_set_multicast_hop_limit`].
+    ///
+    /// # Errors
+    /// If there is no such socket.
+    pub fn udp_multicast_hop_limit(&mut self, id: UdpId) -> Result<u8, SocketError> {
+        self.udp.multicast_hop_limit(id)
+    }
+
+    /// Sets whether the socket may send to broadcast addresses. Default `false`.
+    ///
+    /// # Errors
+    /// If there is no such socket.
+    pub fn udp_set_broadcast(&mut self, id: UdpId, broadcast: bool) -> Result<(), SocketError> {
+        self.udp.set_broadcast(id, broadcast)
+    }
+
+    /// Returns the value set by [`Stack::udp_set_broadcast`].
+    ///
+    /// # Errors
+    /// If there is no such socket.
+    pub fn udp_broadcast(&mut self, id: UdpId) -> Result<bool, SocketError> {
+        self.udp.broadcast(id)
+    }
+
+    /// Returns the number of datagrams dropped because the receive queue was full.
+    ///
+    /// # Errors
+    /// If there is no such socket.
+    pub fn udp_dropped(&mut self, id: UdpId) -> Result<u64, SocketError> {
+        self.udp.dropped(id)
+    }
+
+    /// Takes the pending error, if any.
+    ///
+    /// # Errors
+    /// If there is no such socket.
+    pub fn udp_take_error(&mut self, id: UdpId) -> Result<Option<SocketError>, SocketError> {
+        self.udp.take_error(id)
+    }
+}

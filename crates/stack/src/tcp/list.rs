@@ -1,0 +1,43 @@
+//! The list of listeners and connections.
+
+use super::state::State;
+use super::table::Tcp;
+use super::{TcpState, connection::Connection};
+use crate::{ListenerId, SocketId, SocketInfo, TcpId};
+
+impl Connection {
+    /// Returns the state that applications see.
+    pub(super) fn state(&self) -> TcpState {
+        match self.state {
+            State::SynSent | State::SynReceived => TcpState::Connecting,
+            State::Established => TcpState::Established,
+            State::CloseWait => TcpState::PeerClosed,
+            State::FinWait1 | State::FinWait2 => TcpState::LocalClosed,
+            State::Closing | State::LastAck | State::TimeWait | State::Closed => TcpState::Over,
+        }
+    }
+}
+
+impl Tcp {
+    /// Returns all listeners and connections.
+    pub(crate) fn list(&self) -> impl Iterator<Item = SocketInfo> + '_ {
+        let listeners = self.listeners.listeners.iter().zip(0..).filter_map(|(one, index)| {
+            let one = one.as_ref()?;
+            let id = SocketId::Listener(ListenerId { index, generation: one.generation });
+            let received = one.accept.len();
+            Some(SocketInfo { id, local: one.local, peer: None, state: None, received, unsent: 0 })
+        });
+        let connections = self.slots.iter().zip(0..).filter_map(|(slot, index)| {
+            let one = slot.connection.as_ref()?;
+            Some(SocketInfo {
+                id: SocketId::Tcp(TcpId { index, generation: slot.generation }),
+                local: one.tuple.local,
+                peer: Some(one.tuple.remote),
+                state: Some(one.state()),
+                received: one.receiving.buffer.len(),
+                unsent: one.sending.buffer.len(),
+            })
+        });
+        listeners.chain(connections)
+    }
+}
