@@ -141,7 +141,7 @@ impl TapDevice {
                 rx_headroom_bytes: POOL_HEADROOM_BYTES,
                 ..Limits::new((POOL_HEADROOM_BYTES + longest + 1).next_multiple_of(256))
             },
-            rx_queue_packets: interface.queue_packets,
+            rx_queue_packets: interface.queue_packets.unwrap_or(0),
         };
         let watch = interface.index.and_then(|index| LinkWatch::new(index).ok());
         Ok(TapDevice {

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use pcap_file::pcapng::{Block, PcapNgReader};
@@ -26,13 +27,17 @@ use towpath_packet::Headers;
 use towpath_packet::checksum::{Verdict, verify};
 use towpath_testkit::{TunMode, add_persistent_tun, has_programs, without_users};
 
-const TESTS: [(&str, fn()); 21] = [
+const TESTS: [(&str, fn()); 22] = [
     ("conformance", conformance),
     ("conformance_without_offloads", conformance_without_offloads),
     ("conformance_of_an_adopted_descriptor", conformance_of_an_adopted_descriptor),
     ("conformance_with_faults_at_no_rate", conformance_with_faults_at_no_rate),
     ("conformance_while_captured", conformance_while_captured),
     ("says_what_it_is", says_what_it_is),
+    (
+        "follows_an_interface_that_was_renamed_while_it_opened",
+        follows_an_interface_that_was_renamed_while_it_opened,
+    ),
     ("open_errors", open_errors),
     ("down_and_up", down_and_up),
     ("reports_its_link", reports_its_link),
@@ -119,6 +124,34 @@ fn says_what_it_is() {
     assert!(info.can.rx_offload && info.can.tx_segmentation && info.can.tx_in_place);
     let chosen = TapDevice::open(&Options::default()).unwrap();
     assert!(chosen.info().name.starts_with("tap") && !chosen.info().name.contains('%'));
+}
+
+/// Another name and the former name again, between two questions to the kernel, leave no part of the answers out.
+fn follows_an_interface_that_was_renamed_while_it_opened() {
+    let device = TapDevice::open(&Options { name: "nameA".to_owned(), offloads: true }).unwrap();
+    let is_done = AtomicBool::new(false);
+    let whole = std::thread::scope(|scope| {
+        let renaming = scope.spawn(|| {
+            let (mut netlink, mut count) = (net(), 0);
+            while !is_done.load(Ordering::Relaxed) {
+                for (name, to) in [("nameA", "nameB"), ("nameB", "nameA")] {
+                    count += u32::from(netlink.rename(name, to).is_ok());
+                }
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            count
+        });
+        let is_whole = |_: &i32| {
+            let again = device.as_fd().try_clone_to_owned().unwrap();
+            let again = TapDevice::from_fd(again, true);
+            again.is_ok_and(|it| it.event_fd().is_some() && it.info().rx_queue_packets == 4096)
+        };
+        let whole = (0..2000).filter(is_whole).count();
+        is_done.store(true, Ordering::Relaxed);
+        assert!(renaming.join().unwrap() > 1);
+        whole
+    });
+    assert_eq!(whole, 2000);
 }
 
 fn open_errors() {

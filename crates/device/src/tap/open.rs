@@ -87,8 +87,15 @@ pub(super) struct Interface {
     pub(super) index: Option<u32>,
     pub(super) mac: [u8; 6],
     pub(super) mtu: usize,
-    /// The number of packets that the kernel queues for the reader of the descriptor.
-    pub(super) queue_packets: usize,
+    /// The number of packets that the kernel queues for the reader of the descriptor; `None` if the kernel does not say.
+    pub(super) queue_packets: Option<usize>,
+}
+
+impl Interface {
+    /// Returns `true` if the kernel said everything.
+    fn is_whole(&self) -> bool {
+        self.index.is_some() && self.queue_packets.is_some()
+    }
 }
 
 /// The number of packets that the kernel queues for the reader: twice as many as an application's receive queue
@@ -195,8 +202,10 @@ pub(super) fn describe(fd: &OwnedFd) -> Result<Interface, TapError> {
     for _ in 1..RENAME_ATTEMPTS {
         let name = name_now()?;
         let described = describe_as(fd, name.clone());
-        // The kernel finds the interface by its name, which may have changed in between, even twice.
-        if described.is_ok() && name_now()? == name {
+        // The kernel finds the interface by its name, which may have changed in between, even twice. Then a part is
+        // missing. Without netlink, parts are missing each time.
+        let is_whole = described.as_ref().is_ok_and(Interface::is_whole);
+        if is_whole && name_now()? == name {
             return described;
         }
     }
@@ -228,7 +237,7 @@ fn describe_as(fd: &OwnedFd, name: String) -> Result<Interface, TapError> {
         })?;
     // SAFETY: SIOCGIFMTU has filled in the MTU.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
-    let queue_packets = queue_packets(fd, &name).unwrap_or(0);
+    let queue_packets = queue_packets(fd, &name);
     let index = Netlink::open().and_then(|mut netlink| netlink.index(&name)).ok();
     Ok(Interface { name, index, mac, mtu: usize::try_from(mtu).unwrap_or(0), queue_packets })
 }
