@@ -307,6 +307,24 @@ const LOGGING: Duration = Duration::from_secs(2);
 const LINES: u64 = 200;
 
 #[test]
+fn a_flood_of_connections() {
+    let test = "a_flood_of_connections";
+    stands_and_did(test, "flood", &[], "connected");
+    if let Some((lines, deeds)) = logged_for(test, "flood") {
+        assert!(lines <= LINES, "{lines} lines for {deeds:?}");
+    }
+}
+
+#[test]
+fn a_flood_of_a_strangers_connections() {
+    let test = "a_flood_of_a_strangers_connections";
+    stands_and_did(test, "flood-stranger", &[], "connected");
+    if let Some((lines, deeds)) = logged_for(test, "flood-stranger") {
+        assert!(lines <= LINES, "{lines} lines for {deeds:?}");
+    }
+}
+
+#[test]
 fn messages_that_mean_nothing_fill_no_log() {
     stands_and_did("messages_that_mean_nothing_fill_no_log", "malformed", &[], "sent");
     let Some((lines, deeds)) = logged_for("messages_that_mean_nothing_fill_no_log", "malformed")

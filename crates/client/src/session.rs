@@ -89,8 +89,13 @@ impl std::fmt::Debug for Session {
     }
 }
 
+/// The pauses before an application attaches again after the server hung up: a server that is replaced, or that has too
+/// many connections, closes those that it has not read.
+const PAUSES: [Duration; 3] =
+    [Duration::from_millis(5), Duration::from_millis(20), Duration::from_millis(80)];
+
 impl Session {
-    /// Attaches to the server that listens at `path`.
+    /// Attaches to the server that listens at `path`. Tries up to three times more if the server hangs up.
     ///
     /// Root and the server's user have all rights over the server's administration socket. If there is one for this
     /// process ([`administration_socket`](crate::administration_socket)), the session uses it. Otherwise the session
@@ -100,9 +105,15 @@ impl Session {
     /// [`AttachError`].
     pub fn attach(path: impl AsRef<Path>, options: &Options) -> Result<Session, AttachError> {
         let (path, deadline) = (path.as_ref(), Deadline::after(options.answer_timeout));
-        let socket = connect(path, deadline)?;
-        let (mut session, flags) =
-            Session::attach_by(socket, options, deadline).map_err(|error| error.at(path))?;
+        let mut pauses = PAUSES.into_iter();
+        let attached = loop {
+            let socket = connect(path, deadline)?;
+            match (Session::attach_by(socket, options, deadline), pauses.next()) {
+                (Err(AttachError::HungUp), Some(pause)) => std::thread::sleep(pause),
+                (outcome, _) => break outcome,
+            }
+        };
+        let (mut session, flags) = attached.map_err(|error| error.at(path))?;
         if flags & message::RESUMABLE != 0 && !options.resume_timeout.is_zero() {
             let doorbell = session.doorbell.as_fd();
             let resumable = Resumable::new(path, options.resume_timeout, doorbell);

@@ -27,6 +27,8 @@ pub(crate) struct Access {
     pub(crate) arrivals: Arrivals,
     /// The listening sockets, if applications may connect from outside.
     listeners: Option<Listeners>,
+    /// `true` if the kernel lets no peer send descriptors over these sockets (Linux 6.16).
+    refuses_descriptors: bool,
     /// The warnings to root and the server's user about the applications' socket.
     warnings: AdminWarnings,
     /// The time at which the control thread listens again, after it could not accept a connection.
@@ -54,6 +56,7 @@ impl Access {
             // Waiting connections use the server's descriptors in addition to the admitted connections.
             arrivals: Arrivals::new(most_waiting(&policy)),
             policy,
+            refuses_descriptors: listeners.as_ref().is_some_and(Listeners::refuse_descriptors),
             listeners,
             warnings: AdminWarnings::default(),
             listens_again: None,
@@ -61,6 +64,11 @@ impl Access {
             all_users_known: every_user_has_a_number(),
             log: LogLimit::default(),
         }
+    }
+
+    /// Returns `true` if no peer can have sent descriptors over a connection.
+    pub(crate) fn refuses_descriptors(&self) -> bool {
+        self.refuses_descriptors
     }
 
     /// Returns the policy.
@@ -75,12 +83,14 @@ impl Access {
         self.arrivals.forget_all();
     }
 
-    /// Returns the rights of a peer that came by an entrance.
+    /// Returns the rights of a peer that came by an entrance. The user is known from now on, if the policy admits it.
     ///
     /// # Errors
     /// Fails with the line that the server sends to the peer.
-    pub(crate) fn admit(&self, peer: &Peer, entrance: Entrance) -> Result<Admission, Refused> {
-        self.policy.standing(peer, entrance, self.own_uid, self.all_users_known)
+    pub(crate) fn admit(&mut self, peer: &Peer, entrance: Entrance) -> Result<Admission, Refused> {
+        let admission = self.policy.standing(peer, entrance, self.own_uid, self.all_users_known)?;
+        self.arrivals.know(admission.account(peer.uid));
+        Ok(admission)
     }
 
     /// Returns `true` if a user may administer the server: root, or the server's user.
@@ -207,6 +217,21 @@ mod tests {
         access.pause_accepting(&set);
         assert!(access.accept(Entrance::Applications).is_none());
         assert!(access.next_deadline().is_none() && access.may_administer(0));
+    }
+
+    /// Sessions of before a change of the policy, or of an earlier server, are admitted again: their users stay known.
+    #[test]
+    fn the_users_that_the_policy_admits_are_known() {
+        let mut access = Access::new(Policy::default(), None);
+        let peer = |uid| Peer { uid, gid: 0, pid: 1, groups: Vec::new(), process: None };
+        let own = access.own_uid;
+        assert!(access.admit(&peer(own), Entrance::Administrators).is_ok());
+        assert!(access.admit(&peer(4242), Entrance::Applications).is_err());
+        assert!(access.arrivals.knows(own) && !access.arrivals.knows(4242));
+        access.set_policy(Policy::default());
+        assert!(!access.arrivals.knows(own), "the new policy has not admitted it yet");
+        assert!(access.admit(&peer(own), Entrance::Administrators).is_ok());
+        assert!(access.arrivals.knows(own));
     }
 
     #[test]

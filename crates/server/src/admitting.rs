@@ -46,7 +46,9 @@ impl Control {
 
     fn arrive(&mut self, socket: OwnedFd, entrance: Entrance) {
         let uid = peer::user_of(&socket);
-        let Some(uid) = self.access.arrivals.add(uid, (socket, entrance)) else { return };
+        let gives_way = self.access.arrivals.add(uid, (socket, entrance));
+        let Some((uid, (socket, _))) = gives_way else { return };
+        self.close_unread(socket);
         let is_allowed = match uid {
             Some(uid) => self.access.allows_line(Party::User(uid)),
             None => self.access.allows_own_line(),
@@ -54,7 +56,8 @@ impl Control {
         if is_allowed {
             warn!(
                 uid,
-                "too many connections of this user wait for admission; the server closed the newest one without reading it"
+                "too many connections wait for admission, most of them of this user; the server closed its newest one \
+                 without reading it"
             );
         }
     }
@@ -102,7 +105,6 @@ impl Control {
                 return self.turn_away(socket, Owner::Refused, refused);
             }
         };
-        self.access.arrivals.know(peer.uid);
         let account = admission.account(peer.uid);
         let owner = Owner::of(account);
         if !self.connections.usage().has_room(self.access.policy(), account) {
@@ -135,7 +137,7 @@ impl Control {
     }
 
     /// Returns a peer's rights, and the socket that these rights are of.
-    fn admit(&self, peer: &Peer, entrance: Entrance) -> Result<(Admission, Entrance), Refused> {
+    fn admit(&mut self, peer: &Peer, entrance: Entrance) -> Result<(Admission, Entrance), Refused> {
         match self.access.admit(peer, entrance) {
             Ok(admission) => Ok((admission, entrance)),
             // The application comes back for its session, which a server with one socket for all let it have.
@@ -178,10 +180,9 @@ impl Control {
     /// Refuses a connection.
     fn turn_away(&mut self, socket: OwnedFd, owner: Owner, (refusal, text): Refused) {
         let owner = self.workers.to_turn_away(owner);
-        // Without a process or descriptors for that worker, the control thread closes the
-        // connection without reading it.
-        let Some(worker) = self.worker_of(owner) else { return };
+        let Some(worker) = self.worker_of(owner) else { return self.close_unread(socket) };
         if self.workers.is_flooded(worker) {
+            self.close_unread(socket);
             if self.access.allows_own_line() {
                 warn!(
                     "a worker cannot refuse connections fast enough; the server closed a connection without reading it"
@@ -192,5 +193,19 @@ impl Control {
         let body = Message::Error(Box::new(ErrorBody::new(refusal, &text))).encode();
         let refuse = Packet::new(command::REFUSE, 0, 0).with(vec![socket]).saying(body);
         self.workers.tell(worker, owner, refuse);
+    }
+
+    /// Closes a connection without reading it. Before Linux 6.16, a peer can have sent descriptors whose close takes hours:
+    /// then a worker closes them.
+    fn close_unread(&mut self, socket: OwnedFd) {
+        if self.access.refuses_descriptors() {
+            return;
+        }
+        match self.worker_of(Owner::Refused) {
+            Some(worker) if !self.workers.is_flooded(worker) => {
+                self.workers.close_by(Owner::Refused, vec![socket], 0);
+            }
+            _ => self.workers.close(vec![socket]),
+        }
     }
 }

@@ -55,7 +55,7 @@ impl Control {
             self.admit_arrivals();
             // This thread reads the engine's replies even if its wake-up came with other events.
             self.engine_reports();
-            self.map_next_slice();
+            self.map_next_slices();
             self.expire_unclaimed();
             self.device.expire_freed(&mut self.engines);
             self.look_up_neighbours();

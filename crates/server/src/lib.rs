@@ -7,7 +7,7 @@
 //! | module | holds |
 //! |---|---|
 //! | `control`, `event_loop` | the control thread: its parts, its loop |
-//! | `access`, `arrivals`, `admitting` | the policy and the listening sockets; connections that begin |
+//! | `access`, `arrivals`, `known_users`, `admitting` | the policy and the listening sockets; connections that begin |
 //! | `worker_reports`, `requests`, `answers` | reports of workers; requests of connections; answers |
 //! | `session_begin`, `session_end` | beginning and end of sessions |
 //! | `application`, `control_session`, `control_endpoint` | an application, a session and an endpoint, as the control thread knows them |
@@ -45,6 +45,7 @@ mod filters;
 mod freed;
 mod hardware_queue_results;
 mod host;
+mod known_users;
 mod listeners;
 mod mapping_jobs;
 mod numbered;

@@ -50,6 +50,13 @@ impl Listeners {
         }
     }
 
+    /// Has the kernel refuse descriptors that peers send over new connections. Returns `false` if the kernel cannot
+    /// (before Linux 6.16).
+    pub(crate) fn refuse_descriptors(&self) -> bool {
+        let mut both = [&self.applications, &self.administrators].into_iter();
+        both.all(|socket| towpath_protocol::peer::refuse_descriptors(socket).is_ok())
+    }
+
     /// Returns the socket of an entrance.
     pub(crate) fn of(&self, entrance: Entrance) -> &OwnedFd {
         match entrance {

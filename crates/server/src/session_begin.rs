@@ -1,6 +1,7 @@
 //! The beginning of sessions, once their workers have sealed and allocated the memory.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use towpath_engine::commands::Command;
 use towpath_engine::relays::Relay;
@@ -12,6 +13,9 @@ use crate::control_session::{Attaching, MappedSession, SessionPhase};
 use crate::engines::Reply;
 use crate::mapping_jobs::Job;
 use crate::prepare::{self, Mapped};
+
+/// The time for long jobs per wake-up: other users' requests wait so long behind them.
+const MAPPING_TIME: Duration = Duration::from_micros(100);
 
 impl Control {
     /// Maps a session's memory, which the worker has sealed and allocated.
@@ -54,8 +58,15 @@ impl Control {
         self.mapping_jobs.push(account.user(), Job::Populate { token, mapped });
     }
 
-    /// Executes a slice of a long job.
-    pub(crate) fn map_next_slice(&mut self) {
+    /// Executes slices of long jobs for about [`MAPPING_TIME`].
+    pub(crate) fn map_next_slices(&mut self) {
+        let began = Instant::now();
+        while !self.mapping_jobs.is_empty() && began.elapsed() < MAPPING_TIME {
+            self.map_next_slice();
+        }
+    }
+
+    fn map_next_slice(&mut self) {
         match self.mapping_jobs.run_next_slice() {
             None => {}
             Some(Job::Populate { token, mut mapped }) => {

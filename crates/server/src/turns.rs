@@ -40,9 +40,9 @@ impl<P: Copy + PartialEq, T> Turns<P, T> {
         Some((party, item))
     }
 
-    /// Returns the number of parties that have items.
-    pub(crate) fn parties(&self) -> usize {
-        self.parties.len()
+    /// Returns the number of items of all parties.
+    pub(crate) fn len(&self) -> usize {
+        self.parties.iter().map(|(_, items)| items.len()).sum()
     }
 
     /// Takes the last item of the party with the most items.
@@ -97,10 +97,10 @@ mod tests {
         for (party, item) in [(7, 1), (8, 2), (8, 3), (9, 4)] {
             turns.push(party, item);
         }
-        assert_eq!((turns.take_last_of_longest(), turns.parties()), (Some((8, 3)), 3));
-        for parties in (0..3).rev() {
+        assert_eq!((turns.take_last_of_longest(), turns.len()), (Some((8, 3)), 3));
+        for left in (0..3).rev() {
             assert!(turns.take_last_of_longest().is_some());
-            assert_eq!(turns.parties(), parties);
+            assert_eq!(turns.len(), left);
         }
         assert!(turns.take_last_of_longest().is_none() && turns.is_empty());
     }

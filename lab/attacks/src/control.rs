@@ -12,13 +12,15 @@ use rustix::net::SendFlags;
 use towpath_protocol::channel::Channel;
 use towpath_protocol::message::{Attach, Cursor, Message, Open, RULE_PORT, RULE_PROTOCOL};
 
-use crate::session::{allocate, ask, channel, connect, small};
+use crate::session::{allocate, ask, channel, connect, connect_at_once, small};
 use crate::{Deeds, Field};
 
 /// How long a close of the descriptors sent takes, in seconds.
 const LINGER: Duration = Duration::from_secs(8);
 /// Threads that send such descriptors.
 const LINGERING: u64 = 8;
+/// Threads that connect again and again.
+const FLOODING: u64 = 8;
 /// Connections that ask for reports and read none.
 const UNREAD: u64 = 120;
 /// Reports that each of them leaves unread.
@@ -210,6 +212,24 @@ pub(crate) fn malformed(field: &Field) -> io::Result<Deeds> {
         sent += u64::from(rustix::net::send(&socket, b"not a message", flags).is_ok());
     }
     Ok(vec![("sent", sent), ("refused", refused)])
+}
+
+/// Connects without waiting and says nothing, again and again, in several threads.
+pub(crate) fn flood(field: &Field) -> io::Result<Deeds> {
+    let (connected, full) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..field.size_or(FLOODING) {
+            scope.spawn(|| {
+                while !field.over() {
+                    let counter =
+                        if connect_at_once(&field.socket).is_ok() { &connected } else { &full };
+                    counter.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        field.begun();
+    });
+    Ok(vec![("connected", connected.into_inner()), ("full", full.into_inner())])
 }
 
 /// Takes and keeps every session that the server grants, and every connection beyond.

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `doorbell` | the doorbell's locks and socket options, in a session and at its end |
 //! | `waiters` | hundreds of thousands of wait-queue entries on a shared descriptor |
-//! | `control` | descriptors that close slowly, unread reports, malformed messages, all sessions taken |
+//! | `control` | descriptors that close slowly, unread reports, malformed messages, floods of connections, all sessions taken |
 //! | `apertures` | all memories for apertures taken, very many tripwires, all connections with other hosts taken |
 //! | `locks` | record locks on the state page |
 //! | `removed` | memory of apertures whose pages are freed again and again |
@@ -104,7 +104,7 @@ impl Attack {
         [Attack::BUSY, Attack::WAITERS_ALONE, Attack::POLLERS_ALONE, Attack::LOCKS_ALONE];
 
     /// All attacks.
-    pub const ALL: [Attack; 34] = [
+    pub const ALL: [Attack; 36] = [
         attack("doorbell-splice", doorbell::splice),
         attack("doorbell-read", doorbell::read).with_fuse(),
         attack("doorbell-end-splice", doorbell::end_spliced),
@@ -120,6 +120,8 @@ impl Attack {
         attack("reports", control::reports),
         attack("reports-large", control::large_reports),
         attack("malformed", control::malformed),
+        attack("flood", control::flood),
+        attack("flood-stranger", control::flood).as_stranger(),
         attack("hoard", control::hoard),
         attack("endpoints", control::endpoints),
         attack("mapping-write", memory::write_while_sealed).with_fuse(),

@@ -36,8 +36,17 @@ fn open_descriptors() -> io::Result<BTreeSet<i32>> {
 
 /// Connects to a server.
 pub(crate) fn connect(path: &Path) -> io::Result<OwnedFd> {
+    connect_with(path, SocketFlags::CLOEXEC)
+}
+
+/// Connects to the server; fails at once if the kernel's queue is full.
+pub(crate) fn connect_at_once(path: &Path) -> io::Result<OwnedFd> {
+    connect_with(path, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
+}
+
+fn connect_with(path: &Path, flags: SocketFlags) -> io::Result<OwnedFd> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
-    let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+    let socket = rustix::net::socket_with(family, kind, flags, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket)
 }

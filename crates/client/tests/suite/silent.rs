@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket
 use towpath_client::{AttachError, Lost, OpenError, Options, Rule, Session, Setting};
 use towpath_device_testing::loopback;
 use towpath_protocol::channel::{Channel, Incoming};
-use towpath_protocol::message::Message;
+use towpath_protocol::message::{ErrorBody, Message, Refusal};
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, WaitStrategy as EngineStrategy};
 
@@ -41,7 +41,7 @@ fn attaching_to_a_silent_server_fails_by_name() {
 struct Listening {
     directory: PathBuf,
     path: PathBuf,
-    _socket: OwnedFd,
+    socket: OwnedFd,
 }
 
 impl Listening {
@@ -52,7 +52,7 @@ impl Listening {
         let socket = seqpacket(SocketFlags::CLOEXEC);
         rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
         rustix::net::listen(&socket, 1).unwrap();
-        Listening { directory, path, _socket: socket }
+        Listening { directory, path, socket }
     }
 
     fn attach(&self) -> AttachError {
@@ -95,6 +95,33 @@ fn a_server_that_accepts_no_connection_is_named() {
     };
     assert_eq!(full, rustix::io::Errno::AGAIN);
     is_named(server.attach());
+}
+
+/// A server that is replaced, or that has too many connections, closes connections that it has not read. Others get through.
+#[test]
+fn a_server_that_hangs_up_is_asked_again() {
+    for hang_ups in [3, 4] {
+        let server = Listening::new(&format!("hangs-up-{hang_ups}"));
+        let socket = server.socket.try_clone().unwrap();
+        let served = std::thread::spawn(move || {
+            for _ in 0..hang_ups {
+                drop(rustix::net::accept(&socket).unwrap());
+            }
+            if hang_ups == 3 {
+                let channel = Channel::new(rustix::net::accept(&socket).unwrap());
+                assert!(matches!(
+                    channel.receive().unwrap(),
+                    Incoming::Message(Message::Attach(_), _)
+                ));
+                let body = ErrorBody::new(Refusal::Limit, "no room");
+                channel.send(&Message::Error(Box::new(body)), &[]).unwrap();
+            }
+        });
+        let error = Session::attach(&server.path, &within(Duration::from_secs(10))).unwrap_err();
+        let said = error.to_string();
+        assert!(said.contains(if hang_ups == 3 { "no room" } else { "hung up" }), "{said}");
+        served.join().unwrap();
+    }
 }
 
 /// Relays `answered` requests to a server and their answers back. Keeps the next answer until the
