@@ -412,6 +412,8 @@ fn a_killed_servers_program_stays_attached() {
             }
             let goes_on = server.log().contains("goes on with the memory of the earlier server");
             assert_eq!(goes_on, mode != "packet", "{}", server.log());
+            // A server resumes its sessions before it reports that it serves.
+            until("the keeper knows", || server.state() == "serving");
             let upgraded = prints(&mut towpath(&["upgrade", &server.socket]));
             assert!(
                 upgraded.ends_with("the server and its keeper run the installed program\n"),
