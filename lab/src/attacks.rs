@@ -39,7 +39,8 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// ms.
 const RECOVERY: &str = "until 20 3 15000";
 /// Attacks that `--quick` leaves out: they take seconds to begin, or their server to recover.
-const SLOW: [&str; 13] = [
+const SLOW: [&str; 14] = [
+    "flood-waiters",
     "waiters-poll",
     "reports",
     "reports-large",

@@ -35,19 +35,34 @@ pub(crate) struct Memories {
     pub(crate) armed: Option<Region>,
 }
 
-/// Attaches over a connected socket.
-pub(crate) fn attach(
+/// A session that the server granted, and that the application has yet to map.
+pub(crate) struct Granted {
+    channel: Channel,
+    shape: SessionShape,
+    granted: message::Attached,
+    descriptors: Vec<OwnedFd>,
+}
+
+/// Asks for a session over a connected socket.
+pub(crate) fn ask_for_session(
     socket: OwnedFd,
     options: &Options,
     deadline: Deadline,
-) -> Result<Attachment, AttachError> {
+) -> Result<Granted, AttachError> {
     let channel = Channel::new(socket);
     let request = request(options);
     let shape = check(options)?;
-    let (granted, descriptors) = match ask(&channel, &Message::Attach(request), deadline) {
-        Answer::Message(Message::Attached(granted), descriptors) => (granted, descriptors),
-        other => return Err(other.into_attach_error()),
-    };
+    match ask(&channel, &Message::Attach(request), deadline) {
+        Answer::Message(Message::Attached(granted), descriptors) => {
+            Ok(Granted { channel, shape, granted, descriptors })
+        }
+        other => Err(other.into_attach_error()),
+    }
+}
+
+/// Maps the memories of a granted session, and has the server serve it.
+pub(crate) fn attach(granted: Granted, deadline: Deadline) -> Result<Attachment, AttachError> {
+    let Granted { channel, shape, granted, descriptors } = granted;
     let mut descriptors = descriptors;
     let lanes = usize::from(granted.lanes);
     let mut wakes = descriptors.split_off(descriptors.len().min(6));

@@ -33,6 +33,11 @@ impl Deadline {
         Deadline { at: clock::now().checked_add(after), after }
     }
 
+    /// Returns `true` if more than this time is left.
+    pub(crate) fn is_after(&self, time: Duration) -> bool {
+        self.left().is_none_or(|left| left > time)
+    }
+
     /// Returns the time left, which is zero when the deadline has passed.
     fn left(&self) -> Option<Duration> {
         self.at.map(|at| at.saturating_duration_since(clock::now()))

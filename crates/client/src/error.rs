@@ -89,10 +89,12 @@ pub enum AttachError {
     /// The server speaks another version of the protocol, or another protocol.
     #[error("{0}")]
     Protocol(String),
-    /// The server, or its worker process for this user, ended meanwhile.
+    /// The server closed the connection before the session was attached: the server or its worker process for this
+    /// user ended, or too many connections wait for admission. [`Session::attach`](crate::Session::attach) returns this
+    /// error after six attempts.
     #[error(
-        "the driver server hung up while this application attached; attach again, after a start of \
-         the server if it has ended"
+        "the driver server hung up while this application attached; see in its log whether it ended or has too many \
+         waiting connections, then attach again"
     )]
     HungUp,
     /// The server did not answer in time ([`crate::Options::answer_timeout`]): its process is

@@ -18,7 +18,7 @@ use towpath_queue::descriptor::{Descriptor, MAX_CHAIN};
 use towpath_queue::{PoolShape, Violation};
 
 use crate::aperture_table::Apertures;
-use crate::attach::{Attachment, attach};
+use crate::attach::{Attachment, Granted, ask_for_session, attach};
 use crate::control::{Deadline, connect};
 use crate::error::{AttachError, Lost};
 use crate::hold::DoorbellHold;
@@ -89,13 +89,19 @@ impl std::fmt::Debug for Session {
     }
 }
 
-/// The pauses before an application attaches again after the server hung up: a server that is replaced, or that has too
-/// many connections, closes those that it has not read.
-const PAUSES: [Duration; 3] =
-    [Duration::from_millis(5), Duration::from_millis(20), Duration::from_millis(80)];
+/// The pauses before the client attaches again. A server closes unread connections when another server replaces it, or when
+/// too many wait for admission.
+const HANG_UP_PAUSES: [Duration; 5] = [
+    Duration::from_millis(5),
+    Duration::from_millis(20),
+    Duration::from_millis(80),
+    Duration::from_millis(200),
+    Duration::from_millis(400),
+];
 
 impl Session {
-    /// Attaches to the server that listens at `path`. Tries up to three times more if the server hangs up.
+    /// Attaches to the server that listens at `path`. If the server hangs up before it answers, the client
+    /// connects again, at most five times within 0.8 s.
     ///
     /// Root and the server's user have all rights over the server's administration socket. If there is one for this
     /// process ([`administration_socket`](crate::administration_socket)), the session uses it. Otherwise the session
@@ -105,14 +111,17 @@ impl Session {
     /// [`AttachError`].
     pub fn attach(path: impl AsRef<Path>, options: &Options) -> Result<Session, AttachError> {
         let (path, deadline) = (path.as_ref(), Deadline::after(options.answer_timeout));
-        let mut pauses = PAUSES.into_iter();
-        let attached = loop {
-            let socket = connect(path, deadline)?;
-            match (Session::attach_by(socket, options, deadline), pauses.next()) {
-                (Err(AttachError::HungUp), Some(pause)) => std::thread::sleep(pause),
-                (outcome, _) => break outcome,
+        let mut pauses = HANG_UP_PAUSES.into_iter();
+        let granted = loop {
+            let granted = ask_for_session(connect(path, deadline)?, options, deadline);
+            match (granted, pauses.next()) {
+                (Err(AttachError::HungUp), Some(pause)) if deadline.is_after(pause) => {
+                    std::thread::sleep(pause);
+                }
+                (granted, _) => break granted,
             }
         };
+        let attached = granted.and_then(|granted| Session::begin(granted, options, deadline));
         let (mut session, flags) = attached.map_err(|error| error.at(path))?;
         if flags & message::RESUMABLE != 0 && !options.resume_timeout.is_zero() {
             let doorbell = session.doorbell.as_fd();
@@ -128,16 +137,17 @@ impl Session {
     /// [`AttachError`].
     pub fn attach_over(socket: OwnedFd, options: &Options) -> Result<Session, AttachError> {
         let deadline = Deadline::after(options.answer_timeout);
-        Session::attach_by(socket, options, deadline).map(|(session, _)| session)
+        let granted = ask_for_session(socket, options, deadline)?;
+        Session::begin(granted, options, deadline).map(|(session, _)| session)
     }
 
-    fn attach_by(
-        socket: OwnedFd,
+    fn begin(
+        granted: Granted,
         options: &Options,
         deadline: Deadline,
     ) -> Result<(Session, u32), AttachError> {
         let Attachment { channel, shape, granted, memories, doorbell, wakes } =
-            attach(socket, options, deadline)?;
+            attach(granted, deadline)?;
         let (server, state) = (peer_words(&memories.server), peer_words(&memories.state));
         let own = own_words(memories.application);
         let small = || AttachError::Protocol("a buffer pool is too small".into());

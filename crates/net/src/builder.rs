@@ -40,8 +40,8 @@ pub struct NetworkBuilder {
 }
 
 impl Network {
-    /// Returns a builder of a network with the defaults: the program's name, addresses that the server chooses, and a
-    /// thread of the library that drives it.
+    /// Returns a builder with the defaults: the program's name, addresses that the server chooses, and a library thread
+    /// that drives the network.
     pub fn builder() -> NetworkBuilder {
         NetworkBuilder {
             options: SessionLink::options(&Options::default().name),
@@ -54,7 +54,7 @@ impl Network {
     /// Attaches to the server that listens at `path`, and starts a network with the defaults of [`Network::builder`].
     ///
     /// # Errors
-    /// [`HostError`] gives the reason.
+    /// Fails if no server listens at `path`, if the server refuses or does not answer, or if the network cannot start.
     pub fn attach(path: impl AsRef<Path>) -> Result<Network, HostError> {
         Network::builder().attach(path)
     }
@@ -82,7 +82,8 @@ impl NetworkBuilder {
         self
     }
 
-    /// Asks for an own hardware queue ([`Options::own_queue`]).
+    /// Asks for an own queue: a hardware queue for this session only ([`Options::own_queue`]).
+    /// [`NetworkBuilder::attach`] fails if the policy grants none, or none is free.
     pub fn own_queue(mut self, own_queue: bool) -> NetworkBuilder {
         self.options.own_queue = own_queue;
         self
@@ -130,7 +131,7 @@ impl NetworkBuilder {
     /// Attaches to the server that listens at `path`, and starts the network.
     ///
     /// # Errors
-    /// [`HostError`] gives the reason.
+    /// Fails if no server listens at `path`, if the server refuses or does not answer, or if the network cannot start.
     pub fn attach(self, path: impl AsRef<Path>) -> Result<Network, HostError> {
         let session = Session::attach(path, &self.options)?;
         self.over(session)
@@ -139,7 +140,7 @@ impl NetworkBuilder {
     /// Starts the network over an attached session. The builder's session options have no effect.
     ///
     /// # Errors
-    /// [`HostError`] gives the reason.
+    /// Fails if the server refuses the endpoint, or if the network cannot start.
     pub fn over(self, session: Session) -> Result<Network, HostError> {
         let link = match self.vlan {
             None => SessionLink::new(session)?,

@@ -127,7 +127,11 @@ impl<S: Source> mio::event::Source for Socket<S> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let descriptor = Arc::new(rustix::event::eventfd(0, flags)?);
         registry.register(&mut SourceFd(&descriptor.as_raw_fd()), token, edges(interest))?;
-        self.watch(&descriptor, interest)?;
+        if let Err(error) = self.watch(&descriptor, interest) {
+            self.leave(&descriptor);
+            let _ = registry.deregister(&mut SourceFd(&descriptor.as_raw_fd()));
+            return Err(error);
+        }
         self.registered = Some(descriptor);
         Ok(())
     }

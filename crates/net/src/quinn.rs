@@ -124,7 +124,7 @@ impl UdpPoller for Writable {
     fn poll_writable(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Writable { socket, registration } = &mut *self;
         let socket = socket.socket.socket_ref();
-        registration.wait(&socket, Interest::WRITABLE, context)?;
+        registration.register(&socket, Interest::WRITABLE, context)?;
         let ready = socket.start_watching()?.of_interest(Interest::WRITABLE);
         if ready.is_empty() { Poll::Pending } else { Poll::Ready(Ok(())) }
     }

@@ -46,7 +46,7 @@ pub(crate) async fn repeat<R>(
     mut f: impl FnMut() -> io::Result<R>,
 ) -> io::Result<R> {
     let mut wait = SocketWait::new(socket, interest);
-    std::future::poll_fn(|context| try_and_wait(&mut f, || wait.wait(context))).await
+    std::future::poll_fn(|context| try_and_wait(&mut f, || wait.register(context))).await
 }
 
 /// The registration of a task that waits for a socket.
@@ -54,8 +54,8 @@ pub(crate) async fn repeat<R>(
 pub(crate) struct TaskRegistration(Option<u64>);
 
 impl TaskRegistration {
-    /// Has the next event wake the task.
-    pub(crate) fn wait(
+    /// Registers the task's waker for the next event.
+    pub(crate) fn register(
         &mut self,
         socket: &SocketRef<'_>,
         interest: Interest,
@@ -66,12 +66,12 @@ impl TaskRegistration {
         let earlier = self.0.and_then(|number| watchers.tasks.remove(number));
         self.0 = Some(watchers.tasks.add(interest, context.waker()));
         drop(watchers);
-        // Without the lock: this may end a task, which may use the socket.
+        // After the lock: the end of a waker may be the end of its task, which may use the socket.
         drop(earlier);
         Ok(())
     }
 
-    /// Has no event wake the task any more.
+    /// Removes the registration, if there is one.
     pub(crate) fn end(&mut self, socket: &SocketRef<'_>) {
         if let Some(number) = self.0.take()
             && socket.network().is_ok()
@@ -94,8 +94,8 @@ impl<'a> SocketWait<'a> {
         SocketWait { socket, interest, registration: TaskRegistration::default() }
     }
 
-    fn wait(&mut self, context: &Context<'_>) -> io::Result<()> {
-        self.registration.wait(&self.socket, self.interest, context)
+    fn register(&mut self, context: &Context<'_>) -> io::Result<()> {
+        self.registration.register(&self.socket, self.interest, context)
     }
 }
 
@@ -106,20 +106,20 @@ impl Drop for SocketWait<'_> {
 }
 
 /// Waits until a socket is ready for a condition of the interest.
-struct IsReady<'a>(SocketWait<'a>);
+struct WaitReady<'a>(SocketWait<'a>);
 
-impl Future for IsReady<'_> {
+impl Future for WaitReady<'_> {
     type Output = io::Result<Ready>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<Ready>> {
         let wait = &mut self.0;
-        wait.wait(context)?;
+        wait.register(context)?;
         let ready = wait.socket.start_watching()?.of_interest(wait.interest);
         if ready.is_empty() { Poll::Pending } else { Poll::Ready(Ok(ready)) }
     }
 }
 
 /// Returns what a socket is ready for, once it is ready for a condition of the interest.
-pub(crate) async fn is_ready(socket: SocketRef<'_>, interest: Interest) -> io::Result<Ready> {
-    IsReady(SocketWait::new(socket, interest)).await
+pub(crate) async fn wait_ready(socket: SocketRef<'_>, interest: Interest) -> io::Result<Ready> {
+    WaitReady(SocketWait::new(socket, interest)).await
 }

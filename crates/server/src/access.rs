@@ -17,7 +17,7 @@ use crate::listeners::{AdminWarnings, Listeners};
 use crate::policy::{Admission, Entrance, Policy, may_administer};
 use crate::refusal::Refused;
 
-/// The time without new connections after one that the server could not accept.
+/// The pause in accepting after `accept4` failed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 /// The policy, and the sockets at which the server listens.
@@ -27,8 +27,6 @@ pub(crate) struct Access {
     pub(crate) arrivals: Arrivals,
     /// The listening sockets, if applications may connect from outside.
     listeners: Option<Listeners>,
-    /// `true` if the kernel lets no peer send descriptors over these sockets (Linux 6.16).
-    refuses_descriptors: bool,
     /// The warnings to root and the server's user about the applications' socket.
     warnings: AdminWarnings,
     /// The time at which the control thread listens again, after it could not accept a connection.
@@ -42,11 +40,14 @@ pub(crate) struct Access {
 /// The least limit of connections that wait in each line, if the limit of descriptors is not lower.
 const LEAST_WAITING: usize = 64;
 
+/// The highest such limit: the control thread looks at each party of a line.
+const MOST_WAITING: usize = 1024;
+
 /// Returns the most connections that may wait in each line.
 fn most_waiting(policy: &Policy) -> usize {
     let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let most = usize::try_from(descriptors / 16).unwrap_or(usize::MAX);
-    policy.connections.div_ceil(4).max(LEAST_WAITING).min(most.max(1))
+    policy.connections.div_ceil(4).clamp(LEAST_WAITING, MOST_WAITING).min(most.max(1))
 }
 
 impl Access {
@@ -56,7 +57,6 @@ impl Access {
             // Waiting connections use the server's descriptors in addition to the admitted connections.
             arrivals: Arrivals::new(most_waiting(&policy)),
             policy,
-            refuses_descriptors: listeners.as_ref().is_some_and(Listeners::refuse_descriptors),
             listeners,
             warnings: AdminWarnings::default(),
             listens_again: None,
@@ -64,11 +64,6 @@ impl Access {
             all_users_known: every_user_has_a_number(),
             log: LogLimit::default(),
         }
-    }
-
-    /// Returns `true` if no peer can have sent descriptors over a connection.
-    pub(crate) fn refuses_descriptors(&self) -> bool {
-        self.refuses_descriptors
     }
 
     /// Returns the policy.
@@ -83,14 +78,19 @@ impl Access {
         self.arrivals.forget_all();
     }
 
-    /// Returns the rights of a peer that came by an entrance. The user is known from now on, if the policy admits it.
+    /// Returns the rights of a peer that came by an entrance. A user is known while the policy admits it over the
+    /// applications' socket.
     ///
     /// # Errors
     /// Fails with the line that the server sends to the peer.
     pub(crate) fn admit(&mut self, peer: &Peer, entrance: Entrance) -> Result<Admission, Refused> {
-        let admission = self.policy.standing(peer, entrance, self.own_uid, self.all_users_known)?;
-        self.arrivals.know(admission.account(peer.uid));
-        Ok(admission)
+        let admission = self.policy.standing(peer, entrance, self.own_uid, self.all_users_known);
+        match &admission {
+            _ if entrance == Entrance::Administrators => {}
+            Ok(admission) => self.arrivals.remember(admission.account(peer.uid)),
+            Err(_) => self.arrivals.forget(peer.uid),
+        }
+        admission
     }
 
     /// Returns `true` if a user may administer the server: root, or the server's user.
@@ -119,10 +119,10 @@ impl Access {
         self.listeners.as_ref().map_or(Ok(()), |listeners| listeners.watch(set))
     }
 
-    /// Stops listening for a while: the listening socket stays readable. `set`: the epoll set.
-    pub(crate) fn pause_accepting(&mut self, set: &OwnedFd) {
+    /// Stops listening at a socket for a while: the socket stays readable. `set`: the epoll set.
+    pub(crate) fn pause_accepting(&mut self, set: &OwnedFd, entrance: Entrance) {
         if let Some(listeners) = &self.listeners {
-            listeners.forget(set);
+            listeners.forget(set, entrance);
             self.listens_again = Some(Instant::now() + ACCEPT_PAUSE);
         }
     }
@@ -130,7 +130,8 @@ impl Access {
     /// Accepts no more connections: the listening sockets keep them. `set`: the epoll set.
     pub(crate) fn stop_accepting(&mut self, set: &OwnedFd) {
         if let Some(listeners) = &self.listeners {
-            listeners.forget(set);
+            listeners.forget(set, Entrance::Applications);
+            listeners.forget(set, Entrance::Administrators);
         }
         self.listens_again = None;
     }
@@ -174,6 +175,7 @@ mod tests {
     use rustix::event::epoll;
 
     use super::*;
+    use crate::policy::Grant;
 
     fn listener(name: &str) -> (OwnedFd, UnixStream) {
         let path = std::env::temp_dir().join(format!("towpath-{name}-{}", std::process::id()));
@@ -201,7 +203,8 @@ mod tests {
         let none = rustix::event::Timespec::default();
         let mut is_told = || epoll::wait(&set, &mut event[..], Some(&none)).unwrap() > 0;
         assert!(is_told() && access.next_deadline().is_none());
-        access.pause_accepting(&set);
+        assert!(access.accept(Entrance::Administrators).unwrap().is_ok());
+        access.pause_accepting(&set, Entrance::Applications);
         assert!(!is_told() && access.next_deadline().is_some());
         std::thread::sleep(ACCEPT_PAUSE);
         access.listen_again(&set);
@@ -214,7 +217,7 @@ mod tests {
     fn without_listeners_there_is_nothing_to_accept() {
         let mut access = Access::new(Policy::default(), None);
         let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-        access.pause_accepting(&set);
+        access.pause_accepting(&set, Entrance::Applications);
         assert!(access.accept(Entrance::Applications).is_none());
         assert!(access.next_deadline().is_none() && access.may_administer(0));
     }
@@ -222,16 +225,21 @@ mod tests {
     /// Sessions of before a change of the policy, or of an earlier server, are admitted again: their users stay known.
     #[test]
     fn the_users_that_the_policy_admits_are_known() {
-        let mut access = Access::new(Policy::default(), None);
+        let policy = || {
+            let grant = Grant { users: vec![4242], ..Grant::default() };
+            Policy { grants: vec![grant], ..Policy::default() }
+        };
+        let mut access = Access::new(policy(), None);
         let peer = |uid| Peer { uid, gid: 0, pid: 1, groups: Vec::new(), process: None };
         let own = access.own_uid;
         assert!(access.admit(&peer(own), Entrance::Administrators).is_ok());
-        assert!(access.admit(&peer(4242), Entrance::Applications).is_err());
-        assert!(access.arrivals.knows(own) && !access.arrivals.knows(4242));
-        access.set_policy(Policy::default());
-        assert!(!access.arrivals.knows(own), "the new policy has not admitted it yet");
-        assert!(access.admit(&peer(own), Entrance::Administrators).is_ok());
-        assert!(access.arrivals.knows(own));
+        assert!(access.admit(&peer(4242), Entrance::Applications).is_ok());
+        assert!(access.admit(&peer(4243), Entrance::Applications).is_err());
+        assert_eq!([own, 4242, 4243].map(|uid| access.arrivals.knows(uid)), [false, true, false]);
+        access.set_policy(policy());
+        assert!(!access.arrivals.knows(4242), "the new policy has not admitted it yet");
+        assert!(access.admit(&peer(4242), Entrance::Applications).is_ok());
+        assert!(access.arrivals.knows(4242));
     }
 
     #[test]

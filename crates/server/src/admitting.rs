@@ -7,7 +7,7 @@
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
-use towpath_engine::account::Party;
+use towpath_engine::account::{Account, Party};
 use towpath_protocol::message::{ErrorBody, Message, Refusal};
 use towpath_protocol::peer::{self, Peer, is_same_process};
 use tracing::{info, warn};
@@ -30,8 +30,12 @@ impl Control {
     /// [`Control::admit_arrivals`].
     pub(crate) fn accept(&mut self, entrance: Entrance) {
         for _ in 0..=BACKLOG {
-            if self.access.arrivals.is_full(entrance) {
+            if self.server_run.is_ending() || self.access.arrivals.is_full(entrance) {
                 return;
+            }
+            // The kernel's queue keeps further connections, so that none waits here for its close.
+            if entrance == Entrance::Applications && self.workers.is_behind() {
+                return self.access.pause_accepting(self.wakeups.set(), entrance);
             }
             let Some(accepted) = self.access.accept(entrance) else { return };
             match accepted {
@@ -39,26 +43,38 @@ impl Control {
                 Err(Errno::AGAIN) => return,
                 // Another connection may wait.
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
-                Err(errno) => return self.pause_accepting(errno),
+                Err(errno) => return self.pause_accepting(errno, entrance),
             }
         }
     }
 
     fn arrive(&mut self, socket: OwnedFd, entrance: Entrance) {
         let uid = peer::user_of(&socket);
-        let gives_way = self.access.arrivals.add(uid, (socket, entrance));
-        let Some((uid, (socket, _))) = gives_way else { return };
-        self.close_unread(socket);
-        let is_allowed = match uid {
-            Some(uid) => self.access.allows_line(Party::User(uid)),
-            None => self.access.allows_own_line(),
+        let Some(displaced) = self.access.arrivals.add(uid, (socket, entrance)) else { return };
+        self.workers.close_unread(displaced.socket);
+        let is_allowed = match displaced.culprit {
+            Some((_, Some(party))) => self.access.allows_line(party),
+            _ => self.access.allows_own_line(),
         };
-        if is_allowed {
-            warn!(
+        match displaced.culprit {
+            _ if !is_allowed => {}
+            Some((uid, _)) => warn!(
                 uid,
-                "too many connections wait for admission, most of them of this user; the server closed its newest one \
-                 without reading it"
-            );
+                "too many connections wait for admission; the server closed the newest waiting connection of this user \
+                 without reading it; end the user's programs that connect repeatedly, or start the server with a higher \
+                 limit connections"
+            ),
+            None => warn!(
+                "connections of too many users wait for admission; the server closed one of them without reading it; start \
+                 the server with a higher limit connections"
+            ),
+        }
+    }
+
+    /// Closes the connections that wait for admission. Their applications attach again.
+    pub(crate) fn close_arrivals(&mut self) {
+        while let Some((socket, _)) = self.access.arrivals.next() {
+            self.workers.close_unread(socket);
         }
     }
 
@@ -66,12 +82,14 @@ impl Control {
     pub(crate) fn admit_arrivals(&mut self) {
         for _ in 0..ADMISSIONS {
             let Some((socket, entrance)) = self.access.arrivals.next() else { return };
-            self.adopt(socket, entrance);
+            if !self.adopt(socket, entrance) {
+                return;
+            }
         }
     }
 
     /// Logs the error of `accept4`, and stops listening for a while: the listening socket stays readable.
-    fn pause_accepting(&mut self, errno: Errno) {
+    fn pause_accepting(&mut self, errno: Errno, entrance: Entrance) {
         if self.access.allows_own_line() {
             match errno {
                 Errno::MFILE | Errno::NFILE => {
@@ -83,18 +101,20 @@ impl Control {
                 _ => warn!("cannot accept a connection: accept4: {errno}; the server tries again"),
             }
         }
-        self.access.pause_accepting(self.wakeups.set());
+        self.access.pause_accepting(self.wakeups.set(), entrance);
     }
 
     /// Takes on a connection. The control thread decides only by the kernel's credentials of the
     /// peer. The worker of the peer's user does everything else. For a user that may not attach,
-    /// the common worker of all refused users does it.
-    pub(crate) fn adopt(&mut self, socket: OwnedFd, entrance: Entrance) {
+    /// the common worker of all refused users does it. Returns `false` if the connection waits again, because
+    /// too many workers are being made.
+    pub(crate) fn adopt(&mut self, socket: OwnedFd, entrance: Entrance) -> bool {
         let peer = match Peer::of(&socket) {
             Ok(peer) => peer,
             Err(error) => {
                 let text = format!("the server cannot learn your user and groups: {error}");
-                return self.turn_away(socket, Owner::Refused, (Refusal::Permission, text));
+                self.turn_away(socket, Owner::Refused, (Refusal::Permission, text));
+                return true;
             }
         };
         let (admission, entrance) = match self.admit(&peer, entrance) {
@@ -102,26 +122,25 @@ impl Control {
             Err((refusal, text)) => {
                 self.log_refusal(&peer, entrance, &text);
                 let refused = (refusal, format!("{}: {text}", self.device.name()));
-                return self.turn_away(socket, Owner::Refused, refused);
+                self.turn_away(socket, Owner::Refused, refused);
+                return true;
             }
         };
         let account = admission.account(peer.uid);
         let owner = Owner::of(account);
-        if !self.connections.usage().has_room(self.access.policy(), account) {
-            let text = "your user, its group or this server has as many control connections as \
-                        are allowed; end some applications, or raise the server's limits \
-                        connections, sessions-per-user or sessions-per-group";
-            return self.turn_away(socket, owner, (Refusal::Limit, text.into()));
+        if let Err(text) = self.check_limits(account) {
+            self.turn_away(socket, owner, (Refusal::Limit, text.to_owned()));
+            return true;
         }
-        if self.workers.has_hung(owner) {
-            let text = "one of your applications blocks the server's worker process for your user; \
-                        end that application, then attach again";
-            return self.turn_away(socket, owner, (Refusal::Limit, text.into()));
+        if self.workers.must_wait_for(owner) {
+            self.access.arrivals.put_back(peer.uid, (socket, entrance));
+            return false;
         }
         let Some(worker) = self.worker_of(owner) else {
             let text = "the server cannot start a worker for your user: no descriptors left; raise \
                         the server's limit (ulimit -n)";
-            return self.turn_away(socket, owner, (Refusal::Limit, text.into()));
+            self.turn_away(socket, owner, (Refusal::Limit, text.to_owned()));
+            return true;
         };
         let token = self.connections.numbers_mut().take_token();
         // The worker watches the process. This thread keeps the descriptor for the store, and to
@@ -134,6 +153,23 @@ impl Control {
         self.connections.insert(token, Connection::new(application));
         self.workers.count(worker, true);
         self.workers.tell(worker, owner, adopt);
+        true
+    }
+
+    /// Checks that another control connection counts within the limits.
+    fn check_limits(&self, account: Account) -> Result<(), &'static str> {
+        if !self.connections.usage().has_room(self.access.policy(), account) {
+            return Err("your user, its group or this server has as many control connections as \
+                        are allowed; end some applications, or raise the server's limits \
+                        connections, sessions-per-user or sessions-per-group");
+        }
+        if self.workers.has_hung(Owner::of(account)) {
+            return Err(
+                "one of your applications blocks the server's worker process for your user; \
+                        end that application, then attach again",
+            );
+        }
+        Ok(())
     }
 
     /// Returns a peer's rights, and the socket that these rights are of.
@@ -180,9 +216,9 @@ impl Control {
     /// Refuses a connection.
     fn turn_away(&mut self, socket: OwnedFd, owner: Owner, (refusal, text): Refused) {
         let owner = self.workers.to_turn_away(owner);
-        let Some(worker) = self.worker_of(owner) else { return self.close_unread(socket) };
+        let Some(worker) = self.worker_of(owner) else { return self.workers.close_unread(socket) };
         if self.workers.is_flooded(worker) {
-            self.close_unread(socket);
+            self.workers.close_unread(socket);
             if self.access.allows_own_line() {
                 warn!(
                     "a worker cannot refuse connections fast enough; the server closed a connection without reading it"
@@ -193,19 +229,5 @@ impl Control {
         let body = Message::Error(Box::new(ErrorBody::new(refusal, &text))).encode();
         let refuse = Packet::new(command::REFUSE, 0, 0).with(vec![socket]).saying(body);
         self.workers.tell(worker, owner, refuse);
-    }
-
-    /// Closes a connection without reading it. Before Linux 6.16, a peer can have sent descriptors whose close takes hours:
-    /// then a worker closes them.
-    fn close_unread(&mut self, socket: OwnedFd) {
-        if self.access.refuses_descriptors() {
-            return;
-        }
-        match self.worker_of(Owner::Refused) {
-            Some(worker) if !self.workers.is_flooded(worker) => {
-                self.workers.close_by(Owner::Refused, vec![socket], 0);
-            }
-            _ => self.workers.close(vec![socket]),
-        }
     }
 }

@@ -1,27 +1,33 @@
-//! Connections that the control thread has accepted and not admitted yet, in turn for each user.
+//! Connections that the control thread has accepted and not admitted yet, served in turn for each party.
 //!
 //! The kernel serves a listening socket in the order of arrival, so one user that connects again and again would delay all
 //! others. Accepting is cheap and admitting is not. So the control thread accepts every connection of the kernel's short queue,
 //! and admits one connection of each party in turn.
 //!
-//! There are three lines, which are served in turn: that of the administrators' socket, that of users whom the policy has
-//! admitted before, and that of all others. So a program with thousands of user numbers (`subuid(5)`) delays users that
-//! come for the first time, and no known users.
+//! The control thread serves three lines in turn: connections at the administration socket, connections of known users, and
+//! all other connections. So a program with thousands of user numbers (`subuid(5)`) delays only users that are not known.
 
-use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
 use towpath_engine::account::{Account, Party};
 
 use crate::known_users::KnownUsers;
 use crate::policy::Entrance;
-use crate::turns::Turns;
+use crate::turns::PartyTurns;
 
 /// A connection that waits for admission.
 pub(crate) type Arrival = (OwnedFd, Entrance);
 
-/// A user by number; `None` if the kernel does not say which.
+/// A user by number; `None` if the kernel does not report it.
 pub(crate) type Uid = Option<u32>;
+
+/// A connection that gives way to others in a full line.
+#[derive(Debug)]
+pub(crate) struct Displaced {
+    pub(crate) socket: OwnedFd,
+    /// The user, if it has more connections in the line, and its party, if the user is known.
+    pub(crate) culprit: Option<(u32, Option<Party>)>,
+}
 
 /// The connections that wait for admission.
 #[derive(Debug)]
@@ -45,22 +51,22 @@ impl Arrivals {
 
     /// Returns `true` if no connection waits.
     pub(crate) fn is_empty(&self) -> bool {
-        self.lines.iter().all(|line| line.parties.is_empty())
+        self.lines.iter().all(|line| line.waiting.is_empty())
     }
 
-    /// Returns `true` if the line of a socket's known users is full, and each waiting connection is of another party. The
+    /// Returns `true` if the line of a socket's known users is full, and no party has two connections in it. The
     /// control thread then leaves further connections in the kernel's queue.
     pub(crate) fn is_full(&self, entrance: Entrance) -> bool {
         let line = if entrance == Entrance::Administrators { ADMINISTRATORS } else { KNOWN };
         self.lines[line].is_full()
     }
 
-    /// Remembers that the policy admits a user.
-    pub(crate) fn know(&mut self, account: Account) {
+    /// Makes a user known.
+    pub(crate) fn remember(&mut self, account: Account) {
         self.known.add(account.uid, account.party());
     }
 
-    /// Forgets which users the policy admits.
+    /// Forgets all known users.
     pub(crate) fn forget_all(&mut self) {
         self.known = KnownUsers::default();
     }
@@ -71,18 +77,35 @@ impl Arrivals {
         self.known.party_of(uid).is_some()
     }
 
+    /// Forgets a user that the policy does not admit any more.
+    pub(crate) fn forget(&mut self, uid: u32) {
+        self.known.remove(uid);
+    }
+
     /// Adds a connection behind the user's other connections. If the line is full, returns the connection that gives way:
     /// the newest of the user with the most connections, of the party with the most connections.
-    pub(crate) fn add(&mut self, uid: Uid, arrival: Arrival) -> Option<(Uid, Arrival)> {
-        let known = uid.and_then(|uid| self.known.party_of(uid));
-        let (line, party) = match (arrival.1, known) {
+    pub(crate) fn add(&mut self, uid: Uid, arrival: Arrival) -> Option<Displaced> {
+        let (line, known) = self.line_of(uid, arrival.1);
+        // A user without a known group is a party of its own.
+        let party = known.or(uid.map(Party::User));
+        let ((socket, _), several) = self.lines[line].add(party, uid, arrival)?;
+        let culprit = several.map(|uid| (uid, self.known.party_of(uid).filter(|_| line == KNOWN)));
+        Some(Displaced { socket, culprit })
+    }
+
+    /// Puts a connection back that cannot be admitted now: it is the user's next one.
+    pub(crate) fn put_back(&mut self, uid: u32, arrival: Arrival) {
+        let (line, known) = self.line_of(Some(uid), arrival.1);
+        let party = known.unwrap_or(Party::User(uid));
+        self.lines[line].put_back(Some(party), Some(uid), arrival);
+    }
+
+    fn line_of(&self, uid: Uid, entrance: Entrance) -> (usize, Option<Party>) {
+        match (entrance, uid.and_then(|uid| self.known.party_of(uid))) {
             (Entrance::Administrators, _) => (ADMINISTRATORS, None),
             (_, Some(party)) => (KNOWN, Some(party)),
             (_, None) => (OTHERS, None),
-        };
-        // A user without a known group is a party of its own.
-        let party = party.or(uid.map(Party::User));
-        self.lines[line].add(party, uid, arrival)
+        }
     }
 
     /// Takes the oldest connection of the user whose turn it is.
@@ -102,47 +125,41 @@ impl Arrivals {
 /// turns.
 #[derive(Debug)]
 struct Line {
-    parties: VecDeque<(Option<Party>, Turns<Uid, Arrival>)>,
-    waiting: usize,
+    waiting: PartyTurns<Option<Party>, Uid, Arrival>,
+    len: usize,
     limit: usize,
 }
 
 impl Line {
     fn new(limit: usize) -> Line {
-        Line { parties: VecDeque::new(), waiting: 0, limit }
+        Line { waiting: PartyTurns::default(), len: 0, limit }
     }
 
     /// Returns `true` if the line is full and no party has more than one connection in it.
     fn is_full(&self) -> bool {
-        self.waiting >= self.limit && self.parties.len() >= self.waiting
+        self.len >= self.limit && self.waiting.parties() >= self.len
     }
 
-    fn add(&mut self, party: Option<Party>, uid: Uid, arrival: Arrival) -> Option<(Uid, Arrival)> {
-        let at = self.parties.iter().position(|(other, _)| *other == party);
-        let at = at.unwrap_or_else(|| {
-            self.parties.push_back((party, Turns::default()));
-            self.parties.len() - 1
-        });
-        self.parties[at].1.push(uid, arrival);
-        if self.waiting < self.limit {
-            self.waiting += 1;
+    /// Adds a connection. Returns the one that gives way, and its user if that has more of them.
+    fn add(&mut self, party: Option<Party>, uid: Uid, arrival: Arrival) -> Option<(Arrival, Uid)> {
+        self.waiting.push(party, uid, arrival);
+        self.len += 1;
+        if self.len <= self.limit {
             return None;
         }
-        let longest = (0..self.parties.len()).max_by_key(|at| self.parties[*at].1.len())?;
-        let gives_way = self.parties[longest].1.take_last_of_longest();
-        if self.parties[longest].1.is_empty() {
-            self.parties.remove(longest);
-        }
-        gives_way
+        let (_, uid, arrival, has_several) = self.waiting.take_last_of_longest()?;
+        self.len -= 1;
+        Some((arrival, uid.filter(|_| has_several)))
+    }
+
+    fn put_back(&mut self, party: Option<Party>, uid: Uid, arrival: Arrival) {
+        self.waiting.push_front(party, uid, arrival);
+        self.len += 1;
     }
 
     fn next(&mut self) -> Option<Arrival> {
-        let (party, mut users) = self.parties.pop_front()?;
-        let (_, arrival) = users.take_next()?;
-        if !users.is_empty() {
-            self.parties.push_back((party, users));
-        }
-        self.waiting -= 1;
+        let (.., arrival) = self.waiting.take_next()?;
+        self.len -= 1;
         Some(arrival)
     }
 }
@@ -166,13 +183,13 @@ mod tests {
         Account { uid, group, is_limited: true }
     }
 
-    /// Adds a connection of a user without a group, and returns the user whose connection gives way.
+    /// Adds a connection of a user without a group, and returns the user of the connection that gives way.
     fn add(line: &mut Line, uid: Uid) -> Option<Uid> {
-        line.add(uid.map(Party::User), uid, ordinary()).map(|(uid, _)| uid)
+        line.add(uid.map(Party::User), uid, ordinary()).map(|(_, uid)| uid)
     }
 
     fn order(line: &Line) -> Vec<(Uid, usize)> {
-        line.parties.iter().flat_map(|(_, users)| users.counts()).collect()
+        line.waiting.counts()
     }
 
     #[test]
@@ -187,7 +204,7 @@ mod tests {
         assert!(line.next().is_some() && line.next().is_some());
         assert_eq!(order(&line), [(Some(7), 2)]);
         while line.next().is_some() {}
-        assert_eq!((order(&line), line.waiting), (vec![], 0));
+        assert_eq!((order(&line), line.len), (vec![], 0));
     }
 
     #[test]
@@ -204,7 +221,7 @@ mod tests {
     fn a_line_of_single_connections_is_full_and_closes_none() {
         let mut arrivals = Arrivals::new(10);
         for uid in 0..10 {
-            arrivals.know(account(uid, None));
+            arrivals.remember(account(uid, None));
             assert!(!arrivals.is_full(Entrance::Applications));
             assert!(arrivals.add(Some(uid), ordinary()).is_none());
         }
@@ -218,33 +235,56 @@ mod tests {
     fn the_users_of_a_group_share_its_turns() {
         let mut arrivals = Arrivals::new(10);
         for uid in 100..120 {
-            arrivals.know(account(uid, Some(5)));
+            arrivals.remember(account(uid, Some(5)));
         }
-        arrivals.know(account(7, None));
-        let gave_way: Vec<_> = (100..120)
-            .filter_map(|uid| arrivals.add(Some(uid), ordinary()).map(|(uid, _)| uid))
-            .collect();
-        assert_eq!(gave_way.len(), 10);
+        arrivals.remember(account(7, None));
+        let gave_way = (100..120).filter_map(|uid| arrivals.add(Some(uid), ordinary()));
+        assert_eq!(gave_way.filter(|one| one.culprit.is_none()).count(), 10, "each has only one");
         assert!(!arrivals.is_full(Entrance::Applications));
-        let (gives_way, _) = arrivals.add(Some(7), ordinary()).unwrap();
-        assert!(gives_way.is_some_and(|uid| uid >= 100), "{gives_way:?}");
-        assert!(arrivals.add(Some(100), ordinary()).is_some());
+        assert!(arrivals.add(Some(7), ordinary()).is_some(), "one of the group gives way");
+        let is_waiting = |arrivals: &Arrivals, uid| {
+            order(&arrivals.lines[KNOWN]).iter().any(|(other, _)| *other == Some(uid))
+        };
+        assert!(is_waiting(&arrivals, 7));
         assert!(arrivals.next().is_some() && arrivals.next().is_some());
-        assert!(!order(&arrivals.lines[KNOWN]).iter().any(|(uid, _)| *uid == Some(7)));
+        assert!(!is_waiting(&arrivals, 7), "its turn is the second one");
+        arrivals.put_back(7, ordinary());
+        assert!(is_waiting(&arrivals, 7));
+        arrivals.forget(7);
+        assert!(!arrivals.knows(7));
+    }
+
+    /// Who has several connections in a full line loses the newest of them, and is named.
+    #[test]
+    fn a_flood_displaces_no_other_user() {
+        let mut arrivals = Arrivals::new(10);
+        arrivals.remember(account(7, Some(5)));
+        for uid in [7, 8] {
+            for _ in 0..9 {
+                assert!(arrivals.add(Some(uid), ordinary()).is_none());
+            }
+            assert!(arrivals.add(Some(uid + 100), ordinary()).is_none() || uid == 8);
+        }
+        let culprit = |displaced: Option<Displaced>| displaced.unwrap().culprit;
+        assert_eq!(culprit(arrivals.add(Some(9), ordinary())), Some((8, None)), "not known");
+        for _ in 0..2 {
+            let displaced = arrivals.add(Some(7), ordinary());
+            assert!(displaced.is_none_or(|it| it.culprit == Some((7, Some(Party::Group(5))))));
+        }
     }
 
     /// Neither administrators nor known users wait behind users that come for the first time.
     #[test]
     fn lines_take_turns() {
         let mut arrivals = Arrivals::new(10);
-        arrivals.know(account(7, None));
+        arrivals.remember(account(7, None));
         for uid in 100..110 {
             arrivals.add(Some(uid), ordinary());
         }
         arrivals.add(Some(0), ordinary());
         arrivals.add(Some(0), arrival(Entrance::Administrators));
         arrivals.add(Some(7), ordinary());
-        let lens = |arrivals: &Arrivals| arrivals.lines.each_ref().map(|line| line.waiting);
+        let lens = |arrivals: &Arrivals| arrivals.lines.each_ref().map(|line| line.len);
         assert_eq!(lens(&arrivals), [1, 1, 10], "root at the applications' socket is like others");
         for _ in 0..3 {
             assert!(arrivals.next().is_some());

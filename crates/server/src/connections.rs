@@ -170,11 +170,11 @@ impl Connections {
         Some((token, self.get_mut(token)?))
     }
 
-    /// Records that an engine has returned its part of a session. Returns the job that unmaps the session, and the user
+    /// Records that an engine has returned its part of a session. Returns the job that unmaps the session, and the account
     /// of the job, once all engines of `lanes` lanes have returned their parts.
-    pub(crate) fn return_part(&mut self, part: Session, lanes: usize) -> Option<(Party, Job)> {
+    pub(crate) fn return_part(&mut self, part: Session, lanes: usize) -> Option<(Account, Job)> {
         let (token, connection) = self.of_session_mut(part.number())?;
-        let user = connection.application.account.user();
+        let account = connection.application.account;
         let mapped = connection.mapped_mut()?;
         mapped.phase = SessionPhase::Over;
         mapped.returned.push(part);
@@ -182,7 +182,7 @@ impl Connections {
             return None;
         }
         let (mappings, sessions) = (mapped.mappings.clone(), std::mem::take(&mut mapped.returned));
-        Some((user, Job::Release { token, mappings, sessions }))
+        Some((account, Job::Release { token, mappings, sessions }))
     }
 
     /// Moves a session from the connection `old`, which stood for the session's application, to the application's own

@@ -84,6 +84,7 @@ impl Control {
 
     pub(crate) fn stop(&mut self) {
         if self.server_run.begin_end() {
+            self.close_arrivals();
             let stop = if self.server_run.leaves() { Command::Leave } else { Command::Stop };
             self.command(stop, Reply::Nothing);
         }

@@ -73,7 +73,9 @@ impl Control {
         self.wakeups.clear();
         while let Some(request) = self.wakeups.next_request() {
             match request {
-                Request::Adopt(socket) => self.adopt(socket, Entrance::Administrators),
+                Request::Adopt(socket) => {
+                    self.adopt(socket, Entrance::Administrators);
+                }
                 Request::Policy(policy, answer) => {
                     let _ = answer.send(self.set_policy(*policy));
                 }

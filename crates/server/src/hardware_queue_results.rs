@@ -100,9 +100,9 @@ impl Control {
             if let Some(session) = connection.mapped_mut() {
                 session.phase = SessionPhase::Over;
             }
-            let user = connection.application.account.user();
+            let account = connection.application.account;
             let Mapped { sessions, mappings, .. } = mapped;
-            self.mapping_jobs.push(user, Job::Release { token, mappings, sessions });
+            self.mapping_jobs.push(account, Job::Release { token, mappings, sessions });
         }
         if let Some(why) = why {
             let uid = self.connections.get(token).map_or(0, |one| one.application.account.uid);

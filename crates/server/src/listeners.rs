@@ -43,18 +43,9 @@ impl Listeners {
         Ok(())
     }
 
-    /// Has an epoll set tell of no new connection.
-    pub(crate) fn forget(&self, set: &OwnedFd) {
-        for socket in [&self.applications, &self.administrators] {
-            let _ = epoll::delete(set, socket);
-        }
-    }
-
-    /// Has the kernel refuse descriptors that peers send over new connections. Returns `false` if the kernel cannot
-    /// (before Linux 6.16).
-    pub(crate) fn refuse_descriptors(&self) -> bool {
-        let mut both = [&self.applications, &self.administrators].into_iter();
-        both.all(|socket| towpath_protocol::peer::refuse_descriptors(socket).is_ok())
+    /// Has an epoll set tell of no new connection of an entrance.
+    pub(crate) fn forget(&self, set: &OwnedFd, entrance: Entrance) {
+        let _ = epoll::delete(set, self.of(entrance));
     }
 
     /// Returns the socket of an entrance.

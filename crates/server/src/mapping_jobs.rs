@@ -1,17 +1,17 @@
 //! Long jobs of the control thread for large sessions: mapping their memory page by page, and
-//! unmapping it. The control thread works in slices, in turn for each user with such jobs. A user's
-//! next slice therefore waits for at most one slice of each other user.
+//! unmapping it. The control thread works in slices, in turn for each party with such jobs, and for the users within it. A
+//! party's next slice therefore waits for at most one slice of each other party.
 
 use std::sync::Arc;
 
-use towpath_engine::account::Party;
+use towpath_engine::account::{Account, Party};
 use towpath_engine::session::Session;
 use towpath_engine::session::memories::Mappings;
 use towpath_memory::Mapping;
 use tracing::warn;
 
 use crate::prepare::Mapped;
-use crate::turns::Turns;
+use crate::turns::PartyTurns;
 
 /// Bytes of memory that one slice maps or unmaps, in about 0.03 ms. Beside a user that repeatedly attaches large sessions,
 /// other users' attachments took 10 ms at the median with 2 MiB, and take 1.5 ms. The large sessions attach equally often
@@ -38,19 +38,19 @@ struct Begun {
     at: usize,
 }
 
-/// Pending jobs, by user.
+/// Pending jobs, by the parties and users of accounts.
 #[derive(Debug)]
 pub(crate) struct MappingJobs {
     /// `true` if the jobs also allocate and map the applications' memory, because it is to be
     /// locked.
     populates_all: bool,
     has_failed_to_lock: bool,
-    pending: Turns<Party, Begun>,
+    pending: PartyTurns<Party, Party, Begun>,
 }
 
 impl MappingJobs {
     pub(crate) fn new(populates_all: bool) -> MappingJobs {
-        MappingJobs { populates_all, has_failed_to_lock: false, pending: Turns::default() }
+        MappingJobs { populates_all, has_failed_to_lock: false, pending: PartyTurns::default() }
     }
 
     /// Locks memory if there is a swap device, so that the engine need not wait for it. Logs once that memory is not
@@ -74,8 +74,8 @@ impl MappingJobs {
     }
 
     /// Adds a job behind the user's other jobs.
-    pub(crate) fn push(&mut self, user: Party, job: Job) {
-        self.pending.push(user, Begun { job, part: 0, at: 0 });
+    pub(crate) fn push(&mut self, account: Account, job: Job) {
+        self.pending.push(account.party(), account.user(), Begun { job, part: 0, at: 0 });
     }
 
     /// Replaces the job of an ended connection, whose session is not served yet, with its release.
@@ -95,13 +95,13 @@ impl MappingJobs {
         false
     }
 
-    /// Executes a slice of the next user's first job. Returns the job when it is done.
+    /// Executes a slice of the first job of the user whose turn it is. Returns the job when it is done.
     pub(crate) fn run_next_slice(&mut self) -> Option<Job> {
-        let (user, mut begun) = self.pending.take_next()?;
+        let (party, user, mut begun) = self.pending.take_next()?;
         if begun.slice(self.populates_all) {
             return Some(begun.job);
         }
-        self.pending.push_front(user, begun);
+        self.pending.push_front(party, user, begun);
         None
     }
 }
@@ -142,6 +142,10 @@ mod tests {
 
     use super::*;
 
+    fn user(uid: u32) -> Account {
+        Account { uid, group: None, is_limited: true }
+    }
+
     fn job(token: u64, bytes: usize) -> Job {
         let file = SharedFile::create("towpath-slow", bytes).unwrap();
         Job::PopulateMemory { token, mapping: Arc::new(file.map_readable().unwrap()) }
@@ -158,18 +162,30 @@ mod tests {
     #[test]
     fn a_large_job_of_one_user_delays_another_user_by_one_slice() {
         let mut jobs = MappingJobs::new(false);
-        jobs.push(Party::User(7), job(1, 2 * SLICE_BYTES));
-        jobs.push(Party::User(7), job(2, 4096));
-        jobs.push(Party::User(8), job(3, 4096));
+        jobs.push(user(7), job(1, 2 * SLICE_BYTES));
+        jobs.push(user(7), job(2, 4096));
+        jobs.push(user(8), job(3, 4096));
         let done: Vec<_> = (0..4).map(|_| next_done(&mut jobs)).collect();
         assert_eq!(done, [None, Some(3), Some(1), Some(2)]);
         assert!(jobs.is_empty() && jobs.run_next_slice().is_none());
     }
 
+    /// A member of a group with many user numbers delays others no more than one user does.
+    #[test]
+    fn the_users_of_a_group_share_its_slices() {
+        let mut jobs = MappingJobs::new(false);
+        for uid in 100..150 {
+            jobs.push(Account { uid, group: Some(5), is_limited: true }, job(uid.into(), 4096));
+        }
+        jobs.push(user(7), job(7, 2 * SLICE_BYTES));
+        let done: Vec<_> = (0..4).map(|_| next_done(&mut jobs)).collect();
+        assert_eq!(done, [Some(100), None, Some(101), Some(7)]);
+    }
+
     #[test]
     fn only_the_mapping_of_a_session_that_is_not_served_is_given_up() {
         let mut jobs = MappingJobs::new(false);
-        jobs.push(Party::User(7), job(1, 4096));
+        jobs.push(user(7), job(1, 4096));
         assert!(!jobs.give_up(1), "a memory of a session");
         assert_eq!(next_done(&mut jobs), Some(1));
     }

@@ -61,6 +61,11 @@ impl ServerRun {
         !std::mem::replace(&mut self.is_ending, true)
     }
 
+    /// Returns `true` if the engines are to end.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.is_ending
+    }
+
     /// Returns `true` if the server may end now because the interface has changed.
     pub(crate) fn may_leave_after_change(&self) -> bool {
         self.leaves_after_changes && !self.is_ending

@@ -14,7 +14,8 @@ use crate::engines::Reply;
 use crate::mapping_jobs::Job;
 use crate::prepare::{self, Mapped};
 
-/// The time for long jobs per wake-up: other users' requests wait so long behind them.
+/// The time after which a wake-up begins no further slice of a long job. Other requests wait for at most this time and one
+/// slice.
 const MAPPING_TIME: Duration = Duration::from_micros(100);
 
 impl Control {
@@ -55,10 +56,10 @@ impl Control {
             pins,
             counter,
         )));
-        self.mapping_jobs.push(account.user(), Job::Populate { token, mapped });
+        self.mapping_jobs.push(account, Job::Populate { token, mapped });
     }
 
-    /// Executes slices of long jobs for about [`MAPPING_TIME`].
+    /// Executes slices of long jobs, and begins none after [`MAPPING_TIME`].
     pub(crate) fn map_next_slices(&mut self) {
         let began = Instant::now();
         while !self.mapping_jobs.is_empty() && began.elapsed() < MAPPING_TIME {

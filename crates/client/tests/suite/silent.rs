@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socketpair};
 use towpath_client::{AttachError, Lost, OpenError, Options, Rule, Session, Setting};
 use towpath_device_testing::loopback;
@@ -100,14 +101,14 @@ fn a_server_that_accepts_no_connection_is_named() {
 /// A server that is replaced, or that has too many connections, closes connections that it has not read. Others get through.
 #[test]
 fn a_server_that_hangs_up_is_asked_again() {
-    for hang_ups in [3, 4] {
+    for hang_ups in [5, 6] {
         let server = Listening::new(&format!("hangs-up-{hang_ups}"));
         let socket = server.socket.try_clone().unwrap();
         let served = std::thread::spawn(move || {
             for _ in 0..hang_ups {
                 drop(rustix::net::accept(&socket).unwrap());
             }
-            if hang_ups == 3 {
+            if hang_ups == 5 {
                 let channel = Channel::new(rustix::net::accept(&socket).unwrap());
                 assert!(matches!(
                     channel.receive().unwrap(),
@@ -119,9 +120,30 @@ fn a_server_that_hangs_up_is_asked_again() {
         });
         let error = Session::attach(&server.path, &within(Duration::from_secs(10))).unwrap_err();
         let said = error.to_string();
-        assert!(said.contains(if hang_ups == 3 { "no room" } else { "hung up" }), "{said}");
+        assert!(said.contains(if hang_ups == 5 { "no room" } else { "hung up" }), "{said}");
         served.join().unwrap();
     }
+}
+
+/// The pauses between attempts do not outlast the application's time limit.
+#[test]
+fn a_server_that_hangs_up_is_not_asked_after_the_deadline() {
+    let server = Listening::new("hangs-up-late");
+    let socket = server.socket.try_clone().unwrap();
+    let served = std::thread::spawn(move || {
+        let mut count = 0;
+        let mut polled = [PollFd::new(&socket, PollFlags::IN)];
+        let limit = Timespec { tv_sec: 1, tv_nsec: 0 };
+        while poll(&mut polled, Some(&limit)).unwrap() > 0 {
+            drop(rustix::net::accept(&socket).unwrap());
+            count += 1;
+        }
+        count
+    });
+    // The fourth attempt would be after 105 ms.
+    let error = Session::attach(&server.path, &within(Duration::from_millis(100))).unwrap_err();
+    assert!(matches!(error, AttachError::HungUp), "{error}");
+    assert!((1..=3).contains(&served.join().unwrap()));
 }
 
 /// Relays `answered` requests to a server and their answers back. Keeps the next answer until the

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use libc::{c_int, c_uint, ifreq};
 use rustix::fs::{Mode, OFlags};
-use towpath_netlink::{Netlink, RENAME_ATTEMPTS};
+use towpath_netlink::{Link, Netlink, RENAME_ATTEMPTS};
 
 use crate::virtio;
 
@@ -202,8 +202,8 @@ pub(super) fn describe(fd: &OwnedFd) -> Result<Interface, TapError> {
     for _ in 1..RENAME_ATTEMPTS {
         let name = name_now()?;
         let described = describe_as(fd, name.clone());
-        // The kernel finds the interface by its name, which may have changed in between, even twice. Then a part is
-        // missing. Without netlink, parts are missing each time.
+        // The kernel finds the interface by its name, which may have changed in between, even twice. Then parts are
+        // missing. Without netlink, they are missing each time.
         let is_whole = described.as_ref().is_ok_and(Interface::is_whole);
         if is_whole && name_now()? == name {
             return described;
@@ -222,40 +222,49 @@ fn describe_as(fd: &OwnedFd, name: String) -> Result<Interface, TapError> {
     let address = unsafe { request.ifr_ifru.ifru_hwaddr.sa_data };
     let mac = std::array::from_fn(|at| address[at] as u8);
 
+    let link = Netlink::open().and_then(|mut netlink| netlink.link(&name)).ok();
+    // Another interface with this name has another address.
+    let link = link.filter(|link| link.mac == Some(mac));
+    let mtu = match &link {
+        Some(link) => link.mtu as usize,
+        None => mtu(&mut request).map_err(|(what, cause)| refused(what)(name.clone(), cause))?,
+    };
+    let index = link.as_ref().map(|link| link.index);
+    let queue_packets = link.and_then(|link| queue_packets(fd, &link));
+    Ok(Interface { name, index, mac, mtu, queue_packets })
+}
+
+/// Returns the MTU of the interface that a request names, without netlink; or what failed.
+fn mtu(request: &mut ifreq) -> Result<usize, (&'static str, io::Error)> {
     // SAFETY: the call takes no pointers, and the code checks the result before it owns it.
     let socket = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
     if socket < 0 {
-        let cause = io::Error::last_os_error();
-        return Err(refused("a socket to ask for the MTU")(name, cause));
+        return Err(("a socket to ask for the MTU", io::Error::last_os_error()));
     }
     // SAFETY: a descriptor just opened, with no other owner.
     let socket = unsafe { OwnedFd::from_raw_fd(socket) };
     // SAFETY: the request takes a live `ifreq`.
-    unsafe { ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as libc::Ioctl, &raw mut request) }
-        .map_err(|cause| {
-            refused("SIOCGIFMTU (is it in this network namespace?)")(name.clone(), cause)
-        })?;
+    unsafe { ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as libc::Ioctl, &raw mut *request) }
+        .map_err(|cause| ("SIOCGIFMTU (is it in this network namespace?)", cause))?;
     // SAFETY: SIOCGIFMTU has filled in the MTU.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
-    let queue_packets = queue_packets(fd, &name);
-    let index = Netlink::open().and_then(|mut netlink| netlink.index(&name)).ok();
-    Ok(Interface { name, index, mac, mtu: usize::try_from(mtu).unwrap_or(0), queue_packets })
+    Ok(usize::try_from(mtu).unwrap_or(0))
 }
 
 /// Returns how many packets the kernel queues for the reader (netdevice(7), `txqueuelen`), after it
 /// raises the number; `None` if the kernel does not say. A persistent interface keeps a number that its owner set.
-fn queue_packets(fd: &OwnedFd, name: &str) -> Option<usize> {
+fn queue_packets(fd: &OwnedFd, link: &Link) -> Option<usize> {
     let mut flags = request("");
     // SAFETY: the request takes a live `ifreq`.
     unsafe { ioctl(fd.as_raw_fd(), libc::TUNGETIFF, &raw mut flags) }.ok()?;
     // SAFETY: TUNGETIFF has filled in the flags.
     let persists = c_int::from(unsafe { flags.ifr_ifru.ifru_flags }) & libc::IFF_PERSIST != 0;
     let mut netlink = Netlink::open().ok()?;
-    let now = netlink.link(name).ok()?.queue_packets;
+    let now = link.queue_packets;
     let raises = if persists { now == KERNELS_QUEUE_PACKETS } else { now != QUEUE_PACKETS };
     // Without permission, the kernel keeps its own number. Unlike SIOCSIFTXQLEN, netlink also takes a number from the
     // administrator of a user namespace.
-    let is_raised = raises && netlink.set_queue_packets(name, QUEUE_PACKETS).is_ok();
+    let is_raised = raises && netlink.set_queue_packets(&link.name, QUEUE_PACKETS).is_ok();
     Some(if is_raised { QUEUE_PACKETS } else { now } as usize)
 }
 

@@ -11,7 +11,7 @@ use tokio::net::ToSocketAddrs;
 use super::names::addresses;
 use crate::Network;
 use crate::readiness::{Interest, Ready};
-use crate::tasks::{is_ready, poll_io, repeat};
+use crate::tasks::{poll_io, repeat, wait_ready};
 use crate::watch::private::Watchable;
 use crate::watchers::TaskDirection;
 
@@ -76,7 +76,7 @@ impl TcpStream {
     /// # Errors
     /// [`LinkError::Forked`](crate::LinkError::Forked).
     pub async fn ready(&self, interest: Interest) -> io::Result<Ready> {
-        is_ready(self.stream.socket_ref(), interest).await
+        wait_ready(self.stream.socket_ref(), interest).await
     }
 
     /// Waits until a read does not wait.

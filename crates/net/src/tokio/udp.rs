@@ -11,7 +11,7 @@ use super::names::each;
 use crate::Network;
 use crate::options::{first_success, no_address};
 use crate::readiness::{Interest, Ready};
-use crate::tasks::{is_ready, poll_io, repeat};
+use crate::tasks::{poll_io, repeat, wait_ready};
 use crate::watch::private::Watchable;
 use crate::watchers::TaskDirection;
 
@@ -71,7 +71,7 @@ impl UdpSocket {
     /// # Errors
     /// [`LinkError::Forked`](crate::LinkError::Forked).
     pub async fn ready(&self, interest: Interest) -> io::Result<Ready> {
-        is_ready(self.socket.socket_ref(), interest).await
+        wait_ready(self.socket.socket_ref(), interest).await
     }
 
     /// Sends a datagram to the connected peer.

@@ -99,8 +99,7 @@ impl Control {
                 }
                 match mapped {
                     Some(mapping) => {
-                        self.mapping_jobs
-                            .push(account.user(), Job::PopulateMemory { token, mapping });
+                        self.mapping_jobs.push(account, Job::PopulateMemory { token, mapping });
                     }
                     None => self.memory_populated(token),
                 }

@@ -12,6 +12,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};
 
@@ -55,6 +56,13 @@ impl Spawner {
     /// Makes the drop of this value return at once. The process ends by itself.
     pub(crate) fn leave(&mut self) {
         self.leaves = true;
+    }
+
+    /// Returns `true` if the spawner takes a request now.
+    pub(crate) fn has_room(&self) -> bool {
+        let Some(socket) = &self.socket else { return true };
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&now)).is_ok_and(|count| count > 0)
     }
 
     /// Asks for a worker. The arguments are the worker's end of a channel, the engines' epoll sets,

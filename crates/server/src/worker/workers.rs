@@ -24,14 +24,15 @@ const WAITING: usize = 4096;
 /// The time that workers have at the server's end to execute their commands.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The owner of a worker: a user by its grant, an administrator, all users that may not attach, or two users that share
-/// memory for writing. A user that is both has two workers: the worker of the grant may hang, and its end is not the
+/// The owner of a worker: a user by its grant, an administrator, all users that may not attach, all users whose connections
+/// the server closes unread, or two users that share memory for writing. A user that is both has two workers: the worker of the grant may hang, and its end is not the
 /// administrator's. The worker of two users has no connection, and its hang ends no session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Owner {
     User(u32),
     Administrator(u32),
     Refused,
+    Unread,
     Pair(Pair),
 }
 
@@ -45,12 +46,12 @@ impl Owner {
         }
     }
 
-    /// Returns the user; `None` for all users that may not attach, and for two users.
+    /// Returns the user; `None` for several users.
     pub(crate) fn user(self) -> Option<Party> {
         match self {
             Owner::User(uid) => Some(Party::User(uid)),
             Owner::Administrator(uid) => Some(Party::Administrator(uid)),
-            Owner::Refused | Owner::Pair(_) => None,
+            Owner::Refused | Owner::Unread | Owner::Pair(_) => None,
         }
     }
 }
@@ -160,6 +161,22 @@ impl Workers {
         self.all.get(&id).is_some_and(|one| one.link.waiting() >= WAITING)
     }
 
+    /// Closes a connection that nobody read. The application's waiters on it prolong the close, and before Linux 6.16 also
+    /// descriptors that it sent, by hours. So a worker closes the connection, and that worker does nothing else.
+    pub(crate) fn close_unread(&mut self, socket: OwnedFd) {
+        self.close_by(Owner::Unread, vec![socket], 0);
+    }
+
+    /// Returns `true` if so many connections wait to be closed unread that the server should accept no more.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.serving.get(&Owner::Unread).is_some_and(|id| self.is_flooded(*id))
+    }
+
+    /// Returns `true` if the server has to wait before it can make a worker for an owner.
+    pub(crate) fn must_wait_for(&self, owner: Owner) -> bool {
+        !self.serving.contains_key(&owner) && !self.spawner.has_room()
+    }
+
     /// Returns the owner of a worker.
     pub(crate) fn owner(&self, id: u64) -> Option<Owner> {
         self.all.get(&id).map(|one| one.owner)
@@ -195,8 +212,8 @@ impl Workers {
         if descriptors.is_empty() {
             return;
         }
-        // Without descriptors for a worker, the control thread closes them.
-        let Ok(id) = self.of(owner) else { return };
+        // Without a worker, the thread for that closes them.
+        let Ok(id) = self.of(owner) else { return self.close(descriptors) };
         self.push(id, Packet::new(command::DISPOSE, 0, flags).with(descriptors));
     }
 
