@@ -115,6 +115,11 @@ impl Link {
         (!self.is_idle()).then(|| self.since + PATIENCE)
     }
 
+    /// Gives the worker this time again, in which neither it nor the server ran.
+    pub(crate) fn excuse(&mut self, gap: Duration) {
+        self.since = (self.since + gap).min(Instant::now());
+    }
+
     /// Makes the worker late.
     #[cfg(test)]
     pub(crate) fn delay(&mut self) {

@@ -21,6 +21,8 @@ const IDLE: usize = 16;
 const MAX_HUNG: usize = 64;
 /// Connections that wait for a refusal. The server closes more without reading them.
 const WAITING: usize = 4096;
+/// The longest time from one look at the workers to the next one, while a worker has a command.
+const LOOK: Duration = Duration::from_secs(1);
 /// The time that workers have at the server's end to execute their commands.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -83,6 +85,8 @@ pub(crate) struct Workers {
     failed: Vec<(u64, u32)>,
     closer: Sender<Box<dyn Send>>,
     buffer: Box<[u8; MAX_PACKET_BYTES]>,
+    /// The time of the last look for workers that hang.
+    looked: Instant,
 }
 
 impl Workers {
@@ -109,6 +113,7 @@ impl Workers {
             failed: Vec::new(),
             closer,
             buffer: Box::new([0; MAX_PACKET_BYTES]),
+            looked: Instant::now(),
         })
     }
 
@@ -161,7 +166,7 @@ impl Workers {
         self.all.get(&id).is_some_and(|one| one.link.waiting() >= WAITING)
     }
 
-    /// Closes a connection that nobody read. The application's waiters on it prolong the close, and before Linux 6.16 also
+    /// Closes a connection unread. The application's waiters on it prolong the close, and before Linux 6.16 also
     /// descriptors that it sent, by hours. So a worker closes the connection, and that worker does nothing else.
     pub(crate) fn close_unread(&mut self, socket: OwnedFd) {
         self.close_by(Owner::Unread, vec![socket], 0);
@@ -319,14 +324,26 @@ impl Workers {
         }
     }
 
-    /// Returns the earliest deadline of a worker's command.
+    /// Returns the time of the next look for workers that hang; `None` while none has a command.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let serving = self.all.values().filter(|one| !one.is_hung);
-        serving.filter_map(|one| one.link.deadline()).min()
+        let deadline = serving.filter_map(|one| one.link.deadline()).min()?;
+        Some(deadline.min(self.looked + LOOK))
+    }
+
+    /// Excuses the workers for a time in which the control thread did not run either: the machine, the container or all of
+    /// the processes were stopped.
+    fn excuse_stop(&mut self) {
+        let gap = self.looked.elapsed();
+        self.looked = Instant::now();
+        if gap > 2 * LOOK {
+            self.all.values_mut().for_each(|one| one.link.excuse(gap));
+        }
     }
 
     /// Declares a late worker hung, if a worker is late. The server expects nothing more of a hung worker.
     pub(crate) fn declare_one_hung(&mut self) -> Option<u64> {
+        self.excuse_stop();
         let now = Instant::now();
         // A worker with unread reports has made progress.
         let hangs = |one: &One| {
@@ -412,6 +429,7 @@ mod tests {
     use std::io::Read;
 
     use super::*;
+    use crate::worker::link::PATIENCE;
 
     const USER: Owner = Owner::User(7);
 
@@ -447,6 +465,24 @@ mod tests {
             assert_eq!(self.declare_one_hung(), Some(id));
             id
         }
+    }
+
+    /// After a stop of the machine, each worker has its time again.
+    #[test]
+    fn a_worker_does_not_hang_while_the_server_is_stopped() {
+        let (mut workers, _kept) = without_process();
+        let id = workers.of(USER).unwrap();
+        assert!(workers.next_deadline().is_none());
+        workers.wipe(id, vec![std::io::pipe().unwrap().0.into()]);
+        assert!(workers.next_deadline().is_some_and(|at| at <= Instant::now() + LOOK));
+        workers.all.get_mut(&id).unwrap().link.delay();
+        workers.looked -= PATIENCE;
+        assert_eq!(workers.declare_one_hung(), None);
+        // A gap before the command counts for nothing.
+        workers.looked -= 10 * PATIENCE;
+        assert_eq!(workers.declare_one_hung(), None);
+        workers.all.get_mut(&id).unwrap().link.delay();
+        assert_eq!(workers.declare_one_hung(), Some(id));
     }
 
     /// The server gives up the oldest of too many hung workers of users, and none because of those of two users.
