@@ -2,11 +2,13 @@
 //! killed and upgraded.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use towpath_testkit::{Namespace, check_tun, has_programs, isolated, skip};
 
 /// The kernel's address at the TAP.
@@ -196,6 +198,60 @@ fn http_of_axum() {
     });
 }
 
+/// Connections at once.
+const CONNECTIONS: usize = 10_000;
+/// The most memory of the service for each connection before its first request, in bytes.
+const MOST_BEFORE: u64 = 8 << 10;
+/// The most memory after a request. The HTTP library keeps its buffers.
+const MOST_AFTER: u64 = 32 << 10;
+
+/// Returns the resident memory of a process, in bytes.
+fn resident(process: &Running) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", process.0.id())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+#[test]
+fn ten_thousand_connections() {
+    if !possible("ten_thousand_connections", &[]) {
+        return;
+    }
+    isolated!(|| {
+        let limit = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+        let served = Served::start("many");
+        let (service, host) = served.serve(env!("CARGO_BIN_EXE_http"), &[]);
+        let ask = |stream: &mut TcpStream| {
+            stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+            let mut answer = [0; 512];
+            let len = stream.read(&mut answer).unwrap();
+            assert!(answer[..len].ends_with(b"hello\n"), "{}", text(&answer[..len]));
+        };
+        let connect = || {
+            let stream = TcpStream::connect((host.as_str(), 80)).unwrap();
+            stream.set_read_timeout(Some(LIMIT)).unwrap();
+            stream
+        };
+        // What the first connections allocate for all.
+        let mut streams: Vec<_> = (0..100).map(|_| connect()).collect();
+        streams.iter_mut().for_each(ask);
+        let before = resident(&service);
+        streams.extend((100..CONNECTIONS).map(|_| connect()));
+        ask(streams.last_mut().unwrap());
+        let each = || resident(&service).saturating_sub(before) / CONNECTIONS as u64;
+        let accepted = each();
+        streams.iter_mut().for_each(ask);
+        let asked = each();
+        println!("bytes for each connection: {accepted} accepted, {asked} after a request");
+        assert!(accepted <= MOST_BEFORE && asked <= MOST_AFTER);
+        // Every one still answers, also after another server.
+        served.kill_server();
+        served.until_served(2);
+        streams.iter_mut().rev().for_each(ask);
+    });
+}
+
 const OPENSSL: &[(&str, &str)] = &[("openssl", "openssl")];
 
 #[test]
@@ -248,10 +304,7 @@ fn tls_of_rustls() {
                 .spawn()
                 .unwrap(),
         );
-        until(
-            || std::net::TcpStream::connect((KERNEL, 4433)).is_ok(),
-            || "openssl listens".to_owned(),
-        );
+        until(|| TcpStream::connect((KERNEL, 4433)).is_ok(), || "openssl listens".to_owned());
         let mut client = Command::new(env!("CARGO_BIN_EXE_tls"));
         client.arg(served.socket()).args([served.path(), &format!("{KERNEL}:4433")]);
         let asked = finish(&mut client, b"0123456789\n");
