@@ -71,13 +71,6 @@ impl Control {
         }
     }
 
-    /// Closes the connections that wait for admission. Their applications attach again.
-    pub(crate) fn close_arrivals(&mut self) {
-        while let Some((socket, _)) = self.access.arrivals.next() {
-            self.workers.close_unread(socket);
-        }
-    }
-
     /// Admits up to [`ADMISSIONS`] accepted connections, in turn for each user.
     pub(crate) fn admit_arrivals(&mut self) {
         for _ in 0..ADMISSIONS {

@@ -84,7 +84,10 @@ impl Control {
 
     pub(crate) fn stop(&mut self) {
         if self.server_run.begin_end() {
-            self.close_arrivals();
+            // Their applications attach again.
+            while let Some((socket, _)) = self.access.arrivals.next() {
+                self.workers.close_unread(socket);
+            }
             let stop = if self.server_run.leaves() { Command::Leave } else { Command::Stop };
             self.command(stop, Reply::Nothing);
         }
