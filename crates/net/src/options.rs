@@ -78,6 +78,13 @@ pub(crate) fn hop_limit(ttl: u32) -> io::Result<u8> {
     })
 }
 
+/// Returns a type of service as the traffic class that it is.
+pub(crate) fn traffic_class(tos: u32) -> io::Result<u8> {
+    u8::try_from(tos).map_err(|_| {
+        io::Error::new(io::ErrorKind::InvalidInput, "a type of service is from 0 to 255")
+    })
+}
+
 /// Calls `f` with each address of `to` until a call succeeds. In a child made by `fork`, fails before the
 /// resolver is called.
 pub(crate) fn each<R>(

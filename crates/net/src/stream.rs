@@ -58,7 +58,7 @@ impl TcpStream {
     /// If no route leads to the address, no socket listens there or the peer does not answer; if
     /// the application has no port left.
     pub fn connect(network: &Network, to: impl ToSocketAddrs) -> io::Result<TcpStream> {
-        each(network, to, |to| Self::start(network, to, None, Patience::Forever))
+        each(network, to, |to| Self::start(network, None, to, (None, Patience::Forever)))
     }
 
     /// Connects to a peer, and waits at most `timeout`.
@@ -73,7 +73,33 @@ impl TcpStream {
     ) -> io::Result<TcpStream> {
         options::not_zero(Some(timeout), "use connect_nonblocking")?;
         let until = StdInstant::now().checked_add(timeout);
-        Self::start(network, *to, Some(timeout), until.map_or(Patience::Forever, Patience::Until))
+        let patience = until.map_or(Patience::Forever, Patience::Until);
+        Self::start(network, None, *to, (Some(timeout), patience))
+    }
+
+    /// Connects to a peer from a local address and port, as `bind` before `connect` does. With port 0, or with the
+    /// unspecified address, the stack chooses that part.
+    ///
+    /// ```no_run
+    /// use towpath_net::{Network, TcpStream};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let network = Network::attach("/run/towpath/eth0.sock")?;
+    /// let stream = TcpStream::connect_from(&network, "0.0.0.0:179".parse()?, "192.0.2.1:179".parse()?)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`TcpStream::connect`]; [`io::ErrorKind::AddrInUse`] if a listener, or a connection to the same peer, has the port;
+    /// [`io::ErrorKind::AddrNotAvailable`] if the network does not have the address; [`io::ErrorKind::InvalidInput`] if the
+    /// two addresses are of different families.
+    pub fn connect_from(
+        network: &Network,
+        from: SocketAddr,
+        to: SocketAddr,
+    ) -> io::Result<TcpStream> {
+        Self::start(network, Some(from), to, (None, Patience::Forever))
     }
 
     /// Starts to connect without waiting: the stream is writable once connected. The stream is
@@ -82,31 +108,53 @@ impl TcpStream {
     /// # Errors
     /// If no route leads to the address.
     pub fn connect_nonblocking(network: &Network, to: SocketAddr) -> io::Result<TcpStream> {
-        let stream = TcpStream::new(network, Self::begin(network, to, None)?);
+        let stream = TcpStream::new(network, Self::begin(network, None, to, None)?);
         stream.set_nonblocking(true)?;
         Ok(stream)
     }
 
-    /// Starts a connection from a port of its own.
-    fn begin(network: &Network, to: SocketAddr, timeout: Option<Duration>) -> io::Result<TcpId> {
+    /// Starts to connect as [`TcpStream::connect_nonblocking`] does, from a local address and port.
+    ///
+    /// # Errors
+    /// As [`TcpStream::connect_from`], if this is known at once.
+    pub fn connect_nonblocking_from(
+        network: &Network,
+        from: SocketAddr,
+        to: SocketAddr,
+    ) -> io::Result<TcpStream> {
+        let stream = TcpStream::new(network, Self::begin(network, Some(from), to, None)?);
+        stream.set_nonblocking(true)?;
+        Ok(stream)
+    }
+
+    /// Starts a connection, from a port of its own by default.
+    fn begin(
+        network: &Network,
+        from: Option<SocketAddr>,
+        to: SocketAddr,
+        timeout: Option<Duration>,
+    ) -> io::Result<TcpId> {
+        if from.is_some_and(|from| from.is_ipv4() != to.is_ipv4()) {
+            return Err(error::socket(SocketError::InvalidAddress));
+        }
         let any = match to {
             SocketAddr::V4(_) => SocketAddr::from(([0, 0, 0, 0], 0)),
             SocketAddr::V6(_) => SocketAddr::from(([0; 16], 0)),
         };
-        network.checked()?.with_port(PortProtocol::Tcp, any, |core, now, local| {
+        network.checked()?.with_port(PortProtocol::Tcp, from.unwrap_or(any), |core, now, local| {
             // The stack chooses the port unless the link has.
-            let local = (local.port() != 0).then_some(local);
+            let local = (from.is_some() || local.port() != 0).then_some(local);
             core.stack.tcp_connect(now, to, local, timeout)
         })
     }
 
     fn start(
         network: &Network,
+        from: Option<SocketAddr>,
         to: SocketAddr,
-        timeout: Option<Duration>,
-        patience: Patience,
+        (timeout, patience): (Option<Duration>, Patience),
     ) -> io::Result<TcpStream> {
-        let stream = TcpStream::new(network, Self::begin(network, to, timeout)?);
+        let stream = TcpStream::new(network, Self::begin(network, from, to, timeout)?);
         let inner = &stream.inner;
         let made = network.checked()?.block_on(&inner.waiter, patience, true, |stack, _| {
             let ready = stack.tcp_readiness(inner.id)?;

@@ -1,7 +1,7 @@
 //! The settings of sockets, and calls of several threads.
 
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
-use std::net::Shutdown;
+use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -260,6 +260,33 @@ fn a_port_with_connections_can_be_bound_again() {
     for (mut ours, mut theirs) in open {
         ours.write_all(b"still open").unwrap();
         theirs.read_exact(&mut [0; 10]).unwrap();
+    }
+}
+
+#[test]
+fn a_connection_from_a_given_address_and_port() {
+    for driving in BOTH {
+        let pair = pair(driving);
+        let listener = TcpListener::bind(&pair.b, "0.0.0.0:7").unwrap();
+        let [a, b, any] = [A, B, "0.0.0.0"].map(|ip| ip.parse::<IpAddr>().unwrap());
+        let (to, from) = (SocketAddr::new(b, 7), |ip, port| SocketAddr::new(ip, port));
+        let connect = |from| TcpStream::connect_from(&pair.a, from, to);
+        let stream = connect(from(any, 179)).unwrap();
+        assert_eq!(stream.local_addr().unwrap(), from(a, 179));
+        let (accepted, peer) = listener.accept().unwrap();
+        assert_eq!(peer, from(a, 179));
+        let chosen = connect(from(a, 0)).unwrap().local_addr().unwrap();
+        assert!(chosen.ip() == a && chosen.port() > 1023, "{chosen}");
+        let nonblocking = TcpStream::connect_nonblocking_from(&pair.a, from(a, 180), to).unwrap();
+        assert_eq!(nonblocking.local_addr().unwrap().port(), 180);
+        for (from, kind) in [
+            (from(a, 179), ErrorKind::AddrInUse),
+            (from(b, 181), ErrorKind::AddrNotAvailable),
+            ("[::]:182".parse().unwrap(), ErrorKind::InvalidInput),
+        ] {
+            assert_eq!(connect(from).unwrap_err().kind(), kind, "{from}");
+        }
+        drop((stream, accepted));
     }
 }
 

@@ -248,6 +248,23 @@ impl UdpSocket {
         self.stack(Stack::udp_hop_limit).map(u32::from)
     }
 
+    /// Sets the type of service (IPv4) or traffic class (IPv6) of sent packets, congestion notification included. Default 0.
+    ///
+    /// # Errors
+    /// If it is over 255.
+    pub fn set_tos(&self, tos: u32) -> io::Result<()> {
+        let class = options::traffic_class(tos)?;
+        self.stack(|stack, id| stack.udp_set_traffic_class(id, class))
+    }
+
+    /// Returns the value set by [`UdpSocket::set_tos`].
+    ///
+    /// # Errors
+    /// Never, while the socket lives.
+    pub fn tos(&self) -> io::Result<u32> {
+        self.stack(Stack::udp_traffic_class).map(u32::from)
+    }
+
     /// Sets the time to live (IPv4) or hop limit (IPv6) of datagrams to multicast groups. Default
     /// 1: they stay on the link.
     ///

@@ -347,6 +347,8 @@ pub(crate) struct Header {
     pub(crate) dst: IpAddr,
     pub(crate) protocol: u8,
     pub(crate) hop_limit: u8,
+    /// The traffic class (IPv6), or type of service (IPv4).
+    pub(crate) traffic_class: u8,
     /// Bytes after the IP header; with `fragment` over IPv6 this includes the fragment header.
     pub(crate) payload_bytes: usize,
     pub(crate) fragment: Option<FragmentOf>,
@@ -370,7 +372,7 @@ impl Header {
                     None => (0, 0x4000),
                     Some(f) => (f.id as u16, u16::from(f.more) << 13 | (f.offset / 8) as u16),
                 };
-                to[..2].copy_from_slice(&[0x45, 0]);
+                to[..2].copy_from_slice(&[0x45, self.traffic_class]);
                 to[2..4].copy_from_slice(&total.to_be_bytes());
                 to[4..6].copy_from_slice(&id.to_be_bytes());
                 to[6..8].copy_from_slice(&flags.to_be_bytes());
@@ -382,7 +384,8 @@ impl Header {
             }
             (IpAddr::V6(src), IpAddr::V6(dst)) => {
                 let next = if self.fragment.is_some() { FRAGMENT } else { self.protocol };
-                to[..4].copy_from_slice(&[0x60, 0, 0, 0]);
+                let class = self.traffic_class;
+                to[..4].copy_from_slice(&[0x60 | class >> 4, class << 4, 0, 0]);
                 to[4..6].copy_from_slice(&(self.payload_bytes as u16).to_be_bytes());
                 to[6..8].copy_from_slice(&[next, self.hop_limit]);
                 to[8..24].copy_from_slice(&src.octets());
@@ -422,8 +425,15 @@ mod tests {
         for (src, dst) in [("10.0.0.1", "10.0.0.2"), ("fe80::1", "fe80::2")] {
             let (src, dst): (IpAddr, IpAddr) = (src.parse().unwrap(), dst.parse().unwrap());
             for fragment in [None, Some(FragmentOf { id: 77, offset: 1480, more: true })] {
-                let mut header =
-                    Header { src, dst, protocol: UDP, hop_limit: 3, payload_bytes: 9, fragment };
+                let mut header = Header {
+                    src,
+                    dst,
+                    protocol: UDP,
+                    hop_limit: 3,
+                    traffic_class: 0,
+                    payload_bytes: 9,
+                    fragment,
+                };
                 if fragment.is_some() && src.is_ipv6() {
                     header.payload_bytes += 8;
                 }
@@ -466,6 +476,7 @@ mod tests {
             dst: "fe80::2".parse().unwrap(),
             protocol: HOP_BY_HOP,
             hop_limit: 64,
+            traffic_class: 0,
             payload_bytes: 8 + 8 + 3,
             fragment: None,
         };

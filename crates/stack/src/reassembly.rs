@@ -251,6 +251,7 @@ impl Partial {
             dst: key.dst,
             protocol: self.protocol,
             hop_limit: self.hop_limit,
+            traffic_class: 0,
             payload_bytes,
             fragment: None,
         };

@@ -63,6 +63,41 @@ impl TcpStream {
         self.stack(Stack::tcp_nodelay)
     }
 
+    /// Sets whether the stack holds small segments back until they are full, for at most 200 ms (`TCP_CORK`). `false`, the
+    /// default, also sends what was held back, as far as [`TcpStream::set_nodelay`] allows it.
+    ///
+    /// # Errors
+    /// Never, while the stream lives.
+    pub fn set_cork(&self, cork: bool) -> io::Result<()> {
+        self.stack(|stack, id| stack.tcp_set_cork(id, cork))
+    }
+
+    /// Returns the value set by [`TcpStream::set_cork`].
+    ///
+    /// # Errors
+    /// Never, while the stream lives.
+    pub fn cork(&self) -> io::Result<bool> {
+        self.stack(Stack::tcp_cork)
+    }
+
+    /// Sets whether the stack acknowledges all data at once, and not up to
+    /// [`TcpConfig::ack_delay`](crate::TcpConfig::ack_delay) later. Default `false`. Unlike with `TCP_QUICKACK` of the
+    /// kernel, the value stays.
+    ///
+    /// # Errors
+    /// Never, while the stream lives.
+    pub fn set_quickack(&self, quickack: bool) -> io::Result<()> {
+        self.stack(|stack, id| stack.tcp_set_quickack(id, quickack))
+    }
+
+    /// Returns the value set by [`TcpStream::set_quickack`].
+    ///
+    /// # Errors
+    /// Never, while the stream lives.
+    pub fn quickack(&self) -> io::Result<bool> {
+        self.stack(Stack::tcp_quickack)
+    }
+
     /// Sets the probes of a silent peer; `None`, the default, disables them. If the peer answers
     /// none of them, reads and writes fail with [`io::ErrorKind::TimedOut`].
     ///
@@ -133,6 +168,24 @@ impl TcpStream {
     /// Never, while the stream lives.
     pub fn ttl(&self) -> io::Result<u32> {
         self.stack(Stack::tcp_hop_limit).map(u32::from)
+    }
+
+    /// Sets the type of service (IPv4) or traffic class (IPv6) of sent packets, without its two lowest bits, which are for
+    /// congestion notification. Default 0.
+    ///
+    /// # Errors
+    /// If it is over 255.
+    pub fn set_tos(&self, tos: u32) -> io::Result<()> {
+        let class = options::traffic_class(tos)?;
+        self.stack(|stack, id| stack.tcp_set_traffic_class(id, class))
+    }
+
+    /// Returns the value set by [`TcpStream::set_tos`].
+    ///
+    /// # Errors
+    /// Never, while the stream lives.
+    pub fn tos(&self) -> io::Result<u32> {
+        self.stack(Stack::tcp_traffic_class).map(u32::from)
     }
 
     /// Returns what the connection has learned of its path: sizes, windows and times.

@@ -251,6 +251,7 @@ impl Stack {
             dst: packet.src,
             protocol: packet.protocol,
             hop_limit: ip::HOP_LIMIT,
+            traffic_class: 0,
             payload_bytes: message.len(),
             fragment: None,
         };
@@ -385,6 +386,7 @@ impl Stack {
             dst: packet.src,
             protocol: icmp,
             hop_limit: ip::HOP_LIMIT,
+            traffic_class: 0,
             payload_bytes: head.len() + quote,
             fragment: None,
         };

@@ -112,6 +112,7 @@ impl Stack {
             dst: dst.into(),
             protocol: ip::ICMPV6,
             hop_limit: ndp::HOP_LIMIT,
+            traffic_class: 0,
             payload_bytes: ndp::MESSAGE_BYTES,
             fragment: None,
         };

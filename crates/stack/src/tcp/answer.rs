@@ -123,6 +123,7 @@ impl Tcp {
             dst: tuple.remote.ip(),
             protocol: ip::TCP,
             hop_limit: ip::HOP_LIMIT,
+            traffic_class: 0,
             payload_bytes: len,
             fragment: None,
         };

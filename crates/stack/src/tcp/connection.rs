@@ -126,8 +126,11 @@ pub(super) struct Connection {
     pub(super) probe_due: bool,
     /// `None`: a close sends what was written in the background.
     pub(super) linger: Option<Duration>,
-    /// The hop limit of sent packets.
+    /// The hop limit of sent packets, and their traffic class without the bits of congestion notification.
     pub(super) hop_limit: u8,
+    pub(super) traffic_class: u8,
+    /// `true` to acknowledge all data at once.
+    pub(super) acknowledges_at_once: bool,
 }
 
 impl Connection {
@@ -175,6 +178,8 @@ impl Connection {
             probe_due: false,
             linger: None,
             hop_limit: crate::ip::HOP_LIMIT,
+            traffic_class: 0,
+            acknowledges_at_once: false,
         }
     }
 

@@ -3,6 +3,7 @@
 
 use super::connection::{Connection, Owner, State};
 use super::receiving::AckDue;
+use super::sending::Cork;
 use crate::Instant;
 use crate::config::TcpConfig;
 
@@ -90,7 +91,11 @@ impl Connection {
             State::TimeWait | State::Closed => None,
             _ => self.sending.deadline(),
         };
-        let times = [acknowledge, send, self.keep_alive_at(), self.gives_up_at(config)];
+        let corked = match self.sending.cork {
+            Cork::Until(at) => Some(at),
+            Cork::Off | Cork::On | Cork::Over => None,
+        };
+        let times = [acknowledge, corked, send, self.keep_alive_at(), self.gives_up_at(config)];
         times.into_iter().flatten().min()
     }
 }

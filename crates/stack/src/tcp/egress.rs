@@ -138,6 +138,7 @@ impl Tcp {
             return self.fail(now, host, index, SocketError::TimedOut);
         }
         connection.receiving.pass_time(now);
+        connection.sending.pass_time(now);
         if connection.state.is_opening() {
             if connection.syn_timeout_at().is_some_and(|at| at <= now) {
                 connection.sending.rtt.back_off();

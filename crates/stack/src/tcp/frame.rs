@@ -57,6 +57,7 @@ pub(super) fn write(
         dst: remote,
         protocol: ip::TCP,
         hop_limit: connection.hop_limit,
+        traffic_class: connection.traffic_class,
         payload_bytes: frame.len() - shape.network,
         fragment: None,
     };

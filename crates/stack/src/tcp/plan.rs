@@ -237,8 +237,7 @@ impl Connection {
         let tail = len % full;
         let is_all = len == unsent;
         // Nagle's algorithm (RFC 9293, 3.7.4, as Minshall refined it): one small segment at a time.
-        let may_end_small =
-            is_all && (sending.nodelay || sending.finish || sending.small.is_none() || probe);
+        let may_end_small = is_all && tail > 0 && (probe || sending.may_send_small(inputs.now));
         let is_half_window = len > 0 && len >= sending.max_window / 2;
         if tail > 0 && !may_end_small && !(len < full && is_half_window) {
             len -= tail;
@@ -369,6 +368,8 @@ impl Connection {
                 if !plan.len.is_multiple_of(plan.segment) && !probes {
                     self.sending.small = Some(end);
                 }
+                // What waited longest has left.
+                self.sending.cork_again();
                 self.sending.note_sent(now, start, end);
             }
             Kind::Retransmission(block) => {

@@ -1,5 +1,7 @@
 //! The arrival of a segment (RFC 9293, 3.10.7).
 
+use std::time::Duration;
+
 use super::connection::{Connection, Ecn, Env, Owner, State};
 use super::options::{Options, TIMESTAMP_BYTES};
 use super::receiving::{AckDue, Receiving};
@@ -360,7 +362,11 @@ impl Connection {
         }
         if !data.is_empty() {
             let counts = !self.sending.recovery.selective;
-            let time = (env.now, env.config.ack_delay);
+            let delay = match self.acknowledges_at_once {
+                true => Duration::ZERO,
+                false => env.config.ack_delay,
+            };
+            let time = (env.now, delay);
             self.receiving.take(time, env.pool, env.counters, (start, data), counts);
         }
         if seg.has(FIN) {

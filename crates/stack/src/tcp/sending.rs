@@ -16,6 +16,21 @@ use crate::config::CongestionControl;
 /// The least room for written data, whatever the congestion window.
 const LEAST_ROOM: usize = 256 * 1024;
 
+/// The longest time for which a cork holds a small segment back, as on Linux.
+const CORK_TIME: Duration = Duration::from_millis(200);
+
+/// Whether a connection holds small segments back (`TCP_CORK`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cork {
+    Off,
+    /// No small segment waits.
+    On,
+    /// A small segment waits until that time.
+    Until(Instant),
+    /// A small segment has waited for long enough.
+    Over,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Sending {
@@ -41,6 +56,8 @@ pub(super) struct Sending {
     pub(super) segment: u32,
     /// `true` to send small segments at once.
     pub(super) nodelay: bool,
+    /// Whether small segments are held back, also by an idle connection.
+    pub(super) cork: Cork,
     /// The end of the last small segment: Nagle's algorithm holds the next one back until this one
     /// is acknowledged.
     pub(super) small: Option<Seq>,
@@ -70,6 +87,7 @@ impl Sending {
             urgent: None,
             segment,
             nodelay: false,
+            cork: Cork::Off,
             small: None,
             limited: None,
             last_sent: Instant::ZERO,
@@ -78,6 +96,40 @@ impl Sending {
             congestion: Congestion::new(control, segment),
             rtt: Rtt::default(),
             recovery: Recovery::default(),
+        }
+    }
+
+    /// Returns `true` if a small segment may be sent now. Begins the time of a cork.
+    pub(super) fn may_send_small(&mut self, now: Instant) -> bool {
+        if self.finish {
+            return true;
+        }
+        match self.cork {
+            Cork::Off => self.nodelay || self.small.is_none(),
+            // Urgent data does not wait, as on Linux.
+            Cork::On | Cork::Until(_) if self.urgent.is_some() => true,
+            Cork::On => {
+                self.cork = Cork::Until(now + CORK_TIME);
+                false
+            }
+            Cork::Until(_) => false,
+            Cork::Over => true,
+        }
+    }
+
+    /// Lets the small segment through that a cork has held back for long enough.
+    pub(super) fn pass_time(&mut self, now: Instant) {
+        if let Cork::Until(at) = self.cork
+            && at <= now
+        {
+            self.cork = Cork::Over;
+        }
+    }
+
+    /// Begins the time of a cork anew, after a segment was sent.
+    pub(super) fn cork_again(&mut self) {
+        if self.cork != Cork::Off {
+            self.cork = Cork::On;
         }
     }
 

@@ -3,9 +3,14 @@
 use std::time::Duration;
 
 use super::connection::Ecn;
+use super::receiving::AckDue;
+use super::sending::Cork;
 use super::table::Tcp;
 use crate::config::KeepAlive;
 use crate::{Instant, SocketError, TcpId};
+
+/// The bits of explicit congestion notification in a traffic class (RFC 3168).
+const ECN_BITS: u8 = 3;
 
 /// What a connection has learned of its path, as `TCP_INFO` tells it on Linux. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,13 +42,57 @@ pub struct TcpInfo {
 
 impl Tcp {
     pub(crate) fn set_nodelay(&mut self, id: TcpId, nodelay: bool) -> Result<(), SocketError> {
-        self.owned(id)?.sending.nodelay = nodelay;
+        let sending = &mut self.owned(id)?.sending;
+        sending.nodelay = nodelay;
+        // As on Linux, this sends once what a cork holds back.
+        if nodelay && sending.cork != Cork::Off && sending.has_unsent() {
+            sending.cork = Cork::Over;
+        }
         self.mark(id.index);
         Ok(())
     }
 
     pub(crate) fn nodelay(&mut self, id: TcpId) -> Result<bool, SocketError> {
         Ok(self.owned(id)?.sending.nodelay)
+    }
+
+    pub(crate) fn set_cork(&mut self, id: TcpId, cork: bool) -> Result<(), SocketError> {
+        let sending = &mut self.owned(id)?.sending;
+        match (cork, sending.cork) {
+            (true, Cork::Off) => sending.cork = Cork::On,
+            (true, _) => {}
+            (false, _) => sending.cork = Cork::Off,
+        }
+        self.mark(id.index);
+        Ok(())
+    }
+
+    pub(crate) fn cork(&mut self, id: TcpId) -> Result<bool, SocketError> {
+        Ok(self.owned(id)?.sending.cork != Cork::Off)
+    }
+
+    pub(crate) fn set_quickack(&mut self, id: TcpId, quickack: bool) -> Result<(), SocketError> {
+        let connection = self.owned(id)?;
+        connection.acknowledges_at_once = quickack;
+        if quickack && connection.receiving.due != AckDue::No {
+            connection.receiving.acknowledge_now();
+        }
+        self.mark(id.index);
+        Ok(())
+    }
+
+    pub(crate) fn quickack(&mut self, id: TcpId) -> Result<bool, SocketError> {
+        Ok(self.owned(id)?.acknowledges_at_once)
+    }
+
+    pub(crate) fn set_traffic_class(&mut self, id: TcpId, class: u8) -> Result<(), SocketError> {
+        // The stack itself uses the bits of congestion notification.
+        self.owned(id)?.traffic_class = class & !ECN_BITS;
+        Ok(())
+    }
+
+    pub(crate) fn traffic_class(&mut self, id: TcpId) -> Result<u8, SocketError> {
+        Ok(self.owned(id)?.traffic_class)
     }
 
     pub(crate) fn set_keep_alive(

@@ -19,7 +19,8 @@ impl Sending {
             return Some(earlier.map_or(timeout, |at| at.min(timeout)));
         }
         // The peer's window holds everything back: probe it.
-        let blocked = self.has_unsent() && self.usable() < self.segment;
+        let unsent = self.end().since(self.nxt);
+        let blocked = self.has_unsent() && self.usable() < self.segment.min(unsent);
         blocked.then(|| recovery.base.max(self.last_sent) + self.rtt.timeout())
     }
 

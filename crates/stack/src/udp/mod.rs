@@ -45,6 +45,7 @@ struct Socket {
     /// The hop limit of sent packets, and that of packets to multicast groups.
     hop_limit: u8,
     multicast_hop_limit: u8,
+    traffic_class: u8,
     /// `true` if the socket may send to broadcast addresses.
     broadcast: bool,
 }
@@ -114,6 +115,7 @@ impl Udp {
             waits: false,
             hop_limit: ip::HOP_LIMIT,
             multicast_hop_limit: 1,
+            traffic_class: 0,
             broadcast: false,
         };
         if self.free.pop().is_some() {
@@ -181,6 +183,7 @@ impl Udp {
             dst: to.ip(),
             protocol: ip::UDP,
             hop_limit: if is_multicast { socket.multicast_hop_limit } else { socket.hop_limit },
+            traffic_class: socket.traffic_class,
             payload_bytes: len,
             fragment: None,
         };
@@ -283,6 +286,15 @@ impl Udp {
 
     pub(crate) fn dropped(&mut self, id: UdpId) -> Result<u64, SocketError> {
         Ok(self.get(id)?.dropped)
+    }
+
+    pub(crate) fn set_traffic_class(&mut self, id: UdpId, class: u8) -> Result<(), SocketError> {
+        self.get(id)?.traffic_class = class;
+        Ok(())
+    }
+
+    pub(crate) fn traffic_class(&mut self, id: UdpId) -> Result<u8, SocketError> {
+        Ok(self.get(id)?.traffic_class)
     }
 
     pub(crate) fn set_hop_limit(&mut self, id: UdpId, hop_limit: u8) -> Result<(), SocketError> {

@@ -1,4 +1,4 @@
-//! Options of UDP sockets: hop limits, and the permission to send to broadcast addresses.
+//! Options of UDP sockets: hop limits, traffic classes, and the permission to send to broadcast addresses.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -6,19 +6,59 @@ use std::time::Duration;
 use crate::simulation::{V4, World, config, sum};
 use towpath_stack::{Meta, SocketError, UdpId};
 
-/// Sends a datagram, and returns the hop limit with which it arrives.
-fn hop_limit(world: &mut World, from: UdpId, to: SocketAddr) -> u8 {
+/// Returns the next frame with this protocol.
+fn next_frame(world: &mut World, protocol: u8) -> Vec<u8> {
+    world.idle(Duration::from_millis(10));
+    let is_it = |frame: &[u8]| match frame[12..14] {
+        [8, 0] => frame[23] == protocol,
+        _ => frame[20] == protocol,
+    };
+    let (frame, _) = world.received.iter().find(|(frame, _)| is_it(frame)).expect("a packet");
+    frame.clone()
+}
+
+/// Sends a datagram, and returns the frame in which it arrives.
+fn sent_datagram(world: &mut World, from: UdpId, to: SocketAddr) -> Vec<u8> {
     world.received.clear();
     let now = world.now;
     world.nodes[0].stack.udp_send(now, from, b"datagram", Some(to)).unwrap();
-    world.idle(Duration::from_millis(10));
-    let is_datagram = |frame: &[u8]| match frame[12..14] {
-        [8, 0] => frame[23] == 17,
-        _ => frame[20] == 17,
-    };
-    let (frame, _) =
-        world.received.iter().find(|(frame, _)| is_datagram(frame)).expect("a datagram");
+    next_frame(world, 17)
+}
+
+fn hop_limit(world: &mut World, from: UdpId, to: SocketAddr) -> u8 {
+    let frame = sent_datagram(world, from, to);
     if to.is_ipv4() { frame[22] } else { frame[21] }
+}
+
+/// Returns the type of service (IPv4) or traffic class (IPv6) of a frame.
+fn class(frame: &[u8]) -> u8 {
+    match frame[12..14] {
+        [8, 0] => frame[15],
+        _ => frame[14] << 4 | frame[15] >> 4,
+    }
+}
+
+#[test]
+fn traffic_classes_of_packets() {
+    let mut world = World::new(3, [config(0), config(1)]);
+    for ip in [V4[1].parse::<IpAddr>().unwrap(), world.v6(1)] {
+        let (any, to) = (if ip.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }, SocketAddr::new(ip, 9));
+        let socket = world.nodes[0].stack.udp_bind(any.parse().unwrap()).unwrap();
+        assert_eq!(class(&sent_datagram(&mut world, socket, to)), 0);
+        let stack = &mut world.nodes[0].stack;
+        // Expedited forwarding, with congestion notification.
+        stack.udp_set_traffic_class(socket, 0xba).unwrap();
+        assert_eq!(stack.udp_traffic_class(socket), Ok(0xba));
+        assert_eq!(class(&sent_datagram(&mut world, socket, to)), 0xba);
+
+        world.received.clear();
+        let now = world.now;
+        let stack = &mut world.nodes[0].stack;
+        let connection = stack.tcp_connect(now, to, None, None).unwrap();
+        stack.tcp_set_traffic_class(connection, 0xbb).unwrap();
+        assert_eq!(stack.tcp_traffic_class(connection), Ok(0xb8), "TCP notifies by itself");
+        assert_eq!(class(&next_frame(&mut world, 6)), 0xb8);
+    }
 }
 
 #[test]

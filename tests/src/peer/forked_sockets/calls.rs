@@ -168,6 +168,8 @@ macro_rules! common_calls {
             $socket.write_timeout();
             $socket.set_ttl(7);
             $socket.ttl();
+            $socket.set_tos(8);
+            $socket.tos();
             $socket.try_clone();
         );
         let register =
@@ -202,9 +204,14 @@ fn datagrams(caller: &mut Caller, network: &Network, udp: &UdpSocket, poller: &P
 
 fn streams(caller: &mut Caller, network: &Network, stream: &mut TcpStream, poller: &Poller) {
     let (mut buffer, to) = ([0; 64], SocketAddr::from(([10, 0, 0, 1], 9)));
+    let any = SocketAddr::from(([0; 4], 0));
     caller.denied("TcpStream::connect", || TcpStream::connect(network, to));
     caller
         .denied("TcpStream::connect_timeout", || TcpStream::connect_timeout(network, &to, SECOND));
+    caller.denied("TcpStream::connect_from", || TcpStream::connect_from(network, any, to));
+    caller.denied("TcpStream::connect_nonblocking_from", || {
+        TcpStream::connect_nonblocking_from(network, any, to)
+    });
     caller.denied("TcpStream::connect_nonblocking", || TcpStream::connect_nonblocking(network, to));
     common_calls!(caller, TcpStream, stream, poller);
     denied!(caller, TcpStream:
@@ -238,6 +245,10 @@ fn settings(caller: &mut Caller, stream: &TcpStream) {
         stream.linger();
         stream.set_nodelay(true);
         stream.nodelay();
+        stream.set_cork(true);
+        stream.cork();
+        stream.set_quickack(true);
+        stream.quickack();
         stream.set_keep_alive(None);
         stream.keep_alive();
         stream.set_user_timeout(None);

@@ -206,6 +206,57 @@ impl Stack {
         self.tcp.nodelay(id)
     }
 
+    /// Sets whether the stack holds small segments back until they are full, for at most 200 ms (`TCP_CORK`). `false`, the
+    /// default, sends at once what was held back, as far as Nagle's algorithm allows it.
+    ///
+    /// # Errors
+    /// If there is no such connection.
+    pub fn tcp_set_cork(&mut self, id: TcpId, cork: bool) -> Result<(), SocketError> {
+        self.tcp.set_cork(id, cork)
+    }
+
+    /// Returns `true` if the stack holds small segments back.
+    ///
+    /// # Errors
+    /// If there is no such connection.
+    pub fn tcp_cork(&mut self, id: TcpId) -> Result<bool, SocketError> {
+        self.tcp.cork(id)
+    }
+
+    /// Sets whether the stack acknowledges all data at once, and not after
+    /// [`TcpConfig::ack_delay`](crate::TcpConfig::ack_delay). Default `false`.
+    ///
+    /// # Errors
+    /// If there is no such connection.
+    pub fn tcp_set_quickack(&mut self, id: TcpId, quickack: bool) -> Result<(), SocketError> {
+        self.tcp.set_quickack(id, quickack)
+    }
+
+    /// Returns `true` if the stack acknowledges all data at once.
+    ///
+    /// # Errors
+    /// If there is no such connection.
+    pub fn tcp_quickack(&mut self, id: TcpId) -> Result<bool, SocketError> {
+        self.tcp.quickack(id)
+    }
+
+    /// Sets the traffic class (IPv6) or type of service (IPv4) of the connection's packets, without its two lowest bits: those
+    /// are for congestion notification. Default 0.
+    ///
+    /// # Errors
+    /// If there is no such connection.
+    pub fn tcp_set_traffic_class(&mut self, id: TcpId, class: u8) -> Result<(), SocketError> {
+        self.tcp.set_traffic_class(id, class)
+    }
+
+    /// Returns the traffic class of the connection's packets.
+    ///
+    /// # Errors
+    /// If there is no such connection.
+    pub fn tcp_traffic_class(&mut self, id: TcpId) -> Result<u8, SocketError> {
+        self.tcp.traffic_class(id)
+    }
+
     /// Probes a silent peer, and fails the connection with [`SocketError::TimedOut`] if it does not
     /// answer. `None`, the default, disables probes.
     ///

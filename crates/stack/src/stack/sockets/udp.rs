@@ -107,6 +107,23 @@ impl Stack {
         self.udp.hop_limit(id)
     }
 
+    /// Sets the traffic class (IPv6) or type of service (IPv4) of the socket's packets, congestion notification included.
+    /// Default 0.
+    ///
+    /// # Errors
+    /// If there is no such socket.
+    pub fn udp_set_traffic_class(&mut self, id: UdpId, class: u8) -> Result<(), SocketError> {
+        self.udp.set_traffic_class(id, class)
+    }
+
+    /// Returns the value set by [`Stack::udp_set_traffic_class`].
+    ///
+    /// # Errors
+    /// If there is no such socket.
+    pub fn udp_traffic_class(&mut self, id: UdpId) -> Result<u8, SocketError> {
+        self.udp.traffic_class(id)
+    }
+
     /// Sets the hop limit of the socket's packets to multicast groups, at least 1. Default 1: no
     /// router forwards them.
     ///

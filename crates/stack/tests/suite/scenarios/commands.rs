@@ -136,6 +136,16 @@ impl Runner {
                 let socket = self.socket();
                 self.stack().tcp_set_nodelay(socket, true).unwrap();
             }
+            ["cork", on] => {
+                let socket = self.socket();
+                self.stack().tcp_set_cork(socket, on == "on").unwrap();
+                assert_eq!(self.stack().tcp_cork(socket), Ok(on == "on"));
+            }
+            ["quickack", on] => {
+                let socket = self.socket();
+                self.stack().tcp_set_quickack(socket, on == "on").unwrap();
+                assert_eq!(self.stack().tcp_quickack(socket), Ok(on == "on"));
+            }
             ["keepalive", interval] => {
                 let socket = self.socket();
                 let every = KeepAlive::every(Duration::from_micros(micros(interval) as u64));

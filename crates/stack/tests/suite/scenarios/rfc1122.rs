@@ -16,6 +16,23 @@ scenarios! {
         +0~.2 > . 1:1(0) ack 101
         none 1
     ";
+    /// An application may have all data acknowledged at once (`TCP_QUICKACK`), also data that waits for it.
+    acknowledged_at_once: "
+        config ack_delay .2
+        passive win 65535 <mss 1460>
+        < P. 1:101(100) ack 1
+        quickack on
+        +0~.01 > . 1:1(0) ack 101
+        < P. 101:201(100) ack 1
+        +0~.01 > . 1:1(0) ack 201
+        < P. 201:301(100) ack 1
+        +0~.01 > . 1:1(0) ack 301
+        quickack off
+        recv 300
+        < P. 301:401(100) ack 1
+        none .02
+        +0~.2 > . 1:1(0) ack 401
+    ";
     /// 4.2.3.2: every second full segment is acknowledged at once.
     every_second_segment: "
         config ack_delay .2

@@ -268,6 +268,84 @@ scenarios! {
         nodelay
         > P. 101:201(100) ack 1
     ";
+    /// A cork (`TCP_CORK`) holds a small segment back, also while nothing is in flight. Full segments pass.
+    cork: "
+        passive rtt .1 win 65535 <mss 1000>
+        cork on
+        send 100
+        none .1
+        send 1400
+        > . 1:1001(1000) ack 1
+        none .05
+        cork off
+        > P. 1001:1501(500) ack 1
+    ";
+    /// A cork gives way after 200 ms, as on Linux, each time, and to a connection without delay too.
+    a_cork_gives_way_in_time: "
+        passive rtt .1 win 65535 <mss 1000>
+        nodelay
+        cork on
+        send 100
+        none .15
+        send 100
+        +.05 > P. 1:201(200) ack 1
+        +.1 < . 1:1(0) ack 201
+        send 100
+        none .15
+        +.05 > P. 201:301(100) ack 1
+    ";
+    /// Each segment that leaves begins the time of a cork anew: a steady writer sends full segments only.
+    a_cork_under_a_steady_writer: "
+        passive rtt .1 win 65535 <mss 1000>
+        cork on
+        send 900
+        none .12
+        send 900
+        > . 1:1001(1000) ack 1
+        none .12
+        send 900
+        > . 1001:2001(1000) ack 1
+        none .12
+        send 300
+        > . 2001:3001(1000) ack 1
+        +.01 < . 1:1(0) ack 3001
+        send 100
+        none .15
+        cork off
+        > P. 3001:3101(100) ack 1
+    ";
+    /// Urgent data, and an end of the delay, pull a cork once.
+    a_cork_gives_way_to_urgent_data: "
+        passive rtt .1 win 65535 <mss 1000>
+        cork on
+        urgent 100
+        > PU. 1:101(100) ack 1
+        +.1 < . 1:1(0) ack 101
+        send 100
+        none .05
+        nodelay
+        > P. 101:201(100) ack 1
+        send 100
+        none .1
+    ";
+    /// A window that has room for what a cork holds back is not probed.
+    a_cork_in_a_small_window: "
+        passive rtt .1 win 500 <mss 1000>
+        none 3
+        cork on
+        send 100
+        none .15
+        +.05 > P. 1:101(100) ack 1
+    ";
+    /// A cork holds back neither the last data nor what was written before it.
+    a_cork_holds_no_end_back: "
+        passive rtt .1 win 65535 <mss 1000>
+        cork on
+        send 100
+        none .05
+        shutdown write
+        > FP. 1:101(100) ack 1
+    ";
     /// 3.8.6: a window of one byte is still a window.
     window_of_one_byte: "
         passive rtt .1 win 1 <mss 1000>
