@@ -13,6 +13,7 @@ use towpath_protocol::peer::{self, Peer, is_same_process};
 use tracing::{info, warn};
 
 use crate::application::Application;
+use crate::arrivals::Arrival;
 use crate::connection::Connection;
 use crate::control::Control;
 use crate::policy::{Admission, Entrance};
@@ -48,10 +49,11 @@ impl Control {
         }
     }
 
-    fn arrive(&mut self, socket: OwnedFd, entrance: Entrance) {
+    /// Has a connection wait for admission.
+    pub(crate) fn arrive(&mut self, socket: OwnedFd, entrance: Entrance) {
         let uid = peer::user_of(&socket);
         let Some(displaced) = self.access.arrivals.add(uid, (socket, entrance)) else { return };
-        self.workers.close_unread(displaced.socket);
+        self.workers.close_unread(vec![displaced.socket]);
         let is_allowed = match displaced.culprit {
             Some((_, Some(party))) => self.access.allows_line(party),
             _ => self.access.allows_own_line(),
@@ -75,8 +77,8 @@ impl Control {
     pub(crate) fn admit_arrivals(&mut self) {
         for _ in 0..ADMISSIONS {
             let Some((socket, entrance)) = self.access.arrivals.next() else { return };
-            if !self.adopt(socket, entrance) {
-                return;
+            if let Err(arrival) = self.adopt(socket, entrance) {
+                return self.access.arrivals.put_back(arrival);
             }
         }
     }
@@ -99,41 +101,42 @@ impl Control {
 
     /// Takes on a connection. The control thread decides only by the kernel's credentials of the
     /// peer. The worker of the peer's user does everything else. For a user that may not attach,
-    /// the common worker of all refused users does it. Returns `false` if the connection waits again, because
-    /// too many workers are being made.
-    pub(crate) fn adopt(&mut self, socket: OwnedFd, entrance: Entrance) -> bool {
+    /// the common worker of all refused users does it.
+    ///
+    /// # Errors
+    /// The connection, if it has to wait because too many workers are being made.
+    pub(crate) fn adopt(&mut self, socket: OwnedFd, came_by: Entrance) -> Result<(), Arrival> {
         let peer = match Peer::of(&socket) {
             Ok(peer) => peer,
             Err(error) => {
                 let text = format!("the server cannot learn your user and groups: {error}");
                 self.turn_away(socket, Owner::Refused, (Refusal::Permission, text));
-                return true;
+                return Ok(());
             }
         };
-        let (admission, entrance) = match self.admit(&peer, entrance) {
+        let (admission, entrance) = match self.admit(&peer, came_by) {
             Ok(admitted) => admitted,
             Err((refusal, text)) => {
-                self.log_refusal(&peer, entrance, &text);
+                self.log_refusal(&peer, came_by, &text);
                 let refused = (refusal, format!("{}: {text}", self.device.name()));
                 self.turn_away(socket, Owner::Refused, refused);
-                return true;
+                return Ok(());
             }
         };
         let account = admission.account(peer.uid);
         let owner = Owner::of(account);
         if let Err(text) = self.check_limits(account) {
             self.turn_away(socket, owner, (Refusal::Limit, text.to_owned()));
-            return true;
+            return Ok(());
         }
         if self.workers.must_wait_for(owner) {
-            self.access.arrivals.put_back(peer.uid, (socket, entrance));
-            return false;
+            return Err((socket, came_by));
         }
         let Some(worker) = self.worker_of(owner) else {
             let text = "the server cannot start a worker for your user: no descriptors left; raise \
                         the server's limit (ulimit -n)";
             self.turn_away(socket, owner, (Refusal::Limit, text.to_owned()));
-            return true;
+            return Ok(());
         };
         let token = self.connections.numbers_mut().take_token();
         // The worker watches the process. This thread keeps the descriptor for the store, and to
@@ -146,7 +149,7 @@ impl Control {
         self.connections.insert(token, Connection::new(application));
         self.workers.count(worker, true);
         self.workers.tell(worker, owner, adopt);
-        true
+        Ok(())
     }
 
     /// Checks that another control connection counts within the limits.
@@ -209,9 +212,11 @@ impl Control {
     /// Refuses a connection.
     fn turn_away(&mut self, socket: OwnedFd, owner: Owner, (refusal, text): Refused) {
         let owner = self.workers.to_turn_away(owner);
-        let Some(worker) = self.worker_of(owner) else { return self.workers.close_unread(socket) };
+        let Some(worker) = self.worker_of(owner) else {
+            return self.workers.close_unread(vec![socket]);
+        };
         if self.workers.is_flooded(worker) {
-            self.workers.close_unread(socket);
+            self.workers.close_unread(vec![socket]);
             if self.access.allows_own_line() {
                 warn!(
                     "a worker cannot refuse connections fast enough; the server closed a connection without reading it"

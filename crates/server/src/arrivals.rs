@@ -8,6 +8,7 @@
 //! all other connections. So a program with thousands of user numbers (`subuid(5)`) delays only users that are not known.
 
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use towpath_engine::account::{Account, Party};
 
@@ -35,8 +36,18 @@ pub(crate) struct Arrivals {
     lines: [Line; 3],
     /// The line whose turn is next.
     next: usize,
+    /// The place of the connection that was taken last.
+    taken: Option<Place>,
+    /// `true` if that connection was put back.
+    is_put_back: bool,
     known: KnownUsers,
 }
+
+/// A place in a line: the line, the party and the user.
+type Place = (usize, Option<Party>, Uid);
+
+/// The pause before the next attempt to admit a connection that was put back.
+const PAUSE: Duration = Duration::from_millis(1);
 
 const ADMINISTRATORS: usize = 0;
 const KNOWN: usize = 1;
@@ -46,12 +57,14 @@ impl Arrivals {
     /// Creates empty lines for at most `limit` connections each.
     pub(crate) fn new(limit: usize) -> Arrivals {
         let lines = [Line::new(limit), Line::new(limit), Line::new(limit)];
-        Arrivals { lines, next: 0, known: KnownUsers::default() }
+        let known = KnownUsers::default();
+        Arrivals { lines, next: 0, taken: None, is_put_back: false, known }
     }
 
-    /// Returns `true` if no connection waits.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.lines.iter().all(|line| line.waiting.is_empty())
+    /// Returns when the next connection is to be admitted, from now on; `None` if none waits.
+    pub(crate) fn next_admission(&self) -> Option<Duration> {
+        let waits = self.lines.iter().any(|line| line.len > 0);
+        waits.then_some(if self.is_put_back { PAUSE } else { Duration::ZERO })
     }
 
     /// Returns `true` if the line of a socket's known users is full, and no party has two connections in it. The
@@ -93,11 +106,12 @@ impl Arrivals {
         Some(Displaced { socket, culprit })
     }
 
-    /// Puts a connection back that cannot be admitted now: it is the user's next one.
-    pub(crate) fn put_back(&mut self, uid: u32, arrival: Arrival) {
-        let (line, known) = self.line_of(Some(uid), arrival.1);
-        let party = known.unwrap_or(Party::User(uid));
-        self.lines[line].put_back(Some(party), Some(uid), arrival);
+    /// Puts the connection back that was taken last, and that cannot be admitted now: it is the user's next one.
+    pub(crate) fn put_back(&mut self, arrival: Arrival) {
+        if let Some((line, party, uid)) = self.taken.take() {
+            self.lines[line].put_back(party, uid, arrival);
+            self.is_put_back = true;
+        }
     }
 
     fn line_of(&self, uid: Uid, entrance: Entrance) -> (usize, Option<Party>) {
@@ -113,7 +127,8 @@ impl Arrivals {
         for _ in 0..self.lines.len() {
             let line = self.next;
             self.next = (line + 1) % self.lines.len();
-            if let Some(arrival) = self.lines[line].next() {
+            if let Some((party, uid, arrival)) = self.lines[line].next() {
+                (self.taken, self.is_put_back) = (Some((line, party, uid)), false);
                 return Some(arrival);
             }
         }
@@ -157,10 +172,10 @@ impl Line {
         self.len += 1;
     }
 
-    fn next(&mut self) -> Option<Arrival> {
-        let (.., arrival) = self.waiting.take_next()?;
+    fn next(&mut self) -> Option<(Option<Party>, Uid, Arrival)> {
+        let taken = self.waiting.take_next()?;
         self.len -= 1;
-        Some(arrival)
+        Some(taken)
     }
 }
 
@@ -248,9 +263,13 @@ mod tests {
         assert!(is_waiting(&arrivals, 7));
         assert!(arrivals.next().is_some() && arrivals.next().is_some());
         assert!(!is_waiting(&arrivals, 7), "its turn is the second one");
-        arrivals.put_back(7, ordinary());
-        assert!(is_waiting(&arrivals, 7));
+        let (one, zero) = (Some(PAUSE), Some(Duration::ZERO));
+        assert_eq!(arrivals.next_admission(), zero);
+        // The policy does not admit it any more, and it keeps its place all the same.
         arrivals.forget(7);
+        arrivals.put_back(ordinary());
+        assert!(is_waiting(&arrivals, 7));
+        assert_eq!((arrivals.next_admission(), arrivals.lines[KNOWN].len), (one, 9));
         assert!(!arrivals.knows(7));
     }
 

@@ -76,18 +76,17 @@ impl Control {
         self.server_run.set_leaves(leaves);
         if leaves {
             self.device.device_mut().leave();
-            // The kernel's queue keeps further connections for the next server.
-            self.access.stop_accepting(self.wakeups.set());
         }
         self.stop();
     }
 
     pub(crate) fn stop(&mut self) {
         if self.server_run.begin_end() {
+            self.access.stop_accepting(self.wakeups.set());
             // Their applications attach again.
-            while let Some((socket, _)) = self.access.arrivals.next() {
-                self.workers.close_unread(socket);
-            }
+            let waiting = std::iter::from_fn(|| self.access.arrivals.next());
+            let waiting = waiting.map(|(socket, _)| socket).collect();
+            self.workers.close_unread(waiting);
             let stop = if self.server_run.leaves() { Command::Leave } else { Command::Stop };
             self.command(stop, Reply::Nothing);
         }

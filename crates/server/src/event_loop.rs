@@ -74,7 +74,9 @@ impl Control {
         while let Some(request) = self.wakeups.next_request() {
             match request {
                 Request::Adopt(socket) => {
-                    self.adopt(socket, Entrance::Administrators);
+                    if let Err((socket, entrance)) = self.adopt(socket, Entrance::Administrators) {
+                        self.arrive(socket, entrance);
+                    }
                 }
                 Request::Policy(policy, answer) => {
                     let _ = answer.send(self.set_policy(*policy));
@@ -96,8 +98,11 @@ impl Control {
     }
 
     fn next_deadline(&self) -> Option<Duration> {
-        if !self.mapping_jobs.is_empty() || !self.access.arrivals.is_empty() {
+        if !self.mapping_jobs.is_empty() {
             return Some(Duration::ZERO);
+        }
+        if let Some(pause) = self.access.arrivals.next_admission() {
+            return Some(pause);
         }
         let host = self.addresses.host().and_then(Host::next_deadline);
         let workers = self.workers.next_deadline().map(|deadline| {

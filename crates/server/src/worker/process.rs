@@ -5,6 +5,7 @@
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
@@ -27,9 +28,10 @@ const CONNECTIONS: u64 = 2;
 
 /// Commands that the worker executes before it handles other events.
 const COMMANDS: usize = 64;
-
 /// The interval at which the worker checks an ended connection with unread data.
 const UNREAD_CHECK_NS: u64 = 100_000_000;
+/// The time after which it reports executed commands, while more wait.
+const LONG_NS: u64 = 1_000_000_000;
 
 /// The end of a worker: the server closed its channel, or the kernel refused a necessary resource.
 pub(crate) struct Over;
@@ -60,8 +62,9 @@ pub(crate) struct Worker {
     epoll: OwnedFd,
     tables: Tables,
     handled: u64,
-    /// The number of executed commands that the control thread knows of.
+    /// The number of executed commands that the control thread knows of, and the time at which it was told.
     told: u64,
+    told_at: u64,
 }
 
 impl Worker {
@@ -79,7 +82,7 @@ impl Worker {
         let data = epoll::EventData::new_u64;
         epoll::add(&epoll, &channel, data(CHANNEL), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &notified, data(ENGINE), epoll::EventFlags::IN)?;
-        Ok(Worker { channel, notified, engines, epoll, tables, handled: 0, told: 0 })
+        Ok(Worker { channel, notified, engines, epoll, tables, handled: 0, told: 0, told_at: 0 })
     }
 
     /// Runs until the server closes the channel.
@@ -94,19 +97,15 @@ impl Worker {
     fn work(&mut self, buffer: &mut [u8; MAX_PACKET_BYTES]) -> Result<(), Over> {
         let mut events = [const { MaybeUninit::uninit() }; 16];
         let timeout = self.tables.entries.first_deadline().map(|(deadline, _)| {
-            let left = deadline.saturating_sub(clock_ns());
-            Timespec {
-                tv_sec: (left / 1_000_000_000) as i64,
-                tv_nsec: (left % 1_000_000_000) as i64,
-            }
+            let left = Duration::from_nanos(deadline.saturating_sub(clock_ns()));
+            Timespec::try_from(left).unwrap_or_default()
         });
         let ready = match epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()) {
             Ok((ready, _)) => ready,
             Err(Errno::INTR) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
-        let nothing = ready.is_empty();
-        let mut commanded = false;
+        let (nothing, mut commanded) = (ready.is_empty(), false);
         for event in &*ready {
             match event.data.u64() {
                 CHANNEL => commanded = true,
@@ -136,10 +135,11 @@ impl Worker {
                 self.end(index)?;
             }
         }
-        if self.told != self.handled {
-            self.tell(report::HANDLED, 0, 0, &[])?;
-        }
-        Ok(())
+        self.tell_handled()
+    }
+
+    fn tell_handled(&mut self) -> Result<(), Over> {
+        if self.told == self.handled { Ok(()) } else { self.tell(report::HANDLED, 0, 0, &[]) }
     }
 
     fn tell(&mut self, kind: u32, token: u64, value: u64, body: &[u8]) -> Result<(), Over> {
@@ -155,7 +155,7 @@ impl Worker {
         descriptors: &Descriptors,
     ) -> Result<(), Over> {
         let head = Head { kind, reserved: 0, token, value, handled: self.handled };
-        self.told = self.handled;
+        (self.told, self.told_at) = (self.handled, clock_ns());
         let mut handed = [self.channel.as_fd(); wire::MAX_DESCRIPTORS];
         let count = wire::borrow(descriptors, &mut handed);
         let channel = self.channel.as_fd();
@@ -261,12 +261,16 @@ impl Worker {
             let mut descriptors = Descriptors::default();
             let flags = RecvFlags::DONTWAIT;
             match wire::receive(self.channel.as_fd(), buffer, &mut descriptors, flags) {
-                Ok(Some((head, body))) => self.carry_out(head, body, descriptors)?,
+                Ok(Some((head, body))) => {
+                    self.carry_out(head, body, descriptors)?;
+                    // Without a report of its long commands, the worker would count as hung.
+                    if clock_ns() - self.told_at > LONG_NS {
+                        self.tell_handled()?;
+                    }
+                }
                 Ok(None) => {
                     // The server may still wait for the report of a worker that had hung.
-                    if self.told != self.handled {
-                        self.tell(report::HANDLED, 0, 0, &[])?;
-                    }
+                    self.tell_handled()?;
                     return Err(Over);
                 }
                 Err(Errno::AGAIN) => return Ok(()),

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
@@ -21,6 +22,10 @@ const IDLE: usize = 16;
 const MAX_HUNG: usize = 64;
 /// Connections that wait for a refusal. The server closes more without reading them.
 const WAITING: usize = 4096;
+/// Packets with connections to close unread that wait. Then the server accepts no more.
+const UNREAD_WAITING: usize = 64;
+/// Hung workers that close connections unread or refuse them.
+const MAX_HUNG_STRANGERS: usize = 4;
 /// The longest time from one look at the workers to the next one, while a worker has a command.
 const LOOK: Duration = Duration::from_secs(1);
 /// The time that workers have at the server's end to execute their commands.
@@ -84,6 +89,8 @@ pub(crate) struct Workers {
     /// Commands to prepare memory that did not reach a worker: the connections, and the kinds.
     failed: Vec<(u64, u32)>,
     closer: Sender<Box<dyn Send>>,
+    /// The closer of connections that are refused or closed unread: strangers can prolong these closes.
+    strangers_closer: Sender<Box<dyn Send>>,
     buffer: Box<[u8; MAX_PACKET_BYTES]>,
     /// The time of the last look for workers that hang.
     looked: Instant,
@@ -99,9 +106,12 @@ impl Workers {
         engines: Vec<OwnedFd>,
         epoll: Arc<OwnedFd>,
     ) -> io::Result<Workers> {
-        let (closer, closing) = channel::<Box<dyn Send>>();
-        let run = move || closing.into_iter().for_each(drop);
-        std::thread::Builder::new().name("closer".into()).spawn(run)?;
+        let start = |name: &str| {
+            let (closer, closing) = channel::<Box<dyn Send>>();
+            let run = move || closing.into_iter().for_each(drop);
+            Builder::new().name(name.into()).spawn(run).map(|_| closer)
+        };
+        let (closer, strangers_closer) = (start("closer")?, start("closer-refused")?);
         Ok(Workers {
             spawner,
             engines,
@@ -112,6 +122,7 @@ impl Workers {
             next: 0,
             failed: Vec::new(),
             closer,
+            strangers_closer,
             buffer: Box::new([0; MAX_PACKET_BYTES]),
             looked: Instant::now(),
         })
@@ -147,11 +158,19 @@ impl Workers {
         epoll::add(&self.epoll, &ours, epoll::EventData::new_u64(id), epoll::EventFlags::IN)?;
         self.spawner.spawn(theirs.as_fd(), &self.engines, notified.as_fd())?;
         self.next += 1;
-        let (link, uses) = (Link::new(ours, self.closer.clone()), 0);
+        let (link, uses) = (Link::new(ours, self.closer_of(owner).clone()), 0);
         let one = One { link, owner, notified, uses, is_hung: false, watches_room: false };
         self.all.insert(id, one);
         self.serving.insert(owner, id);
         Ok(id)
+    }
+
+    /// Returns the closer of the server's copies of descriptors that a worker gets.
+    fn closer_of(&self, owner: Owner) -> &Sender<Box<dyn Send>> {
+        match owner {
+            Owner::Refused | Owner::Unread => &self.strangers_closer,
+            Owner::User(_) | Owner::Administrator(_) | Owner::Pair(_) => &self.closer,
+        }
     }
 
     /// Returns the owner whose worker refuses a user's connection: the user if it has a worker,
@@ -166,15 +185,16 @@ impl Workers {
         self.all.get(&id).is_some_and(|one| one.link.waiting() >= WAITING)
     }
 
-    /// Closes a connection unread. The application's waiters on it prolong the close, and before Linux 6.16 also
-    /// descriptors that it sent, by hours. So a worker closes the connection, and that worker does nothing else.
-    pub(crate) fn close_unread(&mut self, socket: OwnedFd) {
-        self.close_by(Owner::Unread, vec![socket], 0);
+    /// Has a worker that does nothing else close connections unread. The application's waiters on a connection prolong its
+    /// close, and before Linux 6.16 also descriptors that it sent, by hours.
+    pub(crate) fn close_unread(&mut self, sockets: Vec<OwnedFd>) {
+        self.close_by(Owner::Unread, sockets, 0);
     }
 
     /// Returns `true` if so many connections wait to be closed unread that the server should accept no more.
     pub(crate) fn is_behind(&self) -> bool {
-        self.serving.get(&Owner::Unread).is_some_and(|id| self.is_flooded(*id))
+        let unread = self.serving.get(&Owner::Unread).and_then(|id| self.all.get(id));
+        unread.is_some_and(|one| one.link.waiting() >= UNREAD_WAITING)
     }
 
     /// Returns `true` if the server has to wait before it can make a worker for an owner.
@@ -217,8 +237,10 @@ impl Workers {
         if descriptors.is_empty() {
             return;
         }
-        // Without a worker, the thread for that closes them.
-        let Ok(id) = self.of(owner) else { return self.close(descriptors) };
+        let Ok(id) = self.of(owner) else {
+            // Without a worker, a thread closes them.
+            return drop(self.closer_of(owner).send(Box::new(descriptors)));
+        };
         self.push(id, Packet::new(command::DISPOSE, 0, flags).with(descriptors));
     }
 
@@ -331,8 +353,7 @@ impl Workers {
         Some(deadline.min(self.looked + LOOK))
     }
 
-    /// Excuses the workers for a time in which the control thread did not run either: the machine, the container or all of
-    /// the processes were stopped.
+    /// Excuses the workers for a time in which this thread did not run either: the machine or the container was stopped.
     fn excuse_stop(&mut self) {
         let gap = self.looked.elapsed();
         self.looked = Instant::now();
@@ -359,9 +380,14 @@ impl Workers {
         for packet in unsent {
             self.lose(owner, packet);
         }
+        let is_strangers = |owner| matches!(owner, Owner::Refused | Owner::Unread);
+        let most = if is_strangers(owner) { MAX_HUNG_STRANGERS } else { MAX_HUNG };
         // Those of pairs of users have limits: `apertures::disposals`.
-        let counts = |one: &One| one.is_hung && !matches!(one.owner, Owner::Pair(_));
-        if self.all.values().filter(|one| counts(one)).count() > MAX_HUNG {
+        let counts = |one: &One| {
+            let is_alike = is_strangers(one.owner) == is_strangers(owner);
+            one.is_hung && is_alike && !matches!(one.owner, Owner::Pair(_))
+        };
+        if self.all.values().filter(|one| counts(one)).count() > most {
             let oldest = self.all.iter().find(|(_, one)| counts(one)).map(|(id, _)| *id);
             self.remove(oldest.unwrap_or(id));
         }
@@ -397,8 +423,7 @@ impl Workers {
         }
         while !self.all.is_empty() {
             let left = until.saturating_duration_since(Instant::now());
-            let timeout =
-                Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+            let timeout = Timespec::try_from(left).unwrap_or_default();
             let fds: Vec<BorrowedFd<'_>> = self.all.values().map(|one| one.link.fd()).collect();
             let mut polled: Vec<_> =
                 fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
