@@ -202,7 +202,7 @@ fn http_of_axum() {
 const CONNECTIONS: usize = 10_000;
 /// The most memory of the service for each connection before its first request, in bytes.
 const MOST_BEFORE: u64 = 8 << 10;
-/// The most memory after a request. The HTTP library keeps its buffers.
+/// The most memory after a request, buffers of the HTTP library included.
 const MOST_AFTER: u64 = 32 << 10;
 
 /// Returns the resident memory of a process, in bytes.

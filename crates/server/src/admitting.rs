@@ -73,7 +73,7 @@ impl Control {
         }
     }
 
-    /// Admits up to [`ADMISSIONS`] accepted connections, in turn for each user.
+    /// Admits up to [`ADMISSIONS`] accepted connections, in turn for each party and user.
     pub(crate) fn admit_arrivals(&mut self) {
         for _ in 0..ADMISSIONS {
             let Some((socket, entrance)) = self.access.arrivals.next() else { return };
