@@ -154,8 +154,8 @@ impl Sum {
         !self.folded()
     }
 
-    /// Returns the checksum for a TCP, UDP or ICMPv6 header. It is never 0, which in UDP would mean
-    /// no checksum (RFC 768). In one's complement 0xffff equals 0.
+    /// Returns the checksum for a UDP header. It is never 0, which would mean no checksum (RFC 768).
+    /// In one's complement 0xffff equals 0.
     #[inline]
     #[must_use]
     pub fn nonzero_checksum(self) -> u16 {
@@ -172,6 +172,9 @@ impl Sum {
         self.folded() == 0xffff
     }
 }
+
+/// Offset of the checksum in a UDP header, in bytes.
+const UDP_FIELD: u16 = 6;
 
 /// The checksum field is not inside the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -196,8 +199,9 @@ pub fn field_at(start: u16, offset: u16, len: usize) -> Result<usize, OutsidePac
 }
 
 /// Completes a packet with a [`Partial`](crate::Checksum::Partial) checksum, with that variant's
-/// `start` and `offset`. The field holds the pseudo-header's sum. Like every device, the function
-/// writes 0xffff instead of 0 for any protocol: except in UDP, both mean the same.
+/// `start` and `offset`. The field holds the pseudo-header's sum. The function writes 0xffff instead
+/// of 0 where the field is at UDP's offset, 6: in UDP 0 means no checksum (RFC 768). Elsewhere the
+/// computed 0 stays (RFC 1624): analyzers report 0xffff in TCP as wrong.
 ///
 /// # Errors
 /// If the field is outside the packet; then nothing was written.
@@ -227,7 +231,8 @@ pub fn completed(
         sum.add(part.get(skip..).unwrap_or_default());
         skip = skip.saturating_sub(part.len());
     }
-    Ok((field, sum.nonzero_checksum().to_be_bytes()))
+    let value = if offset == UDP_FIELD { sum.nonzero_checksum() } else { sum.checksum() };
+    Ok((field, value.to_be_bytes()))
 }
 
 /// Returns `true` if an IPv4 header's own checksum is right. `header`: the header with its options.
@@ -268,7 +273,7 @@ pub fn verify(frame: &[u8], headers: &Headers) -> Verdict {
                 // ICMP over IPv4 has no pseudo-header.
                 Some(PROTOCOL_ICMP) => (ip.l4_offset, Sum::default()),
                 Some(protocol) => {
-                    let field = usize::from(ip.l4_offset) + 6;
+                    let field = usize::from(ip.l4_offset + UDP_FIELD);
                     if protocol == PROTOCOL_UDP && frame.get(field..field + 2) == Some(&[0, 0]) {
                         return Verdict::NotCovered;
                     }

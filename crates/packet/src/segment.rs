@@ -85,7 +85,7 @@ impl Segment {
     /// Writes the checksum into the header, after the caller added the payload to the sum. Returns
     /// the header's length. The frame may still need padding to Ethernet's 60 bytes.
     pub fn complete(self, header: &mut [u8; MAX_HEADER_BYTES]) -> usize {
-        self.write(header, self.sum.nonzero_checksum())
+        self.write(header, self.sum.checksum())
     }
 
     /// Leaves the checksum partial, for a device to complete. Returns the header's length, and the

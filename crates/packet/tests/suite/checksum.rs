@@ -7,6 +7,9 @@ use towpath_packet::build::{Flow, Tcp};
 use towpath_packet::checksum::{
     OutsidePacket, Sum, Verdict, complete, completed, ipv4_header_is_right, verify,
 };
+use towpath_packet::offload::MIN_SEGMENT_BYTES;
+use towpath_packet::segment::complete_into;
+use towpath_packet::transport::tcp_flags::ACK;
 use towpath_packet::{Checksum, Headers, Meta};
 
 /// Computes the checksum by its definition, word by word (RFC 1071, section 1).
@@ -112,6 +115,29 @@ fn zero_is_written_as_all_ones() {
     let mut none = udp;
     none[40..42].fill(0);
     assert_eq!(verdict(&none), Verdict::NotCovered);
+}
+
+/// Analyzers report a TCP checksum of 0xffff as wrong (RFC 1624 computes 0).
+#[test]
+fn zero_stays_zero_in_tcp() {
+    for flow in [Flow::v4(), Flow::v6()] {
+        let tcp = Tcp { flags: ACK, ..Tcp::default() };
+        let mut payload = [0; 2 * MIN_SEGMENT_BYTES as usize];
+        let (first, _) = payload.split_at_mut(MIN_SEGMENT_BYTES.into());
+        let (frame, meta) = flow.tcp_partial(&tcp, first);
+        let Checksum::Partial { start, offset } = meta.checksum else { panic!("{meta:?}") };
+        let (field, value) = completed(&[&frame], start, offset).unwrap();
+        // With its checksum as a payload word, the packet's sum is 0xffff.
+        first[..2].copy_from_slice(&value);
+        let (mut frame, _) = flow.tcp_partial(&tcp, first);
+        complete(&mut frame, start, offset).unwrap();
+        assert_eq!((&frame[field..field + 2], verdict(&frame)), (&[0, 0][..], Verdict::Right));
+        let (packet, meta) = flow.tcp_large(&tcp, &payload, MIN_SEGMENT_BYTES);
+        let mut fields = Vec::new();
+        let emit = |frame: &[u8]| fields.push(frame[field..field + 2].to_vec());
+        complete_into(&packet, &meta, &mut Vec::new(), emit).unwrap();
+        assert_eq!((fields.len(), &fields[0][..]), (2, &[0, 0][..]), "{flow:?}");
+    }
 }
 
 #[test]
