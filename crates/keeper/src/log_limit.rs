@@ -1,5 +1,5 @@
-//! Limits the log lines that one party can cause, for example a user: a burst, then one per second. Counts suppressed
-//! lines, and logs the count before the user's next line.
+//! Limits the log lines that one party can cause, for example a user: a burst, then some lines per second. Counts
+//! suppressed lines, and logs the count before the user's next line.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use tracing::warn;
 
-/// Lines that a user may log at once.
+/// Lines that a user may log at once, without another limit.
 const BURST: u32 = 20;
 /// Users that the limit remembers. Beyond that, it forgets users that have been quiet.
 const USERS: usize = 1024;
@@ -24,11 +24,26 @@ struct LineBudget {
 #[derive(Debug)]
 pub struct LogLimit<P> {
     users: HashMap<P, LineBudget>,
+    burst: u32,
+    per_second: u32,
 }
 
 impl<P> Default for LogLimit<P> {
     fn default() -> LogLimit<P> {
-        LogLimit { users: HashMap::new() }
+        LogLimit::new(BURST, 1)
+    }
+}
+
+impl<P> LogLimit<P> {
+    /// Allows each user `burst` lines at once, and `per_second` lines per second after that. At least 1 each.
+    #[must_use]
+    pub fn new(burst: u32, per_second: u32) -> LogLimit<P> {
+        LogLimit { users: HashMap::new(), burst: burst.max(1), per_second: per_second.max(1) }
+    }
+
+    /// Returns the number of seconds after which a user may log the whole burst again.
+    fn quiet_seconds(&self) -> u64 {
+        self.burst.div_ceil(self.per_second).into()
     }
 }
 
@@ -45,22 +60,26 @@ impl<P: Copy + Eq + Hash + Into<u32>> LogLimit<P> {
             }
         }
     }
+}
 
+impl<P: Copy + Eq + Hash> LogLimit<P> {
     /// Takes a line from the user's budget. Returns how many lines were suppressed before it, or
     /// `None` if the budget is used up.
-    fn take(&mut self, user: P, now: Instant) -> Option<u64> {
+    #[must_use]
+    pub fn take(&mut self, user: P, now: Instant) -> Option<u64> {
+        let quiet = self.quiet_seconds();
         if self.users.len() >= USERS && !self.users.contains_key(&user) {
-            self.users.retain(|_, one| !one.is_quiet(now));
+            self.users.retain(|_, one| one.seconds(now) < quiet);
             if self.users.len() >= USERS {
                 return None;
             }
         }
-        let fresh = LineBudget { left: BURST, since: now, suppressed: 0 };
+        let fresh = LineBudget { left: self.burst, since: now, suppressed: 0 };
         let budget = self.users.entry(user).or_insert(fresh);
-        let seconds = now.saturating_duration_since(budget.since).as_secs();
+        let seconds = budget.seconds(now);
         if seconds > 0 {
-            budget.left =
-                budget.left.saturating_add(seconds.min(u64::from(BURST)) as u32).min(BURST);
+            let more = seconds.min(quiet) as u32 * self.per_second;
+            budget.left = budget.left.saturating_add(more).min(self.burst);
             budget.since = now;
         }
         if budget.left == 0 {
@@ -73,8 +92,9 @@ impl<P: Copy + Eq + Hash + Into<u32>> LogLimit<P> {
 }
 
 impl LineBudget {
-    fn is_quiet(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.since).as_secs() >= u64::from(BURST)
+    /// Returns the whole seconds since the budget last grew.
+    fn seconds(&self, now: Instant) -> u64 {
+        now.saturating_duration_since(self.since).as_secs()
     }
 }
 
@@ -104,6 +124,17 @@ mod tests {
             assert!(lines(&mut limit, 1, 1_000_000).is_some());
         }
         assert_eq!(lines(&mut limit, 1, 1_000_000), None);
+    }
+
+    #[test]
+    fn another_limit_has_its_own_burst_and_rate() {
+        let mut limit = LogLimit::new(4, 2);
+        let start = Instant::now();
+        let mut lines = |seconds| {
+            let now = start + Duration::from_secs(seconds);
+            (0..9).filter(|_| limit.take(1, now).is_some()).count()
+        };
+        assert_eq!([0, 0, 1, 2, 60].map(&mut lines), [4, 0, 2, 2, 4]);
     }
 
     #[test]

@@ -35,7 +35,16 @@ pub(crate) struct Access {
     all_users_known: bool,
     /// The log lines that each user can cause.
     log: LogLimit<Party>,
+    /// The log lines that each refused user can cause.
+    refused_log: LogLimit<Party>,
+    /// The log lines that all refused users can cause together: the policy does not bound their number.
+    all_refused_log: LogLimit<()>,
+    /// The number of connections that the server refused.
+    refused: u64,
 }
+
+/// Log lines that all refused users can cause at once, and per second after that.
+const REFUSED_LINES: (u32, u32) = (100, 5);
 
 /// The least limit of connections that wait in each line, if the limit of descriptors is not lower.
 const LEAST_WAITING: usize = 64;
@@ -63,6 +72,9 @@ impl Access {
             own_uid: rustix::process::geteuid().as_raw(),
             all_users_known: every_user_has_a_number(),
             log: LogLimit::default(),
+            refused_log: LogLimit::default(),
+            all_refused_log: LogLimit::new(REFUSED_LINES.0, REFUSED_LINES.1),
+            refused: 0,
         }
     }
 
@@ -101,6 +113,31 @@ impl Access {
     /// Returns `true` if the server may log a line because of a user now.
     pub(crate) fn allows_line(&mut self, user: Party) -> bool {
         self.log.allows(user)
+    }
+
+    /// Returns `true` if the server may log now that it refused a user.
+    pub(crate) fn allows_refusal_line(&mut self, uid: u32) -> bool {
+        if !self.refused_log.allows(Party::User(uid)) {
+            return false;
+        }
+        match self.all_refused_log.take((), Instant::now()) {
+            None => false,
+            Some(0) => true,
+            Some(lines) => {
+                warn!(lines, "log lines about refused users were left out");
+                true
+            }
+        }
+    }
+
+    /// Counts a connection that the server refuses.
+    pub(crate) fn count_refused(&mut self) {
+        self.refused += 1;
+    }
+
+    /// Returns the number of connections that the server refused.
+    pub(crate) fn refused(&self) -> u64 {
+        self.refused
     }
 
     /// Returns `true` if the server may log a line that no user causes now.
@@ -240,6 +277,18 @@ mod tests {
         assert!(!access.arrivals.knows(4242), "the new policy has not admitted it yet");
         assert!(access.admit(&peer(4242), Entrance::Applications).is_ok());
         assert!(access.arrivals.knows(4242));
+    }
+
+    /// Refused users, of whom there can be many, neither fill the log nor use up the lines of other users.
+    #[test]
+    fn refused_users_share_the_log_lines_about_them() {
+        let mut access = Access::new(Policy::default(), None);
+        let logged = (0..10_000).filter(|uid| access.allows_refusal_line(*uid)).count() as u32;
+        let (burst, per_second) = REFUSED_LINES;
+        assert!((burst..burst + 30 * per_second).contains(&logged), "{logged} lines");
+        let of_one = (0..100).filter(|_| access.allows_refusal_line(7)).count();
+        assert!(of_one < 100, "all lines of one user are logged");
+        assert!(access.allows_line(Party::User(20_000)));
     }
 
     #[test]

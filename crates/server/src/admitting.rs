@@ -7,7 +7,7 @@
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
-use towpath_engine::account::{Account, Party};
+use towpath_engine::account::Account;
 use towpath_protocol::message::{ErrorBody, Message, Refusal};
 use towpath_protocol::peer::{self, Peer, is_same_process};
 use tracing::{info, warn};
@@ -20,8 +20,8 @@ use crate::policy::{Admission, Entrance};
 use crate::refusal::Refused;
 use crate::socket::BACKLOG;
 use crate::worker::link::Packet;
+use crate::worker::owner::Owner;
 use crate::worker::wire::command;
-use crate::worker::workers::Owner;
 
 /// Connections that the control thread admits per wake-up. The same wake-up handles at most one message of each worker.
 const ADMISSIONS: usize = 2;
@@ -198,7 +198,7 @@ impl Control {
     fn log_refusal(&mut self, peer: &Peer, entrance: Entrance, text: &str) {
         if entrance == Entrance::Applications && self.access.may_administer(peer.uid) {
             self.access.warn_of_admin_socket(peer.uid, peer.pid, text);
-        } else if self.access.allows_line(Party::User(peer.uid)) {
+        } else if self.access.allows_refusal_line(peer.uid) {
             info!(uid = peer.uid, pid = peer.pid, "refused: {text}");
         }
     }
@@ -211,6 +211,7 @@ impl Control {
 
     /// Refuses a connection.
     fn turn_away(&mut self, socket: OwnedFd, owner: Owner, (refusal, text): Refused) {
+        self.access.count_refused();
         let owner = self.workers.to_turn_away(owner);
         let Some(worker) = self.worker_of(owner) else {
             return self.workers.close_unread(vec![socket]);

@@ -13,7 +13,7 @@ use crate::addresses::Lease;
 use crate::control_endpoint::ControlEndpoint;
 use crate::numbered::Numbered;
 use crate::policy::{Admission, Entrance, Roles, Standing, Terms};
-use crate::worker::workers::Owner;
+use crate::worker::owner::Owner;
 
 /// The most promiscuous and capturing endpoints of a session, except for administrators.
 const MAX_LISTENING: usize = 2;

@@ -25,7 +25,8 @@ use crate::server_run::ServerRun;
 use crate::session_addresses::SessionAddresses;
 use crate::user_page::StatePages;
 use crate::wakeups::{DEVICE, HOST, KEEPER, Wakeups};
-use crate::worker::workers::{Owner, Workers};
+use crate::worker::owner::Owner;
+use crate::worker::workers::Workers;
 
 /// The control thread.
 pub(crate) struct Control {

@@ -69,6 +69,8 @@ pub(crate) struct Device {
     pub total_bytes: Option<usize>,
     /// Bytes of memory that all sessions have at present.
     pub bytes_in_use: usize,
+    /// The control connections that did not become attachments.
+    pub connections: ConnectionCounts,
     /// The device's counters, those of all lanes together.
     pub counters: BTreeMap<&'static str, u64>,
     /// The number of hardware queues without a socket of the server. Packets that arrive there are dropped.
@@ -80,6 +82,17 @@ pub(crate) struct Device {
     /// The counters of each lane, if there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lanes: Vec<BTreeMap<&'static str, u64>>,
+}
+
+/// Control connections that did not become attachments, since the server started.
+#[derive(Debug, Serialize)]
+pub(crate) struct ConnectionCounts {
+    /// Connections that the server refused.
+    pub refused: u64,
+    /// Connections that the server closed without reading them: too many waited.
+    pub closed_unread: u64,
+    /// Descriptors that a thread closes because no worker process is available.
+    pub closed_by_threads: u64,
 }
 
 fn is_zero(count: &u32) -> bool {

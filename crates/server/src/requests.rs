@@ -78,6 +78,7 @@ impl Control {
             addresses_in_use: self.addresses.counts().1,
             total_bytes: Some(self.access.policy().total_bytes).filter(|most| *most < usize::MAX),
             bytes_in_use: self.connections.usage().bytes(),
+            connections: self.connection_counts(),
             counters: report::device_counters(self.pages.mapping(), lanes),
             unserved_queues: self.device.unserved_queues().map_or(0, unserved),
             hardware: self.device.device_mut().statistics().into_iter().collect(),
@@ -93,5 +94,14 @@ impl Control {
             .map_err(|error| (Refusal::Limit, format!("report: {error}")))?;
         self.answer(token, &Message::Reported(next, text));
         Ok(())
+    }
+
+    fn connection_counts(&self) -> report::ConnectionCounts {
+        let (closed_unread, closed_by_threads) = self.workers.closed();
+        report::ConnectionCounts {
+            refused: self.access.refused(),
+            closed_unread,
+            closed_by_threads,
+        }
     }
 }

@@ -18,8 +18,8 @@ use crate::control_session::{Attaching, ControlSession, Ending, MappedSession, S
 use crate::engines::Reply;
 use crate::prepare::remove_stored;
 use crate::worker::link::Packet;
+use crate::worker::owner::Owner;
 use crate::worker::wire::command;
-use crate::worker::workers::Owner;
 
 impl Control {
     /// Ends a connection that its worker has closed, and its session.

@@ -19,7 +19,7 @@ use crate::control::Control;
 use crate::engines::Reply;
 use crate::resume::left::state_name;
 use crate::user_page::UserPage;
-use crate::worker::workers::Owner;
+use crate::worker::owner::Owner;
 
 impl Control {
     /// Makes the state page of a user, if there is none and the user's applications need one.

@@ -14,6 +14,7 @@
 //! | [`wire`] | the messages between the control thread and a worker |
 //! | [`link`] | the control thread's view of a worker: pending commands, and whether it hangs |
 //! | [`workers`] | all workers, by user |
+//! | [`owner`] | the users that a worker works for |
 //! | [`pair`] | two users that share memory for writing, and have a worker for it |
 //! | [`spawner`] | the process from which the workers are forked |
 //! | [`process`] | the worker's own loop |
@@ -23,6 +24,7 @@
 
 pub(crate) mod held;
 pub(crate) mod link;
+pub(crate) mod owner;
 pub(crate) mod pair;
 #[allow(unsafe_code)]
 pub(crate) mod pin;

@@ -6,8 +6,8 @@ use tracing::warn;
 
 use crate::control::Control;
 use crate::worker::link::{Packet, Report};
+use crate::worker::owner::Owner;
 use crate::worker::wire::{command, report};
-use crate::worker::workers::Owner;
 
 impl Control {
     /// Handles a report of a worker.

@@ -49,10 +49,20 @@ pub(crate) struct Device {
     pub(crate) addresses_in_use: u64,
     pub(crate) total_bytes: Option<u64>,
     pub(crate) bytes_in_use: u64,
+    pub(crate) connections: ConnectionCounts,
     pub(crate) counters: BTreeMap<String, u64>,
     pub(crate) hardware: BTreeMap<String, u64>,
     /// The number of hardware queues that the server does not serve.
     pub(crate) unserved_queues: u64,
+}
+
+/// Control connections that did not become attachments. Earlier servers do not report them.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct ConnectionCounts {
+    pub(crate) refused: u64,
+    pub(crate) closed_unread: u64,
+    pub(crate) closed_by_threads: u64,
 }
 
 /// A session.

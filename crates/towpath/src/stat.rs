@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::failure::{Failure, print, says};
 use crate::find::ServerName;
 use crate::number::Number;
-use crate::report::{self, Report, counter, drops};
+use crate::report::{self, ConnectionCounts, Report, counter, drops};
 use crate::signals::Signals;
 use crate::table::Table;
 
@@ -129,6 +129,7 @@ fn head(report: &Report) -> String {
         let (used, most) = (device.bytes_in_use >> 10, most >> 10);
         text += &format!("sessions have {used} KiB of {most} KiB (total-bytes)\n");
     }
+    text += &unserved_connections(&device.connections);
     if device.unserved_queues > 0 {
         let has = if device.unserved_queues == 1 { "has" } else { "have" };
         let queues = count(device.unserved_queues, "hardware queue");
@@ -137,6 +138,21 @@ fn head(report: &Report) -> String {
         );
     }
     text
+}
+
+fn unserved_connections(counts: &ConnectionCounts) -> String {
+    let kinds = [
+        (counts.refused, "refused"),
+        (counts.closed_unread, "closed unread"),
+        (counts.closed_by_threads, "closed without a worker"),
+    ];
+    let some = kinds.iter().filter(|(count, _)| *count > 0);
+    let some: Vec<String> = some.map(|(count, kind)| format!("{count} {kind}")).collect();
+    if some.is_empty() {
+        some.concat()
+    } else {
+        format!("control connections: {}\n", some.join(", "))
+    }
 }
 
 fn totals(report: &Report) -> String {
@@ -274,6 +290,16 @@ mod tests {
         let text = totals(&report(7, 5));
         assert!(text.contains("rx: no buffers"), "{text}");
         assert!(!totals(&report(7, 0)).contains("no buffers"));
+    }
+
+    #[test]
+    fn refused_connections_are_in_the_head() {
+        let mut report = report(7, 0);
+        assert!(!head(&report).contains("control connections"));
+        report.device.connections =
+            ConnectionCounts { refused: 3, closed_unread: 2, closed_by_threads: 0 };
+        let text = head(&report);
+        assert!(text.contains("control connections: 3 refused, 2 closed unread\n"), "{text}");
     }
 
     #[test]

@@ -19,8 +19,8 @@ use crate::connection::Connection;
 use crate::control::Control;
 use crate::engines::Reply;
 use crate::worker::link::Packet;
+use crate::worker::owner::Owner;
 use crate::worker::wire::command;
-use crate::worker::workers::Owner;
 
 impl Control {
     /// Returns how the engine reaches a new memory, and maps it if the engine does.

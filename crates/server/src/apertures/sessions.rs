@@ -13,8 +13,8 @@ use crate::connections::Connections;
 use crate::control::Control;
 use crate::prepare::{self, Prepared};
 use crate::worker::link::Packet;
+use crate::worker::owner::Owner;
 use crate::worker::wire::command;
-use crate::worker::workers::Owner;
 
 impl Control {
     /// Makes the tables of a session that may have apertures, and their record for a successor.

@@ -11,8 +11,8 @@ use super::disposals::{Disposal, MOST_HUNG};
 use super::tables::Released;
 use crate::control::Control;
 use crate::refusal::Refused;
+use crate::worker::owner::Owner;
 use crate::worker::pair::Pair;
-use crate::worker::workers::Owner;
 
 impl Control {
     /// Returns an account for a user number: that of one of the user's connections by a grant, if there is one. A memory

@@ -31,7 +31,7 @@ use crate::open::read_open;
 use crate::prepare::{Files, remove_stored, session_bytes, unfreeable_bytes};
 use crate::requests::endpoints::enter_endpoint;
 use crate::resumed_request::ResumedRequest;
-use crate::worker::workers::Owner;
+use crate::worker::owner::Owner;
 use towpath_protocol::position::{Phase, Position};
 
 /// Why a session is not resumed.

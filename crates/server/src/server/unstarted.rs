@@ -55,6 +55,8 @@ use towpath_protocol::position::{self, POSITIONS, Position};
 /// The time limit of each step of an application that attaches: a silent connection holds a
 /// descriptor.
 const STEP_TIMEOUT: Duration = Duration::from_secs(5);
+/// The time after which a worker reports executed commands while more wait. Far shorter than a worker has for one.
+const REPORT_TIME: Duration = Duration::from_secs(1);
 
 /// The parts of a server whose threads have not started.
 pub(super) struct Unstarted {
@@ -413,6 +415,7 @@ fn tables(policy: &Policy, counters: Vec<PeerWords>) -> Tables {
         doorbells: Doorbells::new(counters),
         copies: Copies::with_room(MEMORIES.user),
         step_ns: STEP_TIMEOUT.as_nanos() as u64,
+        report_ns: REPORT_TIME.as_nanos() as u64,
     }
 }
 

@@ -22,16 +22,13 @@ use super::wire::{self, Descriptors, Head, MAX_PACKET_BYTES, command, report};
 const CHANNEL: u64 = 0;
 /// The epoll data of the engine's eventfd.
 const ENGINE: u64 = 1;
-/// From this value on, the epoll data has two values per connection: for its socket and its
-/// process.
+/// From this value on, the epoll data has two values per connection: for its socket and its process.
 const CONNECTIONS: u64 = 2;
 
 /// Commands that the worker executes before it handles other events.
 const COMMANDS: usize = 64;
 /// The interval at which the worker checks an ended connection with unread data.
 const UNREAD_CHECK_NS: u64 = 100_000_000;
-/// The time after which it reports executed commands, while more wait.
-const LONG_NS: u64 = 1_000_000_000;
 
 /// The end of a worker: the server closed its channel, or the kernel refused a necessary resource.
 pub(crate) struct Over;
@@ -50,6 +47,8 @@ pub(crate) struct Tables {
     pub(crate) copies: Copies,
     /// The longest silence of a connection that attaches, in nanoseconds.
     pub(crate) step_ns: u64,
+    /// The time after which the worker reports executed commands while more wait, in nanoseconds.
+    pub(crate) report_ns: u64,
 }
 
 /// A worker.
@@ -82,7 +81,8 @@ impl Worker {
         let data = epoll::EventData::new_u64;
         epoll::add(&epoll, &channel, data(CHANNEL), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &notified, data(ENGINE), epoll::EventFlags::IN)?;
-        Ok(Worker { channel, notified, engines, epoll, tables, handled: 0, told: 0, told_at: 0 })
+        let told_at = clock_ns();
+        Ok(Worker { channel, notified, engines, epoll, tables, handled: 0, told: 0, told_at })
     }
 
     /// Runs until the server closes the channel.
@@ -256,7 +256,7 @@ impl Worker {
         Some(entry.token)
     }
 
-    fn commands(&mut self, buffer: &mut [u8; MAX_PACKET_BYTES]) -> Result<(), Over> {
+    pub(super) fn commands(&mut self, buffer: &mut [u8; MAX_PACKET_BYTES]) -> Result<(), Over> {
         for _ in 0..COMMANDS {
             let mut descriptors = Descriptors::default();
             let flags = RecvFlags::DONTWAIT;
@@ -264,7 +264,7 @@ impl Worker {
                 Ok(Some((head, body))) => {
                     self.carry_out(head, body, descriptors)?;
                     // Without a report of its long commands, the worker would count as hung.
-                    if clock_ns() - self.told_at > LONG_NS {
+                    if clock_ns() - self.told_at > self.tables.report_ns {
                         self.tell_handled()?;
                     }
                 }

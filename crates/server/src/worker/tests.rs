@@ -42,7 +42,7 @@ impl World {
         let memory = Region::private(64).unwrap();
         let doorbells = Doorbells::new(vec![peer_words(memory.mapping()).part(0, 8)]);
         let (entries, copies) = (Entries::with_room(3), Copies::with_room(2));
-        let tables = Tables { entries, doorbells, copies, step_ns };
+        let tables = Tables { entries, doorbells, copies, step_ns, report_ns: LONG };
         let (epoll, event) = (engine.try_clone().unwrap(), notified.try_clone().unwrap());
         let worker = std::thread::spawn(move || {
             let mut buffer = Box::new([0; MAX_PACKET_BYTES]);
@@ -446,6 +446,31 @@ fn memory_is_freed_at_once_or_when_the_connection_ends() {
     assert_eq!(blocks(&second[1..]), 0);
     assert_eq!(world.next_report(), Report::Ended { token: 1 });
     assert_eq!(blocks(&second), 0);
+}
+
+/// A worker whose commands last long reports each, so that it does not count as hung.
+#[test]
+fn long_commands_are_reported_one_by_one() {
+    for (report_ns, reports) in [(0, 3), (LONG, 0)] {
+        let (ours, theirs) = pair().unwrap();
+        let (entries, copies) = (Entries::with_room(1), Copies::with_room(1));
+        let memory = Region::private(64).unwrap();
+        let doorbells = Doorbells::new(vec![peer_words(memory.mapping()).part(0, 8)]);
+        let tables = Tables { entries, doorbells, copies, step_ns: LONG, report_ns };
+        let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let mut worker = Worker::new(theirs, Descriptors::default(), event, tables).ok().unwrap();
+        let mut link = Link::new(ours, channel().0);
+        for _ in 0..3 {
+            link.push(Packet::new(command::DISPOSE, 0, 0));
+        }
+        let mut buffer = Box::new([0; MAX_PACKET_BYTES]);
+        assert!(worker.commands(&mut buffer).is_ok());
+        for _ in 0..reports {
+            assert!(!link.is_idle());
+            assert_eq!(link.receive(&mut buffer), Some(Report::Handled));
+        }
+        assert_eq!((link.receive(&mut buffer), link.is_idle()), (None, reports == 3));
+    }
 }
 
 /// Unread descriptors count as the server's, so the connection counts as its user's until the peer

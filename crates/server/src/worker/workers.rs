@@ -8,13 +8,11 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
-use towpath_engine::account::{Account, Party};
-
 use super::link::{Link, Packet, Report};
-use super::pair::Pair;
+use super::owner::Owner;
 use super::spawner::{Spawner, pair};
 use super::wire::{MAX_PACKET_BYTES, command};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 
 /// Idle workers that the server keeps for users that return.
 const IDLE: usize = 16;
@@ -30,38 +28,6 @@ const MAX_HUNG_STRANGERS: usize = 4;
 const LOOK: Duration = Duration::from_secs(1);
 /// The time that workers have at the server's end to execute their commands.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// The owner of a worker: a user by its grant, an administrator, all users that may not attach, all users whose connections
-/// the server closes unread, or two users that share memory for writing. A user that is both has two workers: the worker of the grant may hang, and its end is not the
-/// administrator's. The worker of two users has no connection, and its hang ends no session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Owner {
-    User(u32),
-    Administrator(u32),
-    Refused,
-    Unread,
-    Pair(Pair),
-}
-
-impl Owner {
-    /// Returns the owner for an account.
-    pub(crate) fn of(account: Account) -> Owner {
-        if account.is_limited {
-            Owner::User(account.uid)
-        } else {
-            Owner::Administrator(account.uid)
-        }
-    }
-
-    /// Returns the user; `None` for several users.
-    pub(crate) fn user(self) -> Option<Party> {
-        match self {
-            Owner::User(uid) => Some(Party::User(uid)),
-            Owner::Administrator(uid) => Some(Party::Administrator(uid)),
-            Owner::Refused | Owner::Unread | Owner::Pair(_) => None,
-        }
-    }
-}
 
 #[derive(Debug)]
 struct One {
@@ -91,6 +57,10 @@ pub(crate) struct Workers {
     closer: Sender<Box<dyn Send>>,
     /// The closer of connections that are refused or closed unread: strangers can prolong these closes.
     strangers_closer: Sender<Box<dyn Send>>,
+    /// Connections that were closed without reading them.
+    closed_unread: u64,
+    /// Descriptors that a thread of the server closes because no worker is available.
+    closed_by_threads: u64,
     buffer: Box<[u8; MAX_PACKET_BYTES]>,
     /// The time of the last look for workers that hang.
     looked: Instant,
@@ -123,6 +93,8 @@ impl Workers {
             failed: Vec::new(),
             closer,
             strangers_closer,
+            closed_unread: 0,
+            closed_by_threads: 0,
             buffer: Box::new([0; MAX_PACKET_BYTES]),
             looked: Instant::now(),
         })
@@ -188,7 +160,13 @@ impl Workers {
     /// Has a worker that does nothing else close connections unread. The application's waiters on a connection prolong its
     /// close, and before Linux 6.16 also descriptors that it sent, by hours.
     pub(crate) fn close_unread(&mut self, sockets: Vec<OwnedFd>) {
+        self.closed_unread += sockets.len() as u64;
         self.close_by(Owner::Unread, sockets, 0);
+    }
+
+    /// Returns the number of connections that were closed unread, and of descriptors that threads close.
+    pub(crate) fn closed(&self) -> (u64, u64) {
+        (self.closed_unread, self.closed_by_threads)
     }
 
     /// Returns `true` if so many connections wait to be closed unread that the server should accept no more.
@@ -239,6 +217,7 @@ impl Workers {
         }
         let Ok(id) = self.of(owner) else {
             // Without a worker, a thread closes them.
+            self.closed_by_threads += descriptors.len() as u64;
             return drop(self.closer_of(owner).send(Box::new(descriptors)));
         };
         self.push(id, Packet::new(command::DISPOSE, 0, flags).with(descriptors));
@@ -453,8 +432,11 @@ impl Workers {
 mod tests {
     use std::io::Read;
 
+    use towpath_engine::account::Account;
+
     use super::*;
     use crate::worker::link::PATIENCE;
+    use crate::worker::pair::Pair;
 
     const USER: Owner = Owner::User(7);
 
@@ -523,6 +505,21 @@ mod tests {
             workers.hang(Owner::User(100 + uid));
         }
         assert!(!workers.has_hung(USER) && pairs.iter().all(|id| workers.is_hung(*id)));
+    }
+
+    #[test]
+    fn without_a_worker_a_thread_closes() {
+        let (mut workers, kept) = without_process();
+        drop(kept);
+        for owner in [Owner::Unread, USER] {
+            let (mut reader, writer) = std::io::pipe().unwrap();
+            match owner {
+                Owner::Unread => workers.close_unread(vec![writer.into()]),
+                _ => workers.close_by(owner, vec![writer.into()], 0),
+            }
+            assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+        }
+        assert_eq!(workers.closed(), (1, 2));
     }
 
     /// No other worker wipes a file that a worker of two users did not get.
