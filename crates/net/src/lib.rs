@@ -142,5 +142,5 @@ pub use towpath_stack::{
     Checksum, Config, CongestionControl, Counters, KeepAlive, Limits, Meta, Offload, Segmentation,
     SegmentationKind, SocketId, SocketInfo, TcpConfig, TcpInfo, TcpState,
 };
-pub use udp::UdpSocket;
+pub use udp::{DatagramToSend, ReceivedDatagram, UdpSocket};
 pub use watch::Source;

@@ -31,14 +31,14 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use quinn::udp::{RecvMeta, Transmit};
+use quinn::udp::{EcnCodepoint, RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, UdpPoller};
 
-use crate::UdpSocket;
 use crate::readiness::Interest;
 use crate::tasks::{TaskRegistration, poll_io};
 use crate::watch::private::Watchable;
 use crate::watchers::TaskDirection;
+use crate::{DatagramToSend, ReceivedDatagram, UdpSocket};
 
 /// A UDP socket for `quinn::Endpoint::new_with_abstract_socket`.
 ///
@@ -67,7 +67,10 @@ impl AsyncUdpSocket for Socket {
     }
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
-        match self.socket.send_to(transmit.contents, transmit.destination) {
+        let mut datagram = DatagramToSend::new(transmit.contents, transmit.destination);
+        datagram.from = transmit.src_ip;
+        datagram.tos = transmit.ecn.map(|ecn| ecn as u8);
+        match self.socket.send_many(&[datagram]) {
             Ok(_) => Ok(()),
             // An error would end the connection's task. To QUIC, a datagram that cannot be sent is a lost one.
             Err(error) if !ends(error.kind()) => Ok(()),
@@ -85,14 +88,15 @@ impl AsyncUdpSocket for Socket {
         for (buffer, meta) in buffers.iter_mut().zip(meta) {
             let outcome = match received {
                 0 => {
-                    let receive = || self.socket.recv_from(buffer);
+                    let receive = || self.socket.recv_datagram(buffer);
                     poll_io(&self.socket.socket_ref(), context, TaskDirection::Read, receive)
                 }
-                _ => Poll::Ready(self.socket.recv_from(buffer)),
+                _ => Poll::Ready(self.socket.recv_datagram(buffer)),
             };
             match outcome {
-                Poll::Ready(Ok((len, addr))) => {
-                    *meta = RecvMeta { addr, len, stride: len, ecn: None, dst_ip: None };
+                Poll::Ready(Ok(ReceivedDatagram { len, from, to, tos, .. })) => {
+                    let ecn = EcnCodepoint::from_bits(tos);
+                    *meta = RecvMeta { addr: from, len, stride: len, ecn, dst_ip: Some(to) };
                     received += 1;
                 }
                 Poll::Ready(Err(error)) if received == 0 => return Poll::Ready(Err(error)),

@@ -1,5 +1,7 @@
 //! The counterpart of `std::net::UdpSocket`.
 
+mod batches;
+
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
@@ -13,6 +15,8 @@ use crate::wait::Waiter;
 use crate::watch::private::Watchable;
 use crate::watch::{SocketRef, Source};
 use crate::{Network, PortProtocol, error};
+
+pub use batches::{DatagramToSend, ReceivedDatagram};
 
 struct Inner {
     network: Network,
@@ -128,6 +132,15 @@ impl UdpSocket {
     /// If the read timeout passed, or the peer refused a sent datagram.
     pub fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         self.receive(buffer, false).map(|received| (received.len, received.from))
+    }
+
+    /// Receives a datagram with the fields of its header; the part beyond the buffer's length is lost, and
+    /// [`ReceivedDatagram::datagram_bytes`] shows it.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::recv_from`].
+    pub fn recv_datagram(&self, buffer: &mut [u8]) -> io::Result<ReceivedDatagram> {
+        self.receive(buffer, false).map(ReceivedDatagram::new)
     }
 
     /// Copies the next datagram without removing it.

@@ -17,7 +17,7 @@ const DESTINATION_OPTIONS: u8 = 60;
 pub(crate) const HOP_LIMIT: u8 = 64;
 /// The bits of the traffic class for explicit congestion notification, and their values: "congestion
 /// experienced", and "the transport is capable of ECN" (RFC 3168, 5).
-const ECN_BITS: u8 = 3;
+pub(crate) const ECN_BITS: u8 = 3;
 const CONGESTED: u8 = 3;
 const CAPABLE: u8 = 2;
 /// The maximum number of extension headers; no honest packet has more.
@@ -46,8 +46,15 @@ pub(crate) struct Packet<'a> {
     /// From the IP header's first byte to the packet's end, without the frame's padding.
     pub(crate) bytes: &'a [u8],
     pub(crate) fragment: Option<FragmentOf>,
-    /// `true` if a router marked the packet as having met congestion (CE; RFC 3168, 5).
-    pub(crate) congested: bool,
+    /// The type of service (IPv4) or traffic class (IPv6).
+    pub(crate) traffic_class: u8,
+}
+
+impl Packet<'_> {
+    /// Returns `true` if a router marked the packet as having met congestion (CE; RFC 3168, 5).
+    pub(crate) fn is_congested(&self) -> bool {
+        self.traffic_class & ECN_BITS == CONGESTED
+    }
 }
 
 /// The reason why the stack drops a packet.
@@ -127,7 +134,7 @@ fn outline_v4(bytes: &[u8]) -> Packet<'_> {
             offset,
             more,
         }),
-        congested: bytes[1] & ECN_BITS == CONGESTED,
+        traffic_class: bytes[1],
     }
 }
 
@@ -207,7 +214,7 @@ fn outline_v6(bytes: &[u8]) -> Packet<'_> {
         payload: &bytes[40..],
         bytes,
         fragment: None,
-        congested: bytes[1] >> 4 & ECN_BITS == CONGESTED,
+        traffic_class: bytes[0] << 4 | bytes[1] >> 4,
     }
 }
 
@@ -443,9 +450,9 @@ mod tests {
                 let packet = read(&bytes, false).unwrap();
                 assert_eq!((packet.src, packet.dst, packet.protocol), (src, dst, UDP));
                 assert_eq!((packet.payload, packet.fragment), (&[0xaa; 9][..], fragment));
-                assert_eq!((packet.hop_limit, packet.congested), (3, false));
+                assert_eq!((packet.hop_limit, packet.is_congested()), (3, false));
                 mark_capable(&mut bytes, src);
-                assert!(!read(&bytes, false).unwrap().congested);
+                assert!(!read(&bytes, false).unwrap().is_congested());
             }
         }
     }

@@ -94,4 +94,4 @@ pub use tcp::{Shutdown, TcpInfo, TcpState};
 pub use time::Instant;
 pub use towpath_packet::meta::{Checksum, Meta, Segmentation, SegmentationKind};
 pub use transmit::Transmit;
-pub use udp::Received;
+pub use udp::{Outgoing, Received};

@@ -32,6 +32,7 @@ struct Partial {
     total: Option<usize>,
     protocol: u8,
     hop_limit: u8,
+    traffic_class: u8,
     deadline: Instant,
     /// `true` if fragments overlapped: the stack drops the rest of the packet too.
     poisoned: bool,
@@ -98,6 +99,10 @@ impl Reassembly {
         }
         let held = partial.bytes.capacity();
         let fit = partial.place(start, end, part.more, packet.payload);
+        // The whole packet has met congestion if a fragment has (RFC 3168, 5.3).
+        if packet.is_congested() {
+            partial.traffic_class |= packet.traffic_class & ip::ECN_BITS;
+        }
         if start == 0 {
             partial.protocol = packet.protocol;
         }
@@ -194,6 +199,7 @@ impl Partial {
             total: None,
             protocol: packet.protocol,
             hop_limit: packet.hop_limit,
+            traffic_class: packet.traffic_class,
             deadline,
             poisoned: false,
         }
@@ -251,7 +257,7 @@ impl Partial {
             dst: key.dst,
             protocol: self.protocol,
             hop_limit: self.hop_limit,
-            traffic_class: 0,
+            traffic_class: self.traffic_class,
             payload_bytes,
             fragment: None,
         };
@@ -286,7 +292,7 @@ mod tests {
                 protocol_at: 9,
                 payload,
                 bytes: payload,
-                congested: false,
+                traffic_class: 0,
                 fragment: None,
             };
             let part = FragmentOf { id, offset, more };

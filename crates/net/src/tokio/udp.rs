@@ -1,6 +1,6 @@
 //! The counterpart of `tokio::net::UdpSocket`.
 
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::net::SocketAddr;
 use std::task::{Context, Poll};
 
@@ -8,12 +8,12 @@ use tokio::io::ReadBuf;
 use tokio::net::ToSocketAddrs;
 
 use super::names::each;
-use crate::Network;
 use crate::options::{first_success, no_address};
 use crate::readiness::{Interest, Ready};
 use crate::tasks::{poll_io, repeat, wait_ready};
 use crate::watch::private::Watchable;
 use crate::watchers::TaskDirection;
+use crate::{DatagramToSend, Network, ReceivedDatagram};
 
 /// A UDP socket of a [`Network`], used like `tokio::net::UdpSocket`.
 ///
@@ -108,6 +108,39 @@ impl UdpSocket {
     /// As [`UdpSocket::recv`].
     pub async fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         repeat(self.socket.socket_ref(), Interest::READABLE, || self.socket.recv_from(buffer)).await
+    }
+
+    /// Receives a datagram with the fields of its header.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::recv`].
+    pub async fn recv_datagram(&self, buffer: &mut [u8]) -> io::Result<ReceivedDatagram> {
+        let receive = || self.socket.recv_datagram(buffer);
+        repeat(self.socket.socket_ref(), Interest::READABLE, receive).await
+    }
+
+    /// Waits for a datagram, and receives as many as have arrived and have buffers: see
+    /// [`UdpSocket::recv_many`](crate::UdpSocket::recv_many).
+    ///
+    /// # Errors
+    /// As [`UdpSocket::recv`].
+    pub async fn recv_many(
+        &self,
+        buffers: &mut [IoSliceMut<'_>],
+        received: &mut Vec<ReceivedDatagram>,
+    ) -> io::Result<usize> {
+        let receive = || self.socket.recv_many(buffers, received);
+        repeat(self.socket.socket_ref(), Interest::READABLE, receive).await
+    }
+
+    /// Waits for room, and sends as many datagrams as find room: see
+    /// [`UdpSocket::send_many`](crate::UdpSocket::send_many).
+    ///
+    /// # Errors
+    /// As [`UdpSocket::send_many`](crate::UdpSocket::send_many).
+    pub async fn send_many(&self, datagrams: &[DatagramToSend<'_>]) -> io::Result<usize> {
+        let send = || self.socket.send_many(datagrams);
+        repeat(self.socket.socket_ref(), Interest::WRITABLE, send).await
     }
 
     /// Copies the next datagram without removing it.

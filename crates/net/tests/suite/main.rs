@@ -1,6 +1,7 @@
 //! The sockets over a server in this process.
 
 mod bursts;
+mod datagrams;
 mod ended_sessions;
 mod last_datagrams;
 mod server_tap;

@@ -39,7 +39,7 @@ pub(crate) fn serve(mtu: u32) -> Server {
     Server::start(&config, Box::new(device), Box::<MemoryStore>::default()).unwrap()
 }
 
-fn host(server: &Server, name: &str) -> Network {
+pub(crate) fn host(server: &Server, name: &str) -> Network {
     let socket = server.connect().unwrap();
     let session = Session::attach_over(socket, &SessionLink::options(name)).unwrap();
     Network::builder().over(session).unwrap()

@@ -26,7 +26,7 @@ impl Tcp {
             host.counters.tcp_malformed += 1;
             return;
         };
-        seg.congested = packet.congested;
+        seg.congested = packet.is_congested();
         if verify {
             let pseudo = Sum::pseudo(packet.src, packet.dst, ip::TCP, packet.payload.len());
             if pseudo.add(packet.payload).folded() != 0xffff {

@@ -11,7 +11,7 @@ use crate::host::Host;
 use crate::icmp::{Problem, Quoted};
 use crate::ip::{self, Header, Packet};
 use crate::{Instant, Readiness, SocketError, SocketId, SocketInfo, UdpId, fragment, path};
-use queue::Queue;
+use queue::{Arrived, Queue};
 use recent::Recent;
 
 /// The header's length, in bytes.
@@ -28,6 +28,33 @@ pub struct Received {
     pub from: SocketAddr,
     /// The destination address.
     pub to: IpAddr,
+    /// The type of service (IPv4) or traffic class (IPv6), congestion notification included.
+    pub traffic_class: u8,
+    /// The time to live (IPv4) or hop limit (IPv6) with which the datagram arrived.
+    pub hop_limit: u8,
+}
+
+/// A datagram to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outgoing<'a> {
+    /// Its bytes.
+    pub data: &'a [u8],
+    /// The receiver; `None` for the socket's peer.
+    pub to: Option<SocketAddr>,
+    /// The source address: one of this host's. `None` for the address of the socket, or else that of the route.
+    pub from: Option<IpAddr>,
+    /// The type of service or traffic class; `None` for that of the socket.
+    pub traffic_class: Option<u8>,
+    /// The hop limit, 1 to 255; `None` for that of the socket.
+    pub hop_limit: Option<u8>,
+}
+
+impl<'a> Outgoing<'a> {
+    /// Returns a datagram with the socket's own settings.
+    #[must_use]
+    pub fn new(data: &'a [u8], to: Option<SocketAddr>) -> Outgoing<'a> {
+        Outgoing { data, to, from: None, traffic_class: None, hop_limit: None }
+    }
 }
 
 struct Socket {
@@ -157,9 +184,9 @@ impl Udp {
         now: Instant,
         host: &mut Host,
         id: UdpId,
-        data: &[u8],
-        to: Option<SocketAddr>,
+        outgoing: &Outgoing<'_>,
     ) -> Result<(), SocketError> {
+        let Outgoing { data, to, from, traffic_class, hop_limit } = *outgoing;
         let socket = self.get(id)?;
         if let Some(error) = socket.take_error() {
             return Err(error);
@@ -173,7 +200,17 @@ impl Udp {
             return Err(SocketError::BroadcastNotEnabled);
         }
         let is_multicast = to.ip().is_multicast();
-        let src = if socket.local.ip().is_unspecified() { route.src } else { socket.local.ip() };
+        let usual_hop_limit =
+            if is_multicast { socket.multicast_hop_limit } else { socket.hop_limit };
+        let src = match from {
+            Some(from) if from.is_ipv4() != to.is_ipv4() => {
+                return Err(SocketError::InvalidAddress);
+            }
+            Some(from) if !host.is_ours(from) => return Err(SocketError::AddressNotAvailable),
+            Some(from) => from,
+            None if socket.local.ip().is_unspecified() => route.src,
+            None => socket.local.ip(),
+        };
         let len = HEADER_BYTES + data.len();
         if len + if src.is_ipv4() { 20 } else { 0 } > 65_535 {
             return Err(SocketError::MessageTooLong);
@@ -182,8 +219,8 @@ impl Udp {
             src,
             dst: to.ip(),
             protocol: ip::UDP,
-            hop_limit: if is_multicast { socket.multicast_hop_limit } else { socket.hop_limit },
-            traffic_class: socket.traffic_class,
+            hop_limit: hop_limit.map_or(usual_hop_limit, |limit| limit.max(1)),
+            traffic_class: traffic_class.unwrap_or(socket.traffic_class),
             payload_bytes: len,
             fragment: None,
         };
@@ -228,13 +265,19 @@ impl Udp {
         let received = Received {
             len: datagram.copy_to(buffer),
             datagram_bytes: datagram.len(),
-            from: datagram.from,
-            to: datagram.to,
+            from: datagram.arrived.from,
+            to: datagram.arrived.to,
+            traffic_class: datagram.arrived.traffic_class,
+            hop_limit: datagram.arrived.hop_limit,
         };
         if !peek {
             socket.queue.pop();
         }
         Ok(received)
+    }
+
+    pub(crate) fn has_datagram(&mut self, id: UdpId) -> Result<bool, SocketError> {
+        Ok(!self.get(id)?.queue.is_empty())
     }
 
     /// Reports the sockets that wait for room in the outbox, once half of it is free: enough to
@@ -377,7 +420,8 @@ impl Udp {
             return false;
         }
         let data = &payload[HEADER_BYTES..];
-        if !socket.queue.push(from, packet.dst, data) {
+        let Packet { dst: to, traffic_class, hop_limit, .. } = *packet;
+        if !socket.queue.push(&Arrived { from, to, traffic_class, hop_limit }, data) {
             socket.dropped += 1;
             host.counters.udp_queue_full += 1;
             return true;

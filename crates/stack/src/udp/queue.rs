@@ -4,16 +4,24 @@
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
-/// Address, port, address and length, in this order before a datagram's bytes.
-const V4_RECORD_BYTES: usize = 4 + 2 + 4 + 2;
-const V6_RECORD_BYTES: usize = 16 + 2 + 16 + 2;
+/// Address, port, address, traffic class, hop limit and length, in this order before a datagram's bytes.
+const V4_RECORD_BYTES: usize = 4 + 2 + 4 + 2 + 2;
+const V6_RECORD_BYTES: usize = 16 + 2 + 16 + 2 + 2;
 /// The minimum memory that a queue allocates, and keeps once it had any.
 const LEAST_BYTES: usize = 4096;
 
-/// A datagram at the head of the queue, its bytes in two parts.
-pub(super) struct Datagram<'a> {
+/// The header fields of a datagram that an application can ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Arrived {
     pub(super) from: SocketAddr,
     pub(super) to: IpAddr,
+    pub(super) traffic_class: u8,
+    pub(super) hop_limit: u8,
+}
+
+/// A datagram at the head of the queue, its bytes in two parts.
+pub(super) struct Datagram<'a> {
+    pub(super) arrived: Arrived,
     parts: (&'a [u8], &'a [u8]),
 }
 
@@ -37,7 +45,8 @@ impl Queue {
     }
 
     /// Appends a datagram. Returns `false`, without a change, if the limit leaves no room.
-    pub(super) fn push(&mut self, from: SocketAddr, to: IpAddr, data: &[u8]) -> bool {
+    pub(super) fn push(&mut self, arrived: &Arrived, data: &[u8]) -> bool {
+        let Arrived { from, to, traffic_class, hop_limit } = *arrived;
         let Ok(len) = u16::try_from(data.len()) else { return false };
         let used = self.ring.len() + self.record_bytes() + data.len();
         if used > self.limit || from.is_ipv4() != self.is_ipv4 || to.is_ipv4() != self.is_ipv4 {
@@ -51,6 +60,7 @@ impl Queue {
         self.push_address(from.ip());
         self.ring.extend(&from.port().to_be_bytes());
         self.push_address(to);
+        self.ring.extend(&[traffic_class, hop_limit]);
         self.ring.extend(&len.to_be_bytes());
         self.ring.extend(data);
         self.peak = self.peak.max(used);
@@ -73,13 +83,15 @@ impl Queue {
     pub(super) fn front(&self) -> Option<Datagram<'_>> {
         let mut at = 0;
         let (from, port) = (self.address(&mut at)?, self.be16(&mut at)?);
-        let (to, len) = (self.address(&mut at)?, usize::from(self.be16(&mut at)?));
+        let (to, [traffic_class, hop_limit]) = (self.address(&mut at)?, self.bytes(&mut at)?);
+        let len = usize::from(self.be16(&mut at)?);
         let (first, second) = self.ring.as_slices();
         let split = first.len().clamp(at, at + len);
         let before = first.get(at..split).unwrap_or_default();
         let rest = split.saturating_sub(first.len())..(at + len).saturating_sub(first.len());
         let parts = (before, second.get(rest).unwrap_or_default());
-        Some(Datagram { from: SocketAddr::new(from, port), to, parts })
+        let from = SocketAddr::new(from, port);
+        Some(Datagram { arrived: Arrived { from, to, traffic_class, hop_limit }, parts })
     }
 
     fn address(&self, at: &mut usize) -> Option<IpAddr> {
@@ -142,7 +154,7 @@ impl Datagram<'_> {
 mod tests {
     use super::*;
 
-    fn addresses(is_ipv4: bool, number: u16) -> (SocketAddr, IpAddr) {
+    fn arrived(is_ipv4: bool, number: u16) -> Arrived {
         let ip = |last| -> IpAddr {
             if is_ipv4 {
                 [10, 0, 0, last].into()
@@ -150,7 +162,8 @@ mod tests {
                 [0xfe80, 0, 0, 0, 1, 2, 3, last.into()].into()
             }
         };
-        (SocketAddr::new(ip(number as u8), number), ip(200))
+        let from = SocketAddr::new(ip(number as u8), number);
+        Arrived { from, to: ip(200), traffic_class: number as u8, hop_limit: !number as u8 }
     }
 
     /// Compares with a plain list, with lengths that make the ring wrap at every offset.
@@ -162,8 +175,7 @@ mod tests {
             let mut refused = 0;
             for number in 1..5_000u16 {
                 let data = vec![number as u8; usize::from(number) * 37 % 1009];
-                let (from, to) = addresses(is_ipv4, number);
-                if queue.push(from, to, &data) {
+                if queue.push(&arrived(is_ipv4, number), &data) {
                     list.push_back((number, data));
                 } else {
                     refused += 1;
@@ -172,8 +184,7 @@ mod tests {
                 if number % 3 == 0 || number % 1000 > 900 {
                     let (number, data) = list.pop_front().unwrap();
                     let got = queue.front().unwrap();
-                    let (from, to) = addresses(is_ipv4, number);
-                    assert_eq!((got.from, got.to, got.len()), (from, to, data.len()));
+                    assert_eq!((got.arrived, got.len()), (arrived(is_ipv4, number), data.len()));
                     let mut buffer = [0; 2000];
                     assert_eq!(got.copy_to(&mut buffer), data.len());
                     assert_eq!(buffer[..data.len()], data);
@@ -190,10 +201,9 @@ mod tests {
     #[test]
     fn bursts_keep_memory_and_single_datagrams_release_it() {
         let mut queue = Queue::new(1 << 20, true);
-        let (from, to) = addresses(true, 7);
         let mut burst = |count: usize| {
             for _ in 0..count {
-                assert!(queue.push(from, to, &[1; 1000]));
+                assert!(queue.push(&arrived(true, 7), &[1; 1000]));
             }
             let held = queue.ring.capacity();
             (0..count).for_each(|_| queue.pop());

@@ -51,7 +51,7 @@ fn drain(stack: &mut Stack, socket: UdpId, buffer: &mut [u8]) -> usize {
 #[test]
 fn a_udp_sockets_limit_is_of_memory() {
     assert!(CountingAllocator::is_installed());
-    for (v6, record_bytes) in [(false, 12), (true, 36)] {
+    for (v6, record_bytes) in [(false, 14), (true, 38)] {
         for len in [0, 1, 100, 1472, 60_000] {
             let mut config = config(0);
             config.limits.udp_receive_bytes = LIMIT;

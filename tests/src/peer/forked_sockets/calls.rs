@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use towpath_client::{Lost, OpenError, Session};
 use towpath_net::{
-    Addresses, Config, Counters, Driving, Events, HostError, Interest, Link, LinkError, Meta,
-    Network, NetworkBuilder, Poller, PortProtocol, SessionLink, TcpListener, TcpStream, Trigger,
-    UdpSocket,
+    Addresses, Config, Counters, DatagramToSend, Driving, Events, HostError, Interest, Link,
+    LinkError, Meta, Network, NetworkBuilder, Poller, PortProtocol, SessionLink, TcpListener,
+    TcpStream, Trigger, UdpSocket,
 };
 
 /// The time limit of each call, after which the kernel ends the child.
@@ -192,6 +192,11 @@ fn datagrams(caller: &mut Caller, network: &Network, udp: &UdpSocket, poller: &P
         udp.send(b"?");
         udp.recv_from(&mut buffer);
         udp.recv(&mut buffer);
+        udp.recv_datagram(&mut buffer);
+        udp.recv_many(&mut [], &mut Vec::new());
+        udp.recv_many(&mut [IoSliceMut::new(&mut [0])], &mut Vec::new());
+        udp.send_many(&[]);
+        udp.send_many(&[DatagramToSend::to_peer(b"?")]);
         udp.peek_from(&mut buffer);
         udp.peek(&mut buffer);
         udp.dropped();

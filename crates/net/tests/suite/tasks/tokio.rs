@@ -1,12 +1,12 @@
 //! Tasks of tokio.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, IoSliceMut, Read, Write};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 use towpath_net::tokio::{TcpListener, TcpStream, UdpSocket, drive};
-use towpath_net::{Driving, Interest, Network};
+use towpath_net::{DatagramToSend, Driving, Interest, Network};
 
 use super::{A, World, world};
 
@@ -131,6 +131,33 @@ fn datagrams_go_to_any_number_of_tasks() {
             let count = timeout(LONG, client.recv(&mut back)).await.expect("an answer").unwrap();
             assert_eq!(back[..count], round.to_be_bytes());
         }
+    });
+}
+
+#[test]
+fn several_datagrams_go_in_one_call() {
+    each_way(async |world| {
+        let receiver = UdpSocket::bind(&world.a, (A, 9)).await.unwrap();
+        let sender = UdpSocket::bind(&world.b, "0.0.0.0:0").await.unwrap();
+        let to = receiver.local_addr().unwrap();
+        let (mut sent, mut got, mut received) = (0, 0, Vec::new());
+        let datagrams: Vec<[u8; 1]> = (0..20).map(|number| [number]).collect();
+        while sent < 20 {
+            let rest: Vec<_> =
+                datagrams[sent..].iter().map(|data| DatagramToSend::new(data, to)).collect();
+            sent += sender.send_many(&rest).await.unwrap();
+        }
+        while got < 19 {
+            let mut memory = [[0; 1]; 7];
+            let mut buffers = memory.each_mut().map(|buffer| IoSliceMut::new(buffer));
+            let count = receiver.recv_many(&mut buffers[..(19 - got).min(7)], &mut received).await;
+            for data in &memory[..count.unwrap()] {
+                assert_eq!(data[0], got as u8);
+                got += 1;
+            }
+        }
+        let last = receiver.recv_datagram(&mut [0; 4]).await.unwrap();
+        assert_eq!((last.len, last.ttl, last.tos), (1, 64, 0));
     });
 }
 

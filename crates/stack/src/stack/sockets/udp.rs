@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use crate::stack::Stack;
-use crate::udp::Received;
+use crate::udp::{Outgoing, Received};
 use crate::{Instant, Readiness, SocketError, UdpId};
 
 /// UDP.
@@ -50,7 +50,20 @@ impl Stack {
         data: &[u8],
         to: Option<SocketAddr>,
     ) -> Result<(), SocketError> {
-        self.udp.send(now, &mut self.host, id, data, to)
+        self.udp.send(now, &mut self.host, id, &Outgoing::new(data, to))
+    }
+
+    /// Sends a datagram with header fields of its own.
+    ///
+    /// # Errors
+    /// As [`Stack::udp_send`], and if the source is not an address of this host.
+    pub fn udp_send_with(
+        &mut self,
+        now: Instant,
+        id: UdpId,
+        outgoing: &Outgoing<'_>,
+    ) -> Result<(), SocketError> {
+        self.udp.send(now, &mut self.host, id, outgoing)
     }
 
     /// Takes the oldest datagram, or with `peek` copies and keeps it.
@@ -64,6 +77,14 @@ impl Stack {
         peek: bool,
     ) -> Result<Received, SocketError> {
         self.udp.recv(id, buffer, peek)
+    }
+
+    /// Returns `true` if a datagram waits.
+    ///
+    /// # Errors
+    /// If there is no such socket.
+    pub fn udp_has_datagram(&mut self, id: UdpId) -> Result<bool, SocketError> {
+        self.udp.has_datagram(id)
     }
 
     /// Returns the operations that are possible without waiting.

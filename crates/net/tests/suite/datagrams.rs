@@ -1,0 +1,115 @@
+//! Several datagrams per call, and the header fields of datagrams, with the kernel's own sockets as the sender.
+
+use std::io::{ErrorKind, IoSliceMut};
+use std::num::NonZeroU8;
+use std::time::Duration;
+
+use rustix::net::sockopt;
+use towpath_net::{DatagramToSend, ReceivedDatagram, UdpSocket};
+use towpath_testkit::isolated;
+
+use crate::server_tap::{host, serve};
+
+const TIMEOUT: Option<Duration> = Some(Duration::from_secs(5));
+
+/// Receives `count` datagrams, as many at once as have arrived, in buffers of 8 bytes.
+fn receive(socket: &UdpSocket, count: usize) -> Vec<(Vec<u8>, ReceivedDatagram)> {
+    let (mut all, mut received) = (Vec::new(), Vec::new());
+    while all.len() < count {
+        let mut memory = [[0; 8]; 3];
+        let mut buffers = memory.each_mut().map(|buffer| IoSliceMut::new(buffer));
+        let got = socket.recv_many(&mut buffers, &mut received).unwrap();
+        assert!((1..=3).contains(&got) && got == received.len(), "{got}");
+        all.extend(
+            received.iter().zip(&memory).map(|(one, data)| (data[..one.len].to_vec(), *one)),
+        );
+    }
+    all
+}
+
+#[test]
+fn datagrams_of_the_kernel_arrive_with_their_header_fields() {
+    isolated!(|| {
+        let server = serve(1500);
+        let a = host(&server, "a");
+        for (ours, theirs) in [("10.77.0.2:7", "10.77.0.1:0"), ("[fd77::2]:7", "[fd77::1]:0")] {
+            let socket = UdpSocket::bind(&a, ours).unwrap();
+            socket.set_read_timeout(TIMEOUT).unwrap();
+            let kernel = std::net::UdpSocket::bind(theirs).unwrap();
+            if theirs.starts_with('[') {
+                sockopt::set_ipv6_unicast_hops(&kernel, Some(37)).unwrap();
+                sockopt::set_ipv6_tclass(&kernel, 0xb9).unwrap();
+            } else {
+                kernel.set_ttl(37).unwrap();
+                sockopt::set_ip_tos(&kernel, 0xb9).unwrap();
+            }
+            // The last datagram is longer than the buffer, and arrives in fragments.
+            for len in [0, 1, 2, 3, 4, 5, 6, 7, 8, 3000] {
+                kernel.send_to(&vec![len as u8; len], ours).unwrap();
+            }
+            let all = receive(&socket, 10);
+            for ((data, one), len) in all.iter().zip([0, 1, 2, 3, 4, 5, 6, 7, 8, 3000]) {
+                assert_eq!((data, one.datagram_bytes), (&vec![len as u8; len.min(8)], len));
+                assert_eq!((one.from, one.len), (kernel.local_addr().unwrap(), len.min(8)));
+                assert_eq!(
+                    (one.to, one.tos, one.ttl),
+                    (socket.local_addr().unwrap().ip(), 0xb9, 37)
+                );
+            }
+            socket.set_nonblocking(true).unwrap();
+            let (mut byte, mut received) = ([0], vec![all[0].1]);
+            let error = socket.recv_many(&mut [IoSliceMut::new(&mut byte)], &mut received);
+            assert_eq!((error.unwrap_err().kind(), received.len()), (ErrorKind::WouldBlock, 0));
+            assert_eq!(socket.recv_many(&mut [], &mut received).unwrap(), 0);
+        }
+    });
+}
+
+#[test]
+fn several_datagrams_leave_with_fields_of_their_own() {
+    isolated!(|| {
+        let server = serve(1500);
+        let (a, b) = (host(&server, "a"), host(&server, "b"));
+        let kernel = std::net::UdpSocket::bind("10.77.0.1:9").unwrap();
+        kernel.set_read_timeout(TIMEOUT).unwrap();
+        for (from, to) in [("10.77.0.2", "10.77.0.3"), ("fd77::2", "fd77::3")] {
+            let any = if from.contains(':') { "[::]:8" } else { "0.0.0.0:8" };
+            let receiver = UdpSocket::bind(&b, any).unwrap();
+            receiver.set_read_timeout(TIMEOUT).unwrap();
+            let sender = UdpSocket::bind(&a, any).unwrap();
+            sender.set_tos(0x10).unwrap();
+            let (from, to): (std::net::IpAddr, std::net::IpAddr) =
+                (from.parse().unwrap(), to.parse().unwrap());
+            sender.connect((to, 8)).unwrap();
+            let plain = DatagramToSend::to_peer(b"plain");
+            let mut special = DatagramToSend::new(b"special", (to, 8).into());
+            (special.from, special.tos, special.ttl) = (Some(from), Some(0x2a), NonZeroU8::new(9));
+            assert_eq!(sender.send_many(&[plain, special, plain]).unwrap(), 3);
+            assert_eq!(sender.send_many(&[]).unwrap(), 0);
+            let all = receive(&receiver, 3);
+            let fields: Vec<_> = all
+                .iter()
+                .map(|(data, one)| (&data[..], one.from.ip(), one.to, one.tos, one.ttl))
+                .collect();
+            let plain_fields = (&b"plain"[..], from, to, 0x10, 64);
+            assert_eq!(fields, [plain_fields, (&b"special"[..], from, to, 0x2a, 9), plain_fields]);
+            // A datagram that cannot leave ends the call before it, and fails the next one.
+            let mut wrong = special;
+            wrong.from = Some(to);
+            assert_eq!(sender.send_many(&[plain, wrong, plain]).unwrap(), 1);
+            assert_eq!(
+                sender.send_many(&[wrong, plain]).unwrap_err().kind(),
+                ErrorKind::AddrNotAvailable
+            );
+        }
+        // Of the kernel's own network stack as the receiver.
+        let sender = UdpSocket::bind(&a, "10.77.0.2:0").unwrap();
+        let datagram = |data| DatagramToSend::new(data, kernel.local_addr().unwrap());
+        assert_eq!(sender.send_many(&[datagram(b"one"), datagram(b"two")]).unwrap(), 2);
+        let mut buffer = [0; 8];
+        for want in [b"one", b"two"] {
+            let (len, from) = kernel.recv_from(&mut buffer).unwrap();
+            assert_eq!((&buffer[..len], from), (&want[..], sender.local_addr().unwrap()));
+        }
+    });
+}
