@@ -96,6 +96,7 @@ mod watchers;
 
 mod builder;
 mod clock;
+mod datagram;
 mod driver;
 mod error;
 mod link;
@@ -129,6 +130,7 @@ mod watch;
 mod work_fd;
 
 pub use builder::NetworkBuilder;
+pub use datagram::{DatagramToSend, ReceivedDatagram};
 pub use link::{Armed, Link, LinkError, LinkInfo, PortProtocol};
 pub use listener::{Incoming, IntoIncoming, TcpListener};
 pub use network::{Driving, Network};
@@ -142,5 +144,5 @@ pub use towpath_stack::{
     Checksum, Config, CongestionControl, Counters, KeepAlive, Limits, Meta, Offload, Segmentation,
     SegmentationKind, SocketId, SocketInfo, TcpConfig, TcpInfo, TcpState,
 };
-pub use udp::{DatagramToSend, ReceivedDatagram, UdpSocket};
+pub use udp::UdpSocket;
 pub use watch::Source;

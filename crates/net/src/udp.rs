@@ -1,22 +1,19 @@
 //! The counterpart of `std::net::UdpSocket`.
 
-mod batches;
-
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
 use towpath_stack::{Received, SocketError, SocketId, Stack, UdpId};
 
+use crate::datagram::{DatagramToSend, ReceivedDatagram};
 use crate::driver::Core;
 use crate::options::{self, Options, each, no_address};
 use crate::wait::Waiter;
 use crate::watch::private::Watchable;
 use crate::watch::{SocketRef, Source};
 use crate::{Network, PortProtocol, error};
-
-pub use batches::{DatagramToSend, ReceivedDatagram};
 
 struct Inner {
     network: Network,
@@ -141,6 +138,65 @@ impl UdpSocket {
     /// As [`UdpSocket::recv_from`].
     pub fn recv_datagram(&self, buffer: &mut [u8]) -> io::Result<ReceivedDatagram> {
         self.receive(buffer, false).map(ReceivedDatagram::new)
+    }
+
+    /// Receives up to as many datagrams as there are buffers. Waits for the first as [`UdpSocket::recv_datagram`] does, and
+    /// for none of the others. Replaces the content of `received` by these datagrams, one per buffer, and returns their
+    /// number. `received` keeps its memory.
+    ///
+    /// All datagrams together cost one lock of the network, as they cost one system call with Linux's `recvmmsg`.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::recv_from`]. An error after the first datagram comes with the next call.
+    pub fn recv_many(
+        &self,
+        buffers: &mut [IoSliceMut<'_>],
+        received: &mut Vec<ReceivedDatagram>,
+    ) -> io::Result<usize> {
+        received.clear();
+        let Inner { network, id, waiter, options } = self.inner();
+        let shared = network.checked()?;
+        if buffers.is_empty() {
+            return Ok(0);
+        }
+        shared.block_on(waiter, options.reading(), false, |stack, _| {
+            for buffer in buffers.iter_mut() {
+                // After a datagram, the call must take no error: it could not return it.
+                if !received.is_empty() && !stack.udp_has_datagram(*id)? {
+                    break;
+                }
+                received.push(ReceivedDatagram::new(stack.udp_recv(*id, buffer, false)?));
+            }
+            Ok(received.len())
+        })
+    }
+
+    /// Sends datagrams in their order, until one fails or there is no more room. Waits for room for the first as
+    /// [`UdpSocket::send_to`] does, and for none of the others. Returns the number of sent datagrams, which is at least 1
+    /// unless `datagrams` is empty.
+    ///
+    /// All datagrams together cost one lock of the network, as they cost one system call with Linux's `sendmmsg`.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::send_to`] for the first datagram; [`io::ErrorKind::AddrNotAvailable`] if its source is not an address
+    /// of the network. If a later one fails, the call returns the number before it, and
+    /// a call that begins with that datagram returns its error.
+    pub fn send_many(&self, datagrams: &[DatagramToSend<'_>]) -> io::Result<usize> {
+        let Inner { network, id, waiter, options } = self.inner();
+        let shared = network.checked()?;
+        if datagrams.is_empty() {
+            return Ok(0);
+        }
+        shared.block_on(waiter, options.writing(), true, |stack, now| {
+            for (datagram, sent) in datagrams.iter().zip(0..) {
+                match stack.udp_send_with(now, *id, &datagram.outgoing()) {
+                    Ok(()) => {}
+                    Err(error) if sent == 0 => return Err(error),
+                    Err(_) => return Ok::<usize, SocketError>(sent),
+                }
+            }
+            Ok(datagrams.len())
+        })
     }
 
     /// Copies the next datagram without removing it.

@@ -26,6 +26,8 @@ counters! {
     tx_frames,
     /// Bytes of these frames.
     tx_bytes,
+    /// Frames from this host to itself.
+    own_frames,
     /// Dropped: shorter than the headers state, or inconsistent headers.
     rx_malformed,
     /// Dropped: for another station.

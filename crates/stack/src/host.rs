@@ -11,6 +11,7 @@ use crate::fragment::{self, Making};
 use crate::ip::Header;
 use crate::neighbour::Neighbours;
 use crate::outbox::{NextHop, Outbox};
+use crate::own_frames::OwnFrames;
 use crate::path::PathMtus;
 use crate::random::Random;
 use crate::{Checksum, Config, Counters, Instant, Meta, SocketId, ethernet, ip, ndp};
@@ -30,6 +31,7 @@ pub(crate) struct Host {
     pub(crate) ipv6: Vec<(Ipv6Addr, u8)>,
     pub(crate) counters: Counters,
     pub(crate) outbox: Outbox,
+    pub(crate) own_frames: OwnFrames,
     pub(crate) neighbours: Neighbours,
     pub(crate) paths: PathMtus,
     pub(crate) random: Random,
@@ -64,6 +66,7 @@ impl Host {
             ipv6,
             counters: Counters::default(),
             outbox: Outbox::new(limits.transmit_bytes),
+            own_frames: OwnFrames::new(),
             neighbours: Neighbours::new(
                 limits.neighbours,
                 limits.pending_bytes,
@@ -111,12 +114,18 @@ impl Host {
             && !self.is_broadcast(address)
     }
 
-    /// Returns the route to `dst`; `None` if there is no address of its family or no gateway, or if
-    /// `dst` is this host, unless another one has the same address.
+    /// Returns `true` for an address of ours that no other host has.
+    pub(crate) fn is_only_ours(&self, address: IpAddr) -> bool {
+        self.is_ours(address) && !self.config.shares_addresses
+    }
+
+    /// Returns the route to `dst`; `None` if there is no address of its family or no gateway.
     pub(crate) fn route(&self, dst: IpAddr) -> Option<Route> {
-        let is_only_ours = self.is_ours(dst) && !self.config.shares_addresses;
-        if is_only_ours || dst.is_unspecified() || dst.is_loopback() {
+        if dst.is_unspecified() || dst.is_loopback() {
             return None;
+        }
+        if self.is_only_ours(dst) {
+            return Some(Route { src: dst, to: NextHop::Own });
         }
         match dst {
             IpAddr::V4(v4) => {

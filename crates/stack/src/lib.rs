@@ -75,6 +75,7 @@ mod ip;
 mod ndp;
 mod neighbour;
 mod outbox;
+mod own_frames;
 mod path;
 mod random;
 mod reassembly;

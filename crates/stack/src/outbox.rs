@@ -22,6 +22,8 @@ pub(crate) enum NextHop {
     Station([u8; 6]),
     /// A neighbour whose station is still to be found.
     Neighbour(IpAddr),
+    /// This host.
+    Own,
 }
 
 /// A frame, complete but for its Ethernet addresses.

@@ -99,10 +99,7 @@ impl Reassembly {
         }
         let held = partial.bytes.capacity();
         let fit = partial.place(start, end, part.more, packet.payload);
-        // The whole packet has met congestion if a fragment has (RFC 3168, 5.3).
-        if packet.is_congested() {
-            partial.traffic_class |= packet.traffic_class & ip::ECN_BITS;
-        }
+        partial.mark(packet);
         if start == 0 {
             partial.protocol = packet.protocol;
         }
@@ -202,6 +199,13 @@ impl Partial {
             traffic_class: packet.traffic_class,
             deadline,
             poisoned: false,
+        }
+    }
+
+    /// The whole packet has met congestion if a fragment has (RFC 3168, 5.3).
+    fn mark(&mut self, packet: &Packet<'_>) {
+        if packet.is_congested() {
+            self.traffic_class |= ip::ECN_BITS;
         }
     }
 

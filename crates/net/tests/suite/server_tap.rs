@@ -113,6 +113,48 @@ fn full_windows_open_again() {
     });
 }
 
+/// Sockets of one network reach each other; the server sees none of it.
+#[test]
+fn a_network_reaches_itself() {
+    isolated!(|| {
+        let server = serve(1500);
+        let a = host(&server, "a");
+        for address in ["10.77.0.2", "[fd77::2]"] {
+            let before = a.counters();
+            let sent = bytes(20 << 20);
+            let listener = TcpListener::bind(&a, format!("{address}:80")).unwrap();
+            let echoing = std::thread::spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut other = stream.try_clone().unwrap();
+                std::io::copy(&mut stream, &mut other).unwrap();
+                other.shutdown(Shutdown::Write).unwrap();
+            });
+            let mut stream = TcpStream::connect(&a, format!("{address}:80")).unwrap();
+            let mut writing = stream.try_clone().unwrap();
+            let data = sent.clone();
+            let writer = std::thread::spawn(move || {
+                writing.write_all(&data).unwrap();
+                writing.shutdown(Shutdown::Write).unwrap();
+            });
+            let mut got = Vec::new();
+            stream.read_to_end(&mut got).unwrap();
+            assert!(got == sent);
+            writer.join().unwrap();
+            echoing.join().unwrap();
+            let refused = TcpStream::connect(&a, format!("{address}:81")).unwrap_err();
+            assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+            let receiver = UdpSocket::bind(&a, format!("{address}:7")).unwrap();
+            let sender = UdpSocket::bind(&a, format!("{address}:0")).unwrap();
+            sender.send_to(b"own", receiver.local_addr().unwrap()).unwrap();
+            let (count, from) = receiver.recv_from(&mut [0; 8]).unwrap();
+            assert_eq!((count, from), (3, sender.local_addr().unwrap()));
+            let after = a.counters();
+            assert!(after.own_frames > before.own_frames);
+            assert!(after.tx_frames - before.tx_frames < 20, "{before:?} {after:?}");
+        }
+    });
+}
+
 #[test]
 fn connect_to_the_kernel_and_datagrams() {
     isolated!(|| {

@@ -37,9 +37,26 @@ impl Stack {
     /// sequence. The frame may be a large one that a device has merged. The stack verifies the
     /// checksum of a TCP or UDP packet only if `meta` says that no device has verified it.
     pub fn input(&mut self, now: Instant, frame: &[u8], meta: Meta) {
+        self.host.counters.rx_frames += 1;
+        self.host.counters.rx_bytes += frame.len() as u64;
+        self.process(now, frame, meta, false);
+    }
+
+    /// Processes a bounded number of the frames that this host has sent to itself. Returns `true` if there were any.
+    pub(super) fn receive_own(&mut self, now: Instant) -> bool {
+        let count = self.host.own_frames.len();
+        for _ in 0..count {
+            let Some((frame, meta)) = self.host.own_frames.pop() else { break };
+            self.host.counters.own_frames += 1;
+            self.process(now, &frame, meta, true);
+            self.host.own_frames.recycle(frame);
+        }
+        count > 0
+    }
+
+    /// Processes a frame of the link, or one from this host to itself (`is_own`).
+    fn process(&mut self, now: Instant, frame: &[u8], meta: Meta, is_own: bool) {
         let counters = &mut self.host.counters;
-        counters.rx_frames += 1;
-        counters.rx_bytes += frame.len() as u64;
         if frame.len() < ethernet::HEADER_BYTES {
             counters.rx_malformed += 1;
             return;
@@ -75,7 +92,7 @@ impl Stack {
                 return;
             }
         };
-        if !self.accepts(&packet) {
+        if !self.accepts(&packet, is_own) {
             return;
         }
         let Some(part) = packet.fragment else {
@@ -97,8 +114,9 @@ impl Stack {
         }
     }
 
-    /// Returns `true` if the packet's addresses are valid for this host.
-    fn accepts(&mut self, packet: &Packet<'_>) -> bool {
+    /// Returns `true` if the packet's addresses are valid for this host. Only a packet from itself may have an address of
+    /// its own as source.
+    fn accepts(&mut self, packet: &Packet<'_>, is_own: bool) -> bool {
         let host = &mut self.host;
         let dst_ok = match packet.dst {
             IpAddr::V6(v6) if v6.is_multicast() => {
@@ -114,8 +132,8 @@ impl Stack {
         // A packet from the unspecified address can only be duplicate address detection (RFC 4862,
         // 5.4).
         let asking = packet.src.is_unspecified() && packet.protocol == ip::ICMPV6;
-        let is_only_ours = host.is_ours(packet.src) && !host.config.shares_addresses;
-        if !(host.is_host(packet.src) || asking && packet.src.is_ipv6()) || is_only_ours {
+        let is_forged = host.is_only_ours(packet.src) && !is_own;
+        if !(host.is_host(packet.src) || asking && packet.src.is_ipv6()) || is_forged {
             host.counters.rx_bad_source += 1;
             return false;
         }
@@ -345,7 +363,7 @@ impl Stack {
     /// RFC 1122, 3.2.1.8).
     fn refuse_parameter(&mut self, now: Instant, bytes: &[u8], group: bool, parameter: Parameter) {
         let packet = ip::outline(bytes);
-        if !self.accepts(&packet) {
+        if !self.accepts(&packet, false) {
             return;
         }
         self.host.counters.rx_extension += 1;

@@ -1,6 +1,7 @@
 //! The stack: received frames, frames to send, and the sockets' interface.
 
 mod input;
+mod output;
 mod sockets;
 
 use std::collections::HashMap;
@@ -13,17 +14,12 @@ use crate::ethernet;
 use crate::host::Host;
 use crate::ip::{self, Header};
 use crate::ndp::{self, Ndp};
-use crate::neighbour::{Lookup, Outcome, Question};
+use crate::neighbour::{Outcome, Question};
 use crate::outbox::{Frame, NextHop};
 use crate::reassembly::Reassembly;
 use crate::tcp::Tcp;
 use crate::udp::Udp;
-use crate::{Config, ConfigError, Counters, Instant, Meta, SocketId, SocketInfo, Transmit};
-
-/// The maximum number of outbox frames sent per poll.
-const OUTBOX_BUDGET: usize = 256;
-/// The maximum number of TCP segments sent per poll.
-const SEGMENT_BUDGET: usize = 64;
+use crate::{Config, ConfigError, Counters, Instant, Meta, SocketId, SocketInfo};
 
 /// A host on an Ethernet. See the crate's documentation.
 pub struct Stack {
@@ -156,80 +152,6 @@ impl Stack {
         }
     }
 
-    /// Sends waiting frames while the link has room, and handles due timers. The work of a call is
-    /// bounded: [`Stack::poll_at`] tells whether there is more. Returns `true` if it did any work.
-    pub fn poll<T: Transmit>(&mut self, now: Instant, link: &mut T) -> bool {
-        let outcome = std::mem::take(&mut self.outcome);
-        self.tcp.resume(&outcome.resume);
-        self.tcp.unreachable(now, &mut self.host, &outcome.failed);
-        self.reassembly.expire(now, &mut self.host.counters);
-        self.blocked = false;
-        let mut worked = self.flush(now, link);
-        if !self.blocked {
-            let (sent, blocked) = self.tcp.poll(now, &mut self.host, link, SEGMENT_BUDGET);
-            worked |= sent;
-            self.blocked = blocked;
-        }
-        let Host { outbox, counters, neighbours, .. } = &mut self.host;
-        let questions = neighbours.due(now, outbox, counters, &mut self.outcome);
-        worked |= !questions.is_empty();
-        for question in questions {
-            self.ask(now, question);
-        }
-        for report in self.groups.due(now.as_micros(), || self.host.random.next()) {
-            self.send_mld(&report);
-            worked = true;
-        }
-        // Failed connections may have queued resets, and unknown neighbours requests.
-        if !self.blocked && !self.host.outbox.is_empty() {
-            worked |= self.flush(now, link);
-        }
-        worked
-    }
-
-    /// Sends frames of the outbox.
-    fn flush<T: Transmit>(&mut self, now: Instant, link: &mut T) -> bool {
-        let mut worked = false;
-        for _ in 0..OUTBOX_BUDGET.min(self.host.outbox.len()) {
-            let Some(mut frame) = self.host.outbox.pop() else { break };
-            let host = &mut self.host;
-            let station = match frame.to {
-                NextHop::Station(station) => station,
-                NextHop::Neighbour(address) => {
-                    let (outbox, counters) = (&mut host.outbox, &mut host.counters);
-                    match host.neighbours.lookup(now, address, outbox, counters) {
-                        Lookup::Station(station) => station,
-                        Lookup::Asked => {
-                            host.neighbours.hold(address, frame, outbox, counters);
-                            worked = true;
-                            continue;
-                        }
-                    }
-                }
-            };
-            if frame.bytes.get(12..14) != Some(&ethernet::ARP.to_be_bytes()[..]) {
-                let ethertype = match frame.bytes[ethernet::HEADER_BYTES] >> 4 {
-                    4 => ethernet::IPV4,
-                    _ => ethernet::IPV6,
-                };
-                ethernet::write(&mut frame.bytes, station, host.config.mac, ethertype);
-            }
-            let len = frame.bytes.len();
-            let bytes = &frame.bytes;
-            if !link.transmit(len, frame.meta, |to| to.copy_from_slice(bytes)) {
-                host.outbox.unpop(frame);
-                self.blocked = true;
-                break;
-            }
-            host.counters.tx_frames += 1;
-            host.counters.tx_bytes += len as u64;
-            host.outbox.recycle(frame.bytes);
-            worked = true;
-        }
-        self.udp.room(&mut self.host);
-        worked
-    }
-
     /// Returns when to call [`Stack::poll`] next: `now` if frames wait to be sent and the link had
     /// room; `None` if nothing is due before a frame arrives or the application calls.
     ///
@@ -249,11 +171,12 @@ impl Stack {
     /// Returns `true` if frames wait to be sent at once.
     #[must_use]
     pub fn wants_poll(&self) -> bool {
-        !self.blocked
-            && (!self.host.outbox.is_empty()
-                || self.tcp.wants_poll()
-                || !self.outcome.resume.is_empty()
-                || !self.outcome.failed.is_empty())
+        !self.host.own_frames.is_empty()
+            || !self.blocked
+                && (!self.host.outbox.is_empty()
+                    || self.tcp.wants_poll()
+                    || !self.outcome.resume.is_empty()
+                    || !self.outcome.failed.is_empty())
     }
 
     /// Returns `true` if frames wait for room in the link.
@@ -266,7 +189,7 @@ impl Stack {
     /// and the stack's own answers. Data of TCP connections does not count.
     #[must_use]
     pub fn unsent(&self) -> usize {
-        self.host.outbox.len() + self.host.neighbours.held()
+        self.host.outbox.len() + self.host.neighbours.held() + self.host.own_frames.len()
     }
 
     /// Returns, for each UDP datagram that [`Stack::unsent`] counts, whether it is of IPv4, and its local port. Visits all
@@ -281,6 +204,10 @@ impl Stack {
         let mut dropped = self.host.neighbours.drop_held();
         while let Some(frame) = self.host.outbox.pop() {
             self.host.outbox.recycle(frame.bytes);
+            dropped += 1;
+        }
+        while let Some((frame, _)) = self.host.own_frames.pop() {
+            self.host.own_frames.recycle(frame);
             dropped += 1;
         }
         self.host.counters.unsent_at_end += dropped as u64;

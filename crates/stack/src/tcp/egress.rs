@@ -188,21 +188,22 @@ impl Tcp {
         result
     }
 
-    /// Returns the MAC address to which a connection's segments go. If the stack does not have it,
-    /// returns the reason why the visit ends.
+    /// Returns the MAC address to which a connection's segments go; `None` if they stay in this host. If the stack does
+    /// not have the address, returns the reason why the visit ends.
     fn station(
         &mut self,
         now: Instant,
         host: &mut Host,
         index: u32,
         remote: IpAddr,
-    ) -> Result<[u8; 6], Progress> {
+    ) -> Result<Option<[u8; 6]>, Progress> {
         match host.route(remote).map(|route| route.to) {
-            Some(NextHop::Station(mac)) => Ok(mac),
+            Some(NextHop::Own) => Ok(None),
+            Some(NextHop::Station(mac)) => Ok(Some(mac)),
             Some(NextHop::Neighbour(hop)) => {
                 let (outbox, counters) = (&mut host.outbox, &mut host.counters);
                 match host.neighbours.lookup(now, hop, outbox, counters) {
-                    Lookup::Station(mac) => Ok(mac),
+                    Lookup::Station(mac) => Ok(Some(mac)),
                     Lookup::Asked => {
                         let generation = self.slots[index as usize].generation;
                         host.neighbours.wait(hop, TcpId { index, generation });
@@ -251,21 +252,34 @@ impl Tcp {
                 },
             };
             let shape = Shape::of(&plan, tuple.local.ip(), &host.config.offload);
-            if !work.link.room(shape.bytes) {
-                return Progress::NoRoom;
+            match station {
+                Some(_) if !work.link.room(shape.bytes) => return Progress::NoRoom,
+                // The next poll receives the frames that wait.
+                None if !host.own_frames.has_room(shape.bytes) => return Progress::More,
+                _ => {}
             }
             let slot = &mut self.slots[index as usize];
             let Some(connection) = slot.connection.as_deref_mut() else { return Progress::Done };
-            let (pool, stations) = (&self.pool, (station, host.config.mac));
-            let taken = work.link.transmit(shape.bytes, shape.meta, |frame| {
+            let mac = host.config.mac;
+            let (pool, stations) = (&self.pool, (station.unwrap_or(mac), mac));
+            let write = |frame: &mut [u8]| {
                 frame::write(frame, &shape, stations, connection, &plan, pool);
-            });
+            };
+            let taken = match station {
+                Some(_) => work.link.transmit(shape.bytes, shape.meta, write),
+                None => {
+                    host.own_frames.push(shape.bytes, shape.meta, write);
+                    true
+                }
+            };
             if !taken {
                 host.counters.tcp_transmit_refused += 1;
                 return Progress::NoRoom;
             }
-            host.counters.tx_frames += 1;
-            host.counters.tx_bytes += shape.bytes as u64;
+            if station.is_some() {
+                host.counters.tx_frames += 1;
+                host.counters.tx_bytes += shape.bytes as u64;
+            }
             connection.sent(now, &plan, &mut host.counters);
             work.done = true;
             work.packets_left -= 1;

@@ -1,5 +1,6 @@
 //! UDP sockets (RFC 768).
 
+mod datagram;
 mod queue;
 mod recent;
 
@@ -7,55 +8,16 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::bindings::Bindings;
 use crate::checksum::Sum;
-use crate::host::Host;
+use crate::host::{Host, Route};
 use crate::icmp::{Problem, Quoted};
 use crate::ip::{self, Header, Packet};
 use crate::{Instant, Readiness, SocketError, SocketId, SocketInfo, UdpId, fragment, path};
+pub use datagram::{Outgoing, Received};
 use queue::{Arrived, Queue};
 use recent::Recent;
 
 /// The header's length, in bytes.
 const HEADER_BYTES: usize = 8;
-
-/// A datagram taken from a socket's queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Received {
-    /// The bytes copied.
-    pub len: usize,
-    /// The datagram's length; more than `len` if the buffer was too short and the rest is lost.
-    pub datagram_bytes: usize,
-    /// The sender.
-    pub from: SocketAddr,
-    /// The destination address.
-    pub to: IpAddr,
-    /// The type of service (IPv4) or traffic class (IPv6), congestion notification included.
-    pub traffic_class: u8,
-    /// The time to live (IPv4) or hop limit (IPv6) with which the datagram arrived.
-    pub hop_limit: u8,
-}
-
-/// A datagram to send.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Outgoing<'a> {
-    /// Its bytes.
-    pub data: &'a [u8],
-    /// The receiver; `None` for the socket's peer.
-    pub to: Option<SocketAddr>,
-    /// The source address: one of this host's. `None` for the address of the socket, or else that of the route.
-    pub from: Option<IpAddr>,
-    /// The type of service or traffic class; `None` for that of the socket.
-    pub traffic_class: Option<u8>,
-    /// The hop limit, 1 to 255; `None` for that of the socket.
-    pub hop_limit: Option<u8>,
-}
-
-impl<'a> Outgoing<'a> {
-    /// Returns a datagram with the socket's own settings.
-    #[must_use]
-    pub fn new(data: &'a [u8], to: Option<SocketAddr>) -> Outgoing<'a> {
-        Outgoing { data, to, from: None, traffic_class: None, hop_limit: None }
-    }
-}
 
 struct Socket {
     generation: u32,
@@ -81,6 +43,22 @@ impl Socket {
     /// Takes the pending error. That of a revoked port stays.
     fn take_error(&mut self) -> Option<SocketError> {
         self.error.take().or(self.revoked.then_some(SocketError::Revoked))
+    }
+}
+
+/// Returns the source address of a datagram: the one that the application names, that of the socket, or that of the route.
+fn source(
+    host: &Host,
+    local: IpAddr,
+    route: &Route,
+    named: Option<IpAddr>,
+) -> Result<IpAddr, SocketError> {
+    match named {
+        Some(named) if named.is_ipv4() != local.is_ipv4() => Err(SocketError::InvalidAddress),
+        Some(named) if !host.is_ours(named) => Err(SocketError::AddressNotAvailable),
+        Some(named) => Ok(named),
+        None if local.is_unspecified() => Ok(route.src),
+        None => Ok(local),
     }
 }
 
@@ -202,15 +180,7 @@ impl Udp {
         let is_multicast = to.ip().is_multicast();
         let usual_hop_limit =
             if is_multicast { socket.multicast_hop_limit } else { socket.hop_limit };
-        let src = match from {
-            Some(from) if from.is_ipv4() != to.is_ipv4() => {
-                return Err(SocketError::InvalidAddress);
-            }
-            Some(from) if !host.is_ours(from) => return Err(SocketError::AddressNotAvailable),
-            Some(from) => from,
-            None if socket.local.ip().is_unspecified() => route.src,
-            None => socket.local.ip(),
-        };
+        let src = source(host, socket.local.ip(), &route, from)?;
         let len = HEADER_BYTES + data.len();
         if len + if src.is_ipv4() { 20 } else { 0 } > 65_535 {
             return Err(SocketError::MessageTooLong);

@@ -8,6 +8,7 @@ mod groups;
 mod hostile;
 mod memory;
 mod model;
+mod own;
 mod path_mtu;
 mod peer;
 mod peers;

@@ -131,7 +131,7 @@ fn limits_refuse_and_addresses_are_held() {
         ("10.0.0.255:80", SocketError::InvalidAddress),
         ("224.0.0.1:80", SocketError::InvalidAddress),
         ("192.0.2.1:80", SocketError::Unreachable),
-        ("10.0.0.1:80", SocketError::Unreachable),
+        ("127.0.0.1:80", SocketError::Unreachable),
     ] {
         assert_eq!(stack.tcp_connect(now, to.parse().unwrap(), None, None), Err(error), "{to}");
     }

@@ -1,0 +1,69 @@
+//! Datagrams with their header fields.
+
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU8;
+
+use towpath_stack::{Outgoing, Received};
+
+/// A datagram that [`UdpSocket::recv_datagram`](crate::UdpSocket::recv_datagram) or
+/// [`UdpSocket::recv_many`](crate::UdpSocket::recv_many) received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReceivedDatagram {
+    /// The number of bytes in the buffer.
+    pub len: usize,
+    /// The datagram's length. It exceeds `len` if the buffer was too short; the rest is lost.
+    pub datagram_bytes: usize,
+    /// The sender.
+    pub from: SocketAddr,
+    /// The address to which it was sent: one of the network's, or a broadcast address.
+    pub to: IpAddr,
+    /// The type of service (IPv4) or traffic class (IPv6), 0 to 255. The lowest two bits are those of congestion
+    /// notification (RFC 3168).
+    pub tos: u8,
+    /// The time to live (IPv4) or hop limit (IPv6) with which it arrived, 0 to 255.
+    pub ttl: u8,
+}
+
+impl ReceivedDatagram {
+    pub(crate) fn new(received: Received) -> ReceivedDatagram {
+        let Received { len, datagram_bytes, from, to, traffic_class, hop_limit } = received;
+        ReceivedDatagram { len, datagram_bytes, from, to, tos: traffic_class, ttl: hop_limit }
+    }
+}
+
+/// A datagram for [`UdpSocket::send_many`](crate::UdpSocket::send_many). Fields that are `None` are those of the socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DatagramToSend<'a> {
+    /// Its bytes.
+    pub data: &'a [u8],
+    /// The receiver; `None` for the peer to which the socket is connected.
+    pub to: Option<SocketAddr>,
+    /// The source address, one of the network's: for an answer, the address to which the question was sent
+    /// ([`ReceivedDatagram::to`]).
+    pub from: Option<IpAddr>,
+    /// The type of service (IPv4) or traffic class (IPv6), 0 to 255, congestion notification included.
+    pub tos: Option<u8>,
+    /// The time to live (IPv4) or hop limit (IPv6), 1 to 255.
+    pub ttl: Option<NonZeroU8>,
+}
+
+impl<'a> DatagramToSend<'a> {
+    /// Returns a datagram to an address.
+    #[must_use]
+    pub fn new(data: &'a [u8], to: SocketAddr) -> DatagramToSend<'a> {
+        DatagramToSend { to: Some(to), ..DatagramToSend::to_peer(data) }
+    }
+
+    /// Returns a datagram to the peer to which the socket is connected.
+    #[must_use]
+    pub fn to_peer(data: &'a [u8]) -> DatagramToSend<'a> {
+        DatagramToSend { data, to: None, from: None, tos: None, ttl: None }
+    }
+
+    pub(crate) fn outgoing(&self) -> Outgoing<'a> {
+        let DatagramToSend { data, to, from, tos, ttl } = *self;
+        Outgoing { data, to, from, traffic_class: tos, hop_limit: ttl.map(NonZeroU8::get) }
+    }
+}

@@ -1,0 +1,43 @@
+//! Datagrams with their header fields.
+
+use std::net::{IpAddr, SocketAddr};
+
+/// A datagram taken from a socket's queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// The bytes copied.
+    pub len: usize,
+    /// The datagram's length; more than `len` if the buffer was too short and the rest is lost.
+    pub datagram_bytes: usize,
+    /// The sender.
+    pub from: SocketAddr,
+    /// The destination address.
+    pub to: IpAddr,
+    /// The type of service (IPv4) or traffic class (IPv6), congestion notification included.
+    pub traffic_class: u8,
+    /// The time to live (IPv4) or hop limit (IPv6) with which the datagram arrived.
+    pub hop_limit: u8,
+}
+
+/// A datagram to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outgoing<'a> {
+    /// Its bytes.
+    pub data: &'a [u8],
+    /// The receiver; `None` for the socket's peer.
+    pub to: Option<SocketAddr>,
+    /// The source address: one of this host's. `None` for the address of the socket, or else that of the route.
+    pub from: Option<IpAddr>,
+    /// The type of service or traffic class; `None` for that of the socket.
+    pub traffic_class: Option<u8>,
+    /// The hop limit, 1 to 255; `None` for that of the socket.
+    pub hop_limit: Option<u8>,
+}
+
+impl<'a> Outgoing<'a> {
+    /// Returns a datagram with the socket's own settings.
+    #[must_use]
+    pub fn new(data: &'a [u8], to: Option<SocketAddr>) -> Outgoing<'a> {
+        Outgoing { data, to, from: None, traffic_class: None, hop_limit: None }
+    }
+}
