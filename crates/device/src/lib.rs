@@ -16,6 +16,7 @@
 //! devices without hardware, wrappers and the conformance suite in `towpath-device-testing`.
 
 mod check;
+mod close_order;
 mod control;
 mod dma;
 mod earlier;
@@ -37,6 +38,7 @@ mod wire;
 pub mod xdp;
 
 pub use check::PacketLimits;
+pub use close_order::{EndPipe, close_early};
 pub use control::{
     Capabilities, Device, Event, HardwareQueues, Info, Limits, PacketMemory, TakeOver,
 };

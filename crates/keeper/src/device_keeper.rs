@@ -13,7 +13,7 @@ use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 
 use super::ends::{Ends, describe};
 use super::hang_watch::HangWatch;
@@ -29,6 +29,10 @@ use towpath_protocol::position::Crash;
 /// Signals within this time are one: `timeout` (coreutils) signals its program and then the program's
 /// group.
 const TOGETHER: Duration = Duration::from_millis(100);
+
+/// The time that the keeper waits for the kernel to close the descriptors of a server of which no thread runs any more.
+/// A usual end takes less, and tells how the server ended.
+const CLOSE_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Asks a server to end, and to leave everything to the next one.
 const LEAVE: Signal = Signal::USR2;
@@ -63,6 +67,8 @@ struct Server {
     has_served: bool,
     /// The first signal that asked for the end.
     asked_at: Option<Instant>,
+    /// The time at which its pipe told of the end ([`END_OF_SERVER`](crate::END_OF_SERVER)).
+    pipe_ended: Option<Instant>,
 }
 
 /// Which of a device's descriptors are ready. A connection may be readable or have room.
@@ -71,6 +77,7 @@ pub(super) struct Readable {
     pub(super) listener: bool,
     pub(super) connection: bool,
     pub(super) process: bool,
+    pub(super) end_pipe: bool,
     pub(super) interface: bool,
 }
 
@@ -96,6 +103,10 @@ pub(super) struct DeviceKeeper {
     hung: Option<usize>,
     /// `true` if the last server took too long to end or to start, and was killed.
     is_late: bool,
+    /// `true` if the kernel still closes descriptors of the last server, so that it is not known how that ended.
+    is_closing: bool,
+    /// The processes of all such servers.
+    closing: Vec<Pid>,
     /// `true` once the last server is to leave everything, because the supervision ends.
     is_leaving: bool,
     /// How many servers were started.
@@ -117,6 +128,7 @@ impl Server {
             is_connected: true,
             has_served: false,
             asked_at: None,
+            pipe_ended: None,
         }
     }
 }
@@ -151,11 +163,15 @@ impl DeviceKeeper {
     }
 
     /// Returns the descriptors that the device waits for, in the order of [`Readable`].
-    pub(super) fn waits_for(&self) -> [Option<PollFd<'_>>; 4] {
+    pub(super) fn waits_for(&self) -> [Option<PollFd<'_>>; 5] {
         let server = match &self.stage {
             Stage::Runs(server) => Some(server),
             Stage::Waits(_) => None,
-            Stage::Over(_) => return [const { None }; 4],
+            Stage::Over(_) => return [const { None }; 5],
+        };
+        let end_pipe = match server {
+            Some(server) if server.pipe_ended.is_none() => self.keeper.end_pipe.as_ref(),
+            _ => None,
         };
         let connection = server.filter(|server| server.is_connected);
         let of_connection = if self.keeper.is_giving() { PollFlags::OUT } else { PollFlags::IN };
@@ -163,6 +179,8 @@ impl DeviceKeeper {
             Some(self.listener.waits_for()),
             connection.map(|_| PollFd::new(&self.keeper, of_connection)),
             server.map(|server| PollFd::new(&server.process, PollFlags::IN)),
+            // The kernel always reports the end of a pipe.
+            end_pipe.map(|pipe| PollFd::new(pipe, PollFlags::empty())),
             self.keeper.interface.event_fd().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
         ]
     }
@@ -172,7 +190,10 @@ impl DeviceKeeper {
         let next = match &self.stage {
             Stage::Waits(until) => Some(*until),
             Stage::Runs(server) => {
-                self.server_deadline().into_iter().chain(server.watch.next(&self.keeper)).min()
+                let ended = server.pipe_ended.filter(|_| self.is_followed());
+                let closing = ended.map(|at| at + CLOSE_PATIENCE);
+                let watch = server.watch.next(&self.keeper);
+                [self.server_deadline(), watch, closing].into_iter().flatten().min()
             }
             Stage::Over(_) => None,
         };
@@ -209,6 +230,9 @@ impl DeviceKeeper {
         match self.hung {
             Some(engine) => format!("engine {engine} hung, and the server was killed"),
             None if self.is_late => "the server took too long, and was killed".to_owned(),
+            None if self.is_closing => {
+                "the server has ended, and the kernel still closes its descriptors".to_owned()
+            }
             None => describe(status),
         }
     }

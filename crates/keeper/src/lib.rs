@@ -72,6 +72,7 @@ pub use listener::{Upgrade, upgrade};
 pub use log_limit::LogLimit;
 pub use options::{Follows, KeeperOptions, OWN, keeper_path};
 pub use port_holder::{PortProtocol, port_name};
+pub use process::END_OF_SERVER;
 pub use status::{DeviceState, DeviceStatus, ServerEnd, device_status, status_path};
 pub use store::KeeperStore;
 pub use supervise::supervise;

@@ -49,7 +49,13 @@ pub(super) struct Keeper {
     pub(super) upgrade_request: Option<UpgradeRequest>,
     /// Where the server's threads stand.
     pub(super) positions: Option<Positions>,
+    /// A pipe that the server has open until it ends.
+    pub(super) end_pipe: Option<OwnedFd>,
 }
+
+/// The name of a pipe's reading end. The writing end is closed when no thread of the server runs any more, although the
+/// kernel may still close other descriptors of the process.
+pub const END_OF_SERVER: &str = "end-of-server";
 
 /// Returns the time left, for `poll`.
 pub(super) fn timeout(until: Option<Instant>) -> Option<Timespec> {
@@ -75,6 +81,7 @@ impl Keeper {
             failure: None,
             upgrade_request: None,
             positions: None,
+            end_pipe: None,
         })
     }
 
@@ -89,6 +96,9 @@ impl Keeper {
             let object = KeeperState::take(*number)?;
             if name == POSITIONS {
                 keeper.positions = Positions::open(object.as_fd()).ok();
+            }
+            if name == END_OF_SERVER {
+                keeper.end_pipe = object.try_clone().ok();
             }
             if name == INTERFACE {
                 keeper.interface.adopt(object.as_fd());
@@ -117,6 +127,7 @@ impl Keeper {
             listener: listener.socket.as_raw_fd(),
             server: server.as_fd().as_raw_fd(),
             server_pid: server.pid().as_raw_nonzero().get(),
+            closing: Vec::new(),
             upgrade_request: self.upgrade_request.as_ref().map(|one| one.as_fd().as_raw_fd()),
             servers_started,
             xdp_sockets: self.acts.xdp_sockets(),
@@ -130,6 +141,7 @@ impl Keeper {
     pub(super) fn connect(&mut self, socket: OwnedFd) {
         self.socket = socket;
         (self.is_told_to_end, self.is_ready, self.positions) = (false, false, None);
+        self.end_pipe = None;
         self.failure = None;
     }
 
@@ -264,6 +276,10 @@ impl Keeper {
                         // Without, the keeper finds no server that hangs.
                         self.positions = Positions::open(descriptor.as_fd()).ok();
                     }
+                    if name == END_OF_SERVER {
+                        // Without, the keeper waits for the whole end of the process.
+                        self.end_pipe = descriptor.try_clone().ok();
+                    }
                     // A server stores its TAP before it serves. Later it may be subverted, and name another interface.
                     let is_tap = device_objects::parse(name).is_some_and(|(name, _)| name == TAP);
                     if is_tap && !self.is_ready {
@@ -278,8 +294,10 @@ impl Keeper {
                 }
             }
             (Some(Notification::Remove(name)), 0) => {
-                if name == POSITIONS {
-                    self.positions = None;
+                match name {
+                    POSITIONS => self.positions = None,
+                    END_OF_SERVER => self.end_pipe = None,
+                    _ => {}
                 }
                 self.held.remove(name);
             }

@@ -56,6 +56,12 @@ impl ServerProcess {
     }
 }
 
+/// Returns `true` once a process that this one has started has ended, and takes note of it.
+pub(super) fn has_ended(process: Pid) -> bool {
+    // An error: there is no such child any more.
+    !matches!(waitpid(Some(process), WaitOptions::NOHANG), Ok(None) | Err(Errno::INTR))
+}
+
 impl AsFd for ServerProcess {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()

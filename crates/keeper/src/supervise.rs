@@ -81,10 +81,10 @@ fn wait(keepers: &[DeviceKeeper], signals: BorrowedFd<'_>) -> io::Result<(bool, 
     }
     let mut ready = polled.iter().map(|one| !one.revents().is_empty());
     let is_signalled = ready.next() == Some(true);
-    let of_device = |waits: [bool; 4]| {
-        let [listener, connection, process, interface] =
+    let of_device = |waits: [bool; 5]| {
+        let [listener, connection, process, end_pipe, interface] =
             waits.map(|waits| waits && ready.next() == Some(true));
-        Readable { listener, connection, process, interface }
+        Readable { listener, connection, process, end_pipe, interface }
     };
     let readable = waits.into_iter().map(of_device).collect();
     Ok((is_signalled, readable))

@@ -39,8 +39,19 @@ pub(crate) struct Access {
     refused_log: LogLimit<Party>,
     /// The log lines that all refused users can cause together: the policy does not bound their number.
     all_refused_log: LogLimit<()>,
+    /// The log lines that no user alone causes.
+    own_log: LogLimit<()>,
     /// The number of connections that the server refused.
     refused: u64,
+}
+
+/// Takes a log line of a limit for all users together. Logs `left_out` if lines before it were left out.
+fn allows(limit: &mut LogLimit<()>, left_out: &str) -> bool {
+    let lines = limit.take((), Instant::now());
+    if let Some(lines @ 1..) = lines {
+        warn!(lines, "{left_out}");
+    }
+    lines.is_some()
 }
 
 /// Log lines that all refused users can cause at once, and per second after that.
@@ -74,6 +85,7 @@ impl Access {
             log: LogLimit::default(),
             refused_log: LogLimit::default(),
             all_refused_log: LogLimit::new(REFUSED_LINES.0, REFUSED_LINES.1),
+            own_log: LogLimit::default(),
             refused: 0,
         }
     }
@@ -120,14 +132,7 @@ impl Access {
         if !self.refused_log.allows(Party::User(uid)) {
             return false;
         }
-        match self.all_refused_log.take((), Instant::now()) {
-            None => false,
-            Some(0) => true,
-            Some(lines) => {
-                warn!(lines, "log lines about refused users were left out");
-                true
-            }
-        }
+        allows(&mut self.all_refused_log, "log lines about refused users were left out")
     }
 
     /// Counts a connection that the server refuses.
@@ -142,7 +147,7 @@ impl Access {
 
     /// Returns `true` if the server may log a line that no user causes now.
     pub(crate) fn allows_own_line(&mut self) -> bool {
-        self.log.allows(Party::Administrator(self.own_uid))
+        allows(&mut self.own_log, "log lines about connections were left out")
     }
 
     /// Accepts a connection of one of the two sockets; `None` without sockets.
@@ -289,6 +294,11 @@ mod tests {
         let of_one = (0..100).filter(|_| access.allows_refusal_line(7)).count();
         assert!(of_one < 100, "all lines of one user are logged");
         assert!(access.allows_line(Party::User(20_000)));
+        // Nor do users with sessions use up the server's own lines.
+        for uid in 0..2000 {
+            let _ = access.allows_line(Party::User(uid));
+        }
+        assert!(access.allows_own_line() && !access.allows_line(Party::User(30_000)));
     }
 
     #[test]

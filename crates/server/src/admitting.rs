@@ -159,6 +159,12 @@ impl Control {
                         are allowed; end some applications, or raise the server's limits \
                         connections, sessions-per-user or sessions-per-group");
         }
+        if self.workers.is_closing(Owner::of(account)) {
+            return Err(
+                "the server still closes many of your earlier connections; connect less often, and \
+                        attach fewer waiters (epoll, poll) to each connection",
+            );
+        }
         if self.workers.has_hung(Owner::of(account)) {
             return Err(
                 "one of your applications blocks the server's worker process for your user; \

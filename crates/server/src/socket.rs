@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, Mode as FileMode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use towpath_device::close_early;
 use towpath_protocol::admin_socket::{MOST_PATH_BYTES, admin_socket, without_admin};
 
 use crate::config::StartError;
@@ -135,7 +136,8 @@ fn lock(path: &Path) -> Result<Lock, StartError> {
     let file =
         rustix::fs::open(&lock_path, flags, FileMode::RUSR | FileMode::WUSR).map_err(failed)?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Lock { path: lock_path.into(), _file: file }),
+        // The next server of a killed one needs the lock.
+        Ok(()) => Ok(Lock { path: lock_path.into(), _file: close_early(file) }),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(StartError::InUse(path.to_owned())),
         Err(other) => Err(failed(other)),
     }

@@ -1,14 +1,16 @@
 //! What the keeper of a device does when it is time, when a descriptor is ready, and at a signal.
 
 use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 use std::time::Instant;
 
 use rustix::process::Signal;
 
-use super::{DeviceKeeper, Handover, LEAVE, Readable, Server, Stage, TOGETHER};
+use super::{CLOSE_PATIENCE, DeviceKeeper, Handover, LEAVE, Readable, Server, Stage, TOGETHER};
 use crate::ends::{ANEW_TIMEOUT, LONGEST_PAUSE};
 use crate::options::{UPGRADE_TIMEOUT, keeper_connection};
-use crate::server_process::ServerProcess;
+use crate::server_process::{ServerProcess, has_ended};
 use crate::supervised::{Start, Supervised, Supervision};
 
 impl DeviceKeeper {
@@ -23,7 +25,7 @@ impl DeviceKeeper {
         if self.options.retries && self.serve_by.is_none() {
             self.serve_by = Some(Instant::now() + ANEW_TIMEOUT);
         }
-        (self.hung, self.is_late) = (None, false);
+        (self.hung, self.is_late, self.is_closing) = (None, false, false);
         let begun = Instant::now();
         self.stage = match self.start(supervised) {
             Ok(process) => Stage::Runs(Server { begun, ..Server::new(process) }),
@@ -101,6 +103,7 @@ impl DeviceKeeper {
         if readable.interface {
             self.keeper.follow_interface();
         }
+        self.closing.retain(|process| !has_ended(*process));
         let stage = std::mem::replace(&mut self.stage, Stage::Waits(Instant::now()));
         self.stage = match stage {
             Stage::Runs(server) => self.advance_server(server, readable, supervised)?,
@@ -133,6 +136,19 @@ impl DeviceKeeper {
             let status = server.process.wait()?;
             return Ok(self.after_end(&server, status, supervised));
         }
+        if readable.end_pipe {
+            // Whoever closed the pipe must not run beside the next server.
+            server.process.signal(Signal::KILL);
+            server.pipe_ended = Some(Instant::now());
+        }
+        if server.pipe_ended.is_some_and(|at| at.elapsed() >= CLOSE_PATIENCE) && self.is_followed()
+        {
+            self.keeper.finish()?;
+            self.is_closing = true;
+            let stage = self.after_end(&server, ExitStatus::from_raw(libc::SIGKILL), supervised);
+            self.closing.push(server.process.pid());
+            return Ok(stage);
+        }
         if self.hung.is_none()
             && let Some(engine) = server.watch.find(&self.keeper)
         {
@@ -150,6 +166,12 @@ impl DeviceKeeper {
             self.begin_upgrade(&server.process, supervised);
         }
         Ok(Stage::Runs(server))
+    }
+
+    /// Returns `true` if another server follows the one that has ended.
+    pub(super) fn is_followed(&self) -> bool {
+        let has_served = self.keeper.is_ready || self.ends.has_served();
+        has_served && !self.is_leaving && !self.keeper.is_told_to_end
     }
 
     /// Handles a message of the server, or gives the server more of the objects that the keeper holds. Returns `false`

@@ -4,6 +4,8 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
+use rustix::process::Pid;
+
 use super::{DeviceKeeper, Handover, Report, Server, Stage};
 use crate::ends::Ends;
 use crate::interface::INTERFACE;
@@ -83,6 +85,7 @@ impl DeviceKeeper {
         let status = Report::of_earlier(left, &options);
         let mut made = DeviceKeeper::with(number, options, listener, keeper, stage, status);
         (made.ends, made.servers_started) = (Ends::from_now(), left.servers_started);
+        made.closing = left.closing.iter().filter_map(|pid| Pid::from_raw(*pid)).collect();
         made.serve_by = made.ends.serve_by(made.options.hold);
         Ok(made)
     }
@@ -109,6 +112,8 @@ impl DeviceKeeper {
             is_upgraded: false,
             hung: None,
             is_late: false,
+            is_closing: false,
+            closing: Vec::new(),
             is_leaving: false,
             servers_started: 0,
             serve_by: None,

@@ -142,7 +142,8 @@ impl DeviceKeeper {
                 "it still closes objects of ended sessions; upgrade again later",
             ));
         }
-        let state = self.keeper.state(&self.listener, &server.process, self.servers_started);
+        let mut state = self.keeper.state(&self.listener, &server.process, self.servers_started);
+        state.closing = self.closing.iter().map(|one| one.as_raw_nonzero().get()).collect();
         Ok(self.status.add_to(state))
     }
 }

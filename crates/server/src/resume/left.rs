@@ -14,7 +14,7 @@ use crate::apertures::tables::{LeftMemory, RELEASED};
 use crate::config::StartError;
 use crate::prepare::{APERTURES, ARMED, MEMORIES, MEMORY, PINS, PROCESS, RECORD};
 use crate::socket::{STORED_ADMIN_NAME, STORED_NAME};
-use towpath_keeper::OWN;
+use towpath_keeper::{END_OF_SERVER, OWN};
 use towpath_protocol::position::{Crash, POSITIONS, Place, Positions};
 
 /// The name of the state page in the store.
@@ -154,6 +154,8 @@ impl Left {
             RDMA => self.rdma.replace(object),
             SETTINGS => self.settings.replace(object),
             POSITIONS => self.positions.replace(object),
+            // The keeper's.
+            END_OF_SERVER => Some(object),
             // The device has taken its objects already, and the others are not for the server.
             _ if [DEVICE, OWN, PROGRAM].iter().any(|start| name.starts_with(start)) => None,
             _ if name.starts_with(STATE_OF) => match name[STATE_OF.len()..].parse() {

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
-use towpath_device::{Device, Info};
+use towpath_device::{Device, EndPipe, Info};
 use towpath_engine::relays::Relays;
 use towpath_engine::remote::LEDGER_BYTES;
 use towpath_engine::{Budgets, ControlLink, Engine};
@@ -49,7 +49,7 @@ use crate::worker::held::{Doorbells, Entries};
 use crate::worker::process::Tables;
 use crate::worker::spawner::Spawner;
 use crate::worker::workers::Workers;
-use towpath_keeper::stored_name;
+use towpath_keeper::{END_OF_SERVER, stored_name};
 use towpath_protocol::position::{self, POSITIONS, Position};
 
 /// The time limit of each step of an application that attaches: a silent connection holds a
@@ -150,7 +150,21 @@ fn examine(
         position::create(config.lanes).map_err(resources("the position page"))?;
     store.remove(POSITIONS);
     store.put(POSITIONS, page.as_fd()).map_err(resources("keeping the position page"))?;
+    announce_end(store).map_err(resources("a pipe to the keeper"))?;
     Ok(positions)
+}
+
+/// Tells the keeper of the end of this process, before the kernel has closed all of its descriptors.
+fn announce_end(store: &mut dyn Store) -> io::Result<()> {
+    if !store.outlives_server() {
+        return Ok(());
+    }
+    store.remove(END_OF_SERVER);
+    let EndPipe { reading, writing } = EndPipe::new()?;
+    store.put(END_OF_SERVER, reading.as_fd())?;
+    // Only the end of the process closes it: until then, some of its threads may run.
+    std::mem::forget(writing);
+    Ok(())
 }
 
 /// Checks that the device has a queue for each engine thread, and that the processors fit them.

@@ -3,13 +3,13 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
+use super::closer::{Closer, ClosingCount};
 use super::wire::{self, Descriptors, Head, MAX_DESCRIPTORS, MAX_PACKET_BYTES, command, report};
 
 /// The time after which a worker with pending commands that executes no command counts as hung.
@@ -80,8 +80,10 @@ pub(crate) enum Report {
 pub(crate) struct Link {
     channel: OwnedFd,
     queue: VecDeque<Packet>,
-    /// The channel to the thread that closes sent descriptors.
-    closer: Sender<Box<dyn Send>>,
+    /// The thread that closes sent descriptors.
+    closer: Closer,
+    /// The sent descriptors that it has not closed yet.
+    closing: ClosingCount,
     /// Connections whose packets the kernel refused, and the kinds of these commands.
     failed: Vec<(u64, u32)>,
     sent: u64,
@@ -91,9 +93,17 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(crate) fn new(channel: OwnedFd, closer: Sender<Box<dyn Send>>) -> Link {
-        let (queue, failed) = (VecDeque::new(), Vec::new());
-        Link { channel, queue, closer, failed, sent: 0, handled: 0, since: Instant::now() }
+    pub(crate) fn new(channel: OwnedFd, closer: Closer) -> Link {
+        Link {
+            channel,
+            queue: VecDeque::new(),
+            closer,
+            closing: ClosingCount::default(),
+            failed: Vec::new(),
+            sent: 0,
+            handled: 0,
+            since: Instant::now(),
+        }
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -108,6 +118,11 @@ impl Link {
     /// Returns the number of commands that wait for room.
     pub(crate) fn waiting(&self) -> usize {
         self.queue.len()
+    }
+
+    /// Returns the number of sent descriptors that the server has not closed yet.
+    pub(crate) fn closing(&self) -> usize {
+        self.closing.get()
     }
 
     /// Returns the time by which the worker has to execute a command.
@@ -154,8 +169,8 @@ impl Link {
                 Err(_) => self.failed.push((packet.head.token, packet.head.kind)),
             }
             // Even a close that is not the last may be prolonged by an application, through record
-            // locks. Without the closing thread, this thread closes them.
-            let _ = self.closer.send(Box::new(packet.descriptors));
+            // locks. If the worker closes its copies first, this close is the last.
+            self.closer.close(packet.descriptors, Some(&self.closing));
         }
         true
     }

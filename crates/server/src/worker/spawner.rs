@@ -16,6 +16,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};
 
+use towpath_device::close_early;
+
 use super::process::{Tables, Worker};
 use super::wire::{self, Descriptors, Head, MAX_PACKET_BYTES};
 
@@ -41,7 +43,7 @@ impl Spawner {
         let buffer = Box::new([0; MAX_PACKET_BYTES]);
         match fork(0)? {
             0 => spawn_workers(theirs, tables, buffer),
-            pid => Ok(Spawner { socket: Some(ours), pid, leaves: false }),
+            pid => Ok(Spawner { socket: Some(close_early(ours)), pid, leaves: false }),
         }
     }
 

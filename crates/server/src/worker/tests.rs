@@ -4,7 +4,6 @@
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
@@ -16,6 +15,7 @@ use towpath_memory::{Region, SharedFile, own_words, peer_words};
 use towpath_protocol::message::{MAX_REQUEST_BYTES, Message};
 use towpath_queue::OwnWords;
 
+use super::closer::Closer;
 use super::held::{Doorbells, Entries};
 use super::link::{Link, Packet, Report};
 use super::process::{Tables, Worker};
@@ -54,7 +54,7 @@ impl World {
         });
         World {
             // Without the closing thread, the test's own thread closes sent descriptors.
-            link: Some(Link::new(ours, channel().0)),
+            link: Some(Link::new(ours, Closer::without_thread())),
             engine,
             notified,
             counters: own_words(memory),
@@ -459,7 +459,7 @@ fn long_commands_are_reported_one_by_one() {
         let tables = Tables { entries, doorbells, copies, step_ns: LONG, report_ns };
         let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let mut worker = Worker::new(theirs, Descriptors::default(), event, tables).ok().unwrap();
-        let mut link = Link::new(ours, channel().0);
+        let mut link = Link::new(ours, Closer::without_thread());
         for _ in 0..3 {
             link.push(Packet::new(command::DISPOSE, 0, 0));
         }

@@ -4,23 +4,21 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
-use std::thread::Builder;
 use std::time::{Duration, Instant};
 
+use super::closer::{Backlog, Closer};
 use super::link::{Link, Packet, Report};
 use super::owner::Owner;
 use super::spawner::{Spawner, pair};
 use super::wire::{MAX_PACKET_BYTES, command};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
+use towpath_device::close_early;
 
 /// Idle workers that the server keeps for users that return.
 const IDLE: usize = 16;
 /// Hung workers of users that the server waits for. The server gives up further hung workers.
 const MAX_HUNG: usize = 64;
-/// Connections that wait for a refusal. The server closes more without reading them.
-const WAITING: usize = 4096;
-/// Packets with connections to close unread that wait. Then the server accepts no more.
+/// Connections to close unread that wait. Then the server accepts no more.
 const UNREAD_WAITING: usize = 64;
 /// Hung workers that close connections unread or refuse them.
 const MAX_HUNG_STRANGERS: usize = 4;
@@ -54,9 +52,10 @@ pub(crate) struct Workers {
     next: u64,
     /// Commands to prepare memory that did not reach a worker: the connections, and the kinds.
     failed: Vec<(u64, u32)>,
-    closer: Sender<Box<dyn Send>>,
+    closer: Closer,
     /// The closer of connections that are refused or closed unread: strangers can prolong these closes.
-    strangers_closer: Sender<Box<dyn Send>>,
+    strangers_closer: Closer,
+    backlog: Backlog,
     /// Connections that were closed without reading them.
     closed_unread: u64,
     /// Descriptors that a thread of the server closes because no worker is available.
@@ -76,12 +75,6 @@ impl Workers {
         engines: Vec<OwnedFd>,
         epoll: Arc<OwnedFd>,
     ) -> io::Result<Workers> {
-        let start = |name: &str| {
-            let (closer, closing) = channel::<Box<dyn Send>>();
-            let run = move || closing.into_iter().for_each(drop);
-            Builder::new().name(name.into()).spawn(run).map(|_| closer)
-        };
-        let (closer, strangers_closer) = (start("closer")?, start("closer-refused")?);
         Ok(Workers {
             spawner,
             engines,
@@ -91,8 +84,9 @@ impl Workers {
             idle: VecDeque::new(),
             next: 0,
             failed: Vec::new(),
-            closer,
-            strangers_closer,
+            closer: Closer::start("closer")?,
+            strangers_closer: Closer::start("closer-refused")?,
+            backlog: Backlog::default(),
             closed_unread: 0,
             closed_by_threads: 0,
             buffer: Box::new([0; MAX_PACKET_BYTES]),
@@ -102,13 +96,12 @@ impl Workers {
 
     /// Closes descriptors in the thread for that.
     pub(crate) fn close(&self, descriptors: Vec<OwnedFd>) {
-        self.drop_later(descriptors);
+        self.closer.close(descriptors, None);
     }
 
     /// Drops a value in the thread that closes descriptors: memory whose unmapping takes long.
     pub(crate) fn drop_later(&self, value: impl Send + 'static) {
-        // The thread ends only after this value.
-        let _ = self.closer.send(Box::new(value));
+        self.closer.drop_later(value);
     }
 
     /// Returns the epoll set of a lane's engine.
@@ -125,6 +118,8 @@ impl Workers {
             return Ok(*id);
         }
         let (ours, theirs) = pair()?;
+        // The workers of a killed server end at once, and their applications learn of it.
+        let ours = close_early(ours);
         let notified = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let id = self.next;
         epoll::add(&self.epoll, &ours, epoll::EventData::new_u64(id), epoll::EventFlags::IN)?;
@@ -138,7 +133,7 @@ impl Workers {
     }
 
     /// Returns the closer of the server's copies of descriptors that a worker gets.
-    fn closer_of(&self, owner: Owner) -> &Sender<Box<dyn Send>> {
+    fn closer_of(&self, owner: Owner) -> &Closer {
         match owner {
             Owner::Refused | Owner::Unread => &self.strangers_closer,
             Owner::User(_) | Owner::Administrator(_) | Owner::Pair(_) => &self.closer,
@@ -151,10 +146,25 @@ impl Workers {
         if self.serving.contains_key(&owner) { owner } else { Owner::Refused }
     }
 
-    /// Returns `true` if a worker has so many pending commands that it should get no more: its user
-    /// connects again and again, and prolongs each end.
+    /// Returns `true` if so many connections of a worker wait that it should get no more: its user connects again and
+    /// again, and prolongs each end.
     pub(crate) fn is_flooded(&self, id: u64) -> bool {
-        self.all.get(&id).is_some_and(|one| one.link.waiting() >= WAITING)
+        let Some(one) = self.all.get(&id) else { return false };
+        let waits = one.link.waiting().max(one.link.closing());
+        self.backlog.is_too_long(waits, || self.waiting())
+    }
+
+    /// Returns `true` if the server still closes so many connections of a user that it should admit no more.
+    pub(crate) fn is_closing(&self, owner: Owner) -> bool {
+        let one = self.serving.get(&owner).and_then(|id| self.all.get(id));
+        let closing = one.map_or(0, |one| one.link.closing());
+        self.backlog.is_too_long(closing, || self.waiting())
+    }
+
+    /// Returns the descriptors of all users that wait for a worker or for their close.
+    fn waiting(&self) -> usize {
+        let queued: usize = self.all.values().map(|one| one.link.waiting()).sum();
+        queued + self.closer.waiting()
     }
 
     /// Has a worker that does nothing else close connections unread. The application's waiters on a connection prolong its
@@ -172,7 +182,8 @@ impl Workers {
     /// Returns `true` if so many connections wait to be closed unread that the server should accept no more.
     pub(crate) fn is_behind(&self) -> bool {
         let unread = self.serving.get(&Owner::Unread).and_then(|id| self.all.get(id));
-        unread.is_some_and(|one| one.link.waiting() >= UNREAD_WAITING)
+        let queued = unread.map_or(0, |one| one.link.waiting());
+        queued.max(self.strangers_closer.waiting()) >= UNREAD_WAITING
     }
 
     /// Returns `true` if the server has to wait before it can make a worker for an owner.
@@ -218,7 +229,7 @@ impl Workers {
         let Ok(id) = self.of(owner) else {
             // Without a worker, a thread closes them.
             self.closed_by_threads += descriptors.len() as u64;
-            return drop(self.closer_of(owner).send(Box::new(descriptors)));
+            return self.closer_of(owner).close(descriptors, None);
         };
         self.push(id, Packet::new(command::DISPOSE, 0, flags).with(descriptors));
     }
@@ -391,6 +402,14 @@ impl Workers {
     /// `leaves`: another server follows at once, so this waits for none. The workers end by
     /// themselves.
     pub(crate) fn end(&mut self, leaves: bool) {
+        self.end_processes(leaves);
+        // What no worker got: its close could take long.
+        let unsent = self.all.values_mut().flat_map(|one| one.link.unsent());
+        let unsent = unsent.flat_map(|packet| packet.descriptors).collect();
+        self.strangers_closer.close(unsent, None);
+    }
+
+    fn end_processes(&mut self, leaves: bool) {
         let until = Instant::now() + if leaves { Duration::ZERO } else { SHUTDOWN_TIMEOUT };
         if leaves {
             self.spawner.leave();
