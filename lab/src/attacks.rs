@@ -39,8 +39,9 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// ms.
 const RECOVERY: &str = "until 20 3 15000";
 /// Attacks that `--quick` leaves out: they take seconds to begin, or their server to recover.
-const SLOW: [&str; 14] = [
+const SLOW: [&str; 15] = [
     "flood-waiters",
+    "flood-nested",
     "waiters-poll",
     "reports",
     "reports-large",

@@ -330,6 +330,11 @@ fn a_flood_of_connections_with_many_waiters() {
 }
 
 #[test]
+fn a_flood_of_connections_with_nested_waiters() {
+    stands_and_did("a_flood_of_connections_with_nested_waiters", "flood-nested", &[], "connected");
+}
+
+#[test]
 fn messages_that_mean_nothing_fill_no_log() {
     stands_and_did("messages_that_mean_nothing_fill_no_log", "malformed", &[], "sent");
     let Some((lines, deeds)) = logged_for("messages_that_mean_nothing_fill_no_log", "malformed")

@@ -107,6 +107,8 @@ pub(super) struct DeviceKeeper {
     is_closing: bool,
     /// The processes of all such servers.
     closing: Vec<Pid>,
+    /// `true` if the last of them to end turned out to have crashed.
+    has_crashed: bool,
     /// `true` once the last server is to leave everything, because the supervision ends.
     is_leaving: bool,
     /// How many servers were started.
@@ -198,6 +200,12 @@ impl DeviceKeeper {
             Stage::Over(_) => None,
         };
         next.into_iter().chain(self.listener.deadline()).min()
+    }
+
+    /// Returns `true` if another server follows the one that has ended.
+    fn is_followed(&self) -> bool {
+        let has_served = self.keeper.is_ready || self.ends.has_served();
+        has_served && !self.is_leaving && !self.keeper.is_told_to_end
     }
 
     /// Returns the state of the device, for users.

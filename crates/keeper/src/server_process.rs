@@ -56,10 +56,14 @@ impl ServerProcess {
     }
 }
 
-/// Returns `true` once a process that this one has started has ended, and takes note of it.
-pub(super) fn has_ended(process: Pid) -> bool {
-    // An error: there is no such child any more.
-    !matches!(waitpid(Some(process), WaitOptions::NOHANG), Ok(None) | Err(Errno::INTR))
+/// Returns how a process that this one has started ended; `None` while it has not ended. A process of which nothing is
+/// known any more has ended in order.
+pub(super) fn end_of(process: Pid) -> Option<ExitStatus> {
+    match waitpid(Some(process), WaitOptions::NOHANG) {
+        Ok(None) | Err(Errno::INTR) => None,
+        Ok(Some((_, status))) => Some(ExitStatus::from_raw(status.as_raw())),
+        Err(_) => Some(ExitStatus::default()),
+    }
 }
 
 impl AsFd for ServerProcess {

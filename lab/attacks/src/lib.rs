@@ -104,7 +104,7 @@ impl Attack {
         [Attack::BUSY, Attack::WAITERS_ALONE, Attack::POLLERS_ALONE, Attack::LOCKS_ALONE];
 
     /// All attacks.
-    pub const ALL: [Attack; 37] = [
+    pub const ALL: [Attack; 38] = [
         attack("doorbell-splice", doorbell::splice),
         attack("doorbell-read", doorbell::read).with_fuse(),
         attack("doorbell-end-splice", doorbell::end_spliced),
@@ -123,6 +123,7 @@ impl Attack {
         attack("flood", control::flood),
         attack("flood-stranger", control::flood).as_stranger(),
         attack("flood-waiters", waiters::flood).beside(&Attack::POLLERS_ALONE).as_stranger(),
+        attack("flood-nested", waiters::nested_flood).beside(&Attack::POLLERS_ALONE).as_stranger(),
         attack("hoard", control::hoard),
         attack("endpoints", control::endpoints),
         attack("mapping-write", memory::write_while_sealed).with_fuse(),

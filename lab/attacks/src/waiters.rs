@@ -23,6 +23,10 @@ const ENTRIES: u64 = 300_000;
 const FLOOD_ENTRIES: u64 = 60_000;
 /// Connections of a flood that the attacker keeps.
 const HELD: usize = 2000;
+/// Epoll sets of each connection of `flood-nested`, all in one outer set.
+const SETS: usize = 50;
+/// The pause between two such connections: the server's work is far longer.
+const PAUSE: Duration = Duration::from_millis(2);
 /// Descriptors left for other uses.
 const SPARE: usize = 1500;
 /// The time that one notification may take before the attacker requests the next.
@@ -171,6 +175,36 @@ pub(crate) fn flood(field: &Field) -> io::Result<Deeds> {
     while !field.over() {
         let Ok(socket) = connect_at_once(&field.socket) else { continue };
         epoll::add(&outer, &socket, data, flags)?;
+        connected += 1;
+        held.push_back(socket);
+        if held.len() > HELD {
+            held.pop_front();
+        }
+    }
+    drop(pollers);
+    Ok(vec![("entries", entries), ("connected", connected)])
+}
+
+/// Connects like [`flood`], with each connection in many epoll sets that are in one outer set: the server's close wakes the
+/// entries on the outer set once for each of these sets.
+pub(crate) fn nested_flood(field: &Field) -> io::Result<Deeds> {
+    let entries = field.size_or(FLOOD_ENTRIES);
+    let set = || epoll::create(epoll::CreateFlags::CLOEXEC);
+    let outer = set()?;
+    let (data, flags) = (epoll::EventData::new_u64(0), epoll::EventFlags::IN);
+    let sets = (0..SETS).map(|_| set()).collect::<Result<Vec<_>, _>>()?;
+    for one in &sets {
+        epoll::add(&outer, one, data, flags)?;
+    }
+    let pollers = Pollers::on(outer.as_fd(), entries)?;
+    let (mut held, mut connected) = (VecDeque::new(), 0);
+    field.begun();
+    while !field.over() {
+        std::thread::sleep(PAUSE);
+        let Ok(socket) = connect_at_once(&field.socket) else { continue };
+        for one in &sets {
+            epoll::add(one, &socket, data, flags)?;
+        }
         connected += 1;
         held.push_back(socket);
         if held.len() > HELD {

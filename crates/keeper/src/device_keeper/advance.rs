@@ -8,9 +8,9 @@ use std::time::Instant;
 use rustix::process::Signal;
 
 use super::{CLOSE_PATIENCE, DeviceKeeper, Handover, LEAVE, Readable, Server, Stage, TOGETHER};
-use crate::ends::{ANEW_TIMEOUT, LONGEST_PAUSE};
+use crate::ends::{ANEW_TIMEOUT, LONGEST_PAUSE, is_defect};
 use crate::options::{UPGRADE_TIMEOUT, keeper_connection};
-use crate::server_process::{ServerProcess, has_ended};
+use crate::server_process::{ServerProcess, end_of};
 use crate::supervised::{Start, Supervised, Supervision};
 
 impl DeviceKeeper {
@@ -103,7 +103,7 @@ impl DeviceKeeper {
         if readable.interface {
             self.keeper.follow_interface();
         }
-        self.closing.retain(|process| !has_ended(*process));
+        self.take_note_of_ends();
         let stage = std::mem::replace(&mut self.stage, Stage::Waits(Instant::now()));
         self.stage = match stage {
             Stage::Runs(server) => self.advance_server(server, readable, supervised)?,
@@ -114,6 +114,15 @@ impl DeviceKeeper {
             Stage::Over(end) => Stage::Over(end),
         };
         Ok(())
+    }
+
+    /// Takes note of the servers whose descriptors the kernel has closed.
+    fn take_note_of_ends(&mut self) {
+        self.closing.retain(|process| {
+            let Some(status) = end_of(*process) else { return true };
+            self.has_crashed = is_defect(status);
+            false
+        });
     }
 
     /// Serves a server.
@@ -166,12 +175,6 @@ impl DeviceKeeper {
             self.begin_upgrade(&server.process, supervised);
         }
         Ok(Stage::Runs(server))
-    }
-
-    /// Returns `true` if another server follows the one that has ended.
-    pub(super) fn is_followed(&self) -> bool {
-        let has_served = self.keeper.is_ready || self.ends.has_served();
-        has_served && !self.is_leaving && !self.keeper.is_told_to_end
     }
 
     /// Handles a message of the server, or gives the server more of the objects that the keeper holds. Returns `false`

@@ -114,6 +114,7 @@ impl DeviceKeeper {
             is_late: false,
             is_closing: false,
             closing: Vec::new(),
+            has_crashed: false,
             is_leaving: false,
             servers_started: 0,
             serve_by: None,

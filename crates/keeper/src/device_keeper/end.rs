@@ -81,7 +81,9 @@ impl DeviceKeeper {
         if matches!(self.handover, Handover::Starting(_)) {
             return None;
         }
-        let anywhere = is_defect(status).then_some(Crash::InUnknownThread);
+        // How a server ended whose descriptors the kernel still closes is not known. After a crash, it counts as crashed.
+        let is_crash = if self.is_closing { self.has_crashed } else { is_defect(status) };
+        let anywhere = is_crash.then_some(Crash::InUnknownThread);
         self.hung.map(Crash::Hang).or(anywhere)
     }
 }

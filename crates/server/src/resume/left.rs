@@ -154,8 +154,8 @@ impl Left {
             RDMA => self.rdma.replace(object),
             SETTINGS => self.settings.replace(object),
             POSITIONS => self.positions.replace(object),
-            // The keeper's.
-            END_OF_SERVER => Some(object),
+            // The pipe of the earlier server. This server's has the same name.
+            END_OF_SERVER => None,
             // The device has taken its objects already, and the others are not for the server.
             _ if [DEVICE, OWN, PROGRAM].iter().any(|start| name.starts_with(start)) => None,
             _ if name.starts_with(STATE_OF) => match name[STATE_OF.len()..].parse() {

@@ -31,4 +31,5 @@ mod resuming;
 mod running;
 mod serving;
 mod sharing;
+mod slow_closes;
 mod upgrading;
