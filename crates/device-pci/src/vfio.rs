@@ -22,7 +22,7 @@ use std::sync::atomic::AtomicBool;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use towpath_device::EarlierObjects;
+use towpath_device::{EarlierObjects, close_early};
 use vfio_bindings::bindings::vfio::{
     VFIO_BASE, VFIO_GROUP_FLAGS_VIABLE, VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DATA_EVENTFD,
     VFIO_IRQ_SET_DATA_NONE, VFIO_PCI_BAR0_REGION_INDEX, VFIO_PCI_CONFIG_REGION_INDEX, VFIO_TYPE,
@@ -149,13 +149,14 @@ impl Vfio {
             })
         };
         let path = PathBuf::from("/dev/vfio/vfio");
-        let container = open(path.clone())?;
+        // The next server of a killed one needs the card, unless the keeper has it.
+        let container = close_early(open(path.clone())?);
         let group = PathBuf::from(format!("/dev/vfio/{group_number}"));
         let begun = Instant::now();
         let group = loop {
             match open(group.clone()) {
                 Err(PciError::Busy { .. }) if begun.elapsed() < BUSY_LIMIT => sleep(BUSY_PAUSE),
-                other => break other?,
+                other => break close_early(other?),
             }
         };
         let version = ioctl_number(container.as_fd(), GET_API_VERSION, 0);
@@ -333,7 +334,8 @@ fn open_device(address: PciAddress, group: BorrowedFd<'_>) -> io::Result<File> {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the kernel has just returned this descriptor, which nothing else has.
-    Ok(unsafe { File::from_raw_fd(device) })
+    let device = unsafe { OwnedFd::from_raw_fd(device) };
+    Ok(close_early(device).into())
 }
 
 fn open_file(path: &Path) -> io::Result<OwnedFd> {

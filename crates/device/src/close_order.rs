@@ -20,7 +20,7 @@ use rustix::process::{Resource, getrlimit};
 /// The highest number in use, if the limit of descriptors allows it. The kernel's table of a process with this
 /// number has 0.5 MiB.
 const HIGHEST: u64 = 1 << 16;
-/// The most numbers above that of a pipe's end.
+/// The maximum number of descriptors above the pipe's end.
 const MOST_EARLY: u64 = 1 << 12;
 
 /// Returns the number of a pipe's end. Higher numbers are closed before it.
@@ -29,7 +29,7 @@ fn pipe_number() -> i32 {
     (limit - (limit / 4).min(MOST_EARLY)) as i32
 }
 
-fn moved(descriptor: OwnedFd, least: i32) -> OwnedFd {
+fn renumbered(descriptor: OwnedFd, least: i32) -> OwnedFd {
     // Without a free number, the descriptor is closed in its turn.
     fcntl_dupfd_cloexec(&descriptor, least).unwrap_or(descriptor)
 }
@@ -38,11 +38,11 @@ fn moved(descriptor: OwnedFd, least: i32) -> OwnedFd {
 /// server needs, or that tells others of the end. The old number is closed.
 #[must_use]
 pub fn close_early(descriptor: OwnedFd) -> OwnedFd {
-    moved(descriptor, pipe_number() + 1)
+    renumbered(descriptor, pipe_number() + 1)
 }
 
-/// A pipe whose reading end ends when the process that holds the writing end has ended, before all of its descriptors
-/// are closed.
+/// A pipe whose reader sees the end of the file once no thread of the writer's process runs, while the kernel may still close
+/// other descriptors.
 #[derive(Debug)]
 pub struct EndPipe {
     /// The end for the other process.
@@ -58,7 +58,7 @@ impl EndPipe {
     /// Fails if no descriptors are available.
     pub fn new() -> io::Result<EndPipe> {
         let (reading, writing) = pipe_with(PipeFlags::CLOEXEC)?;
-        Ok(EndPipe { reading, writing: moved(writing, pipe_number()) })
+        Ok(EndPipe { reading, writing: renumbered(writing, pipe_number()) })
     }
 }
 

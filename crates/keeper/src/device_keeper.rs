@@ -34,6 +34,9 @@ const TOGETHER: Duration = Duration::from_millis(100);
 /// A usual end takes less, and tells how the server ended.
 const CLOSE_PATIENCE: Duration = Duration::from_millis(100);
 
+/// The time after a crash of which the keeper learned late, for which ends that are not known count as crashes.
+const CRASH_MEMORY: Duration = Duration::from_secs(60);
+
 /// Asks a server to end, and to leave everything to the next one.
 const LEAVE: Signal = Signal::USR2;
 
@@ -105,10 +108,10 @@ pub(super) struct DeviceKeeper {
     is_late: bool,
     /// `true` if the kernel still closes descriptors of the last server, so that it is not known how that ended.
     is_closing: bool,
-    /// The processes of all such servers.
-    closing: Vec<Pid>,
-    /// `true` if the last of them to end turned out to have crashed.
-    has_crashed: bool,
+    /// The processes of such servers, which the keeper has not reaped yet.
+    unreaped: Vec<Pid>,
+    /// The time at which the keeper reaped the last of these, if that had crashed.
+    crash_reaped: Option<Instant>,
     /// `true` once the last server is to leave everything, because the supervision ends.
     is_leaving: bool,
     /// How many servers were started.
@@ -205,7 +208,8 @@ impl DeviceKeeper {
     /// Returns `true` if another server follows the one that has ended.
     fn is_followed(&self) -> bool {
         let has_served = self.keeper.is_ready || self.ends.has_served();
-        has_served && !self.is_leaving && !self.keeper.is_told_to_end
+        let is_asked = self.is_leaving || self.keeper.is_told_to_end;
+        has_served && !is_asked && !self.options.hold.is_zero()
     }
 
     /// Returns the state of the device, for users.

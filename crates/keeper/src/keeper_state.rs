@@ -41,7 +41,7 @@ pub(super) struct KeeperState {
     pub(super) server_pid: i32,
     /// The processes of earlier servers whose descriptors the kernel still closes.
     #[serde(default)]
-    pub(super) closing: Vec<i32>,
+    pub(super) unreaped: Vec<i32>,
     /// The connection of the administrator that waits for the upgrade.
     pub(super) upgrade_request: Option<RawFd>,
     /// How many servers were started.

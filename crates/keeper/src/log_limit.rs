@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use tracing::warn;
 
-/// Lines that a user may log at once, without another limit.
+/// Lines that a user may log at once by default.
 const BURST: u32 = 20;
 /// Users that the limit remembers. Beyond that, it forgets users that have been quiet.
 const USERS: usize = 1024;
@@ -35,7 +35,7 @@ impl<P> Default for LogLimit<P> {
 }
 
 impl<P> LogLimit<P> {
-    /// Allows each user `burst` lines at once, and `per_second` lines per second after that. At least 1 each.
+    /// Returns a limit of `burst` lines at once per user, then `per_second` lines per second. Each is at least 1.
     #[must_use]
     pub fn new(burst: u32, per_second: u32) -> LogLimit<P> {
         LogLimit { users: HashMap::new(), burst: burst.max(1), per_second: per_second.max(1) }

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 use rustix::event::Timespec;
+use rustix::fs::FileType;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use zerocopy::{FromBytes, IntoBytes};
@@ -57,6 +58,14 @@ pub(super) struct Keeper {
 /// kernel may still close other descriptors of the process.
 pub const END_OF_SERVER: &str = "end-of-server";
 
+/// Returns a copy of a pipe; `None` for another file. A server that was taken over may store any file: the keeper's loop neither
+/// polls nor closes one whose calls may wait.
+fn copy_of_pipe(object: &OwnedFd) -> Option<OwnedFd> {
+    let stat = rustix::fs::fstat(object).ok()?;
+    let is_pipe = FileType::from_raw_mode(stat.st_mode).is_fifo();
+    is_pipe.then(|| object.try_clone().ok()).flatten()
+}
+
 /// Returns the time left, for `poll`.
 pub(super) fn timeout(until: Option<Instant>) -> Option<Timespec> {
     let left = until?.saturating_duration_since(Instant::now());
@@ -98,7 +107,7 @@ impl Keeper {
                 keeper.positions = Positions::open(object.as_fd()).ok();
             }
             if name == END_OF_SERVER {
-                keeper.end_pipe = object.try_clone().ok();
+                keeper.end_pipe = copy_of_pipe(&object);
             }
             if name == INTERFACE {
                 keeper.interface.adopt(object.as_fd());
@@ -127,7 +136,7 @@ impl Keeper {
             listener: listener.socket.as_raw_fd(),
             server: server.as_fd().as_raw_fd(),
             server_pid: server.pid().as_raw_nonzero().get(),
-            closing: Vec::new(),
+            unreaped: Vec::new(),
             upgrade_request: self.upgrade_request.as_ref().map(|one| one.as_fd().as_raw_fd()),
             servers_started,
             xdp_sockets: self.acts.xdp_sockets(),
@@ -278,7 +287,7 @@ impl Keeper {
                     }
                     if name == END_OF_SERVER {
                         // Without, the keeper waits for the whole end of the process.
-                        self.end_pipe = descriptor.try_clone().ok();
+                        self.end_pipe = copy_of_pipe(&descriptor);
                     }
                     // A server stores its TAP before it serves. Later it may be subverted, and name another interface.
                     let is_tap = device_objects::parse(name).is_some_and(|(name, _)| name == TAP);

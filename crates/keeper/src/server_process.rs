@@ -56,9 +56,8 @@ impl ServerProcess {
     }
 }
 
-/// Returns how a process that this one has started ended; `None` while it has not ended. A process of which nothing is
-/// known any more has ended in order.
-pub(super) fn end_of(process: Pid) -> Option<ExitStatus> {
+/// Returns the exit status of a child; `None` while it runs. A process that is no child counts as ended in order.
+pub(super) fn try_reap(process: Pid) -> Option<ExitStatus> {
     match waitpid(Some(process), WaitOptions::NOHANG) {
         Ok(None) | Err(Errno::INTR) => None,
         Ok(Some((_, status))) => Some(ExitStatus::from_raw(status.as_raw())),

@@ -36,10 +36,12 @@ pub(crate) struct Access {
     /// The log lines that each user can cause.
     log: LogLimit<Party>,
     /// The log lines that each refused user can cause.
-    refused_log: LogLimit<Party>,
+    refused_log: LogLimit<u32>,
     /// The log lines that all refused users can cause together: the policy does not bound their number.
     all_refused_log: LogLimit<()>,
-    /// The log lines that no user alone causes.
+    /// The log lines about more connections than the server serves, which any user can cause.
+    flood_log: LogLimit<()>,
+    /// The log lines that no user causes.
     own_log: LogLimit<()>,
     /// The number of connections that the server refused.
     refused: u64,
@@ -85,6 +87,7 @@ impl Access {
             log: LogLimit::default(),
             refused_log: LogLimit::default(),
             all_refused_log: LogLimit::new(REFUSED_LINES.0, REFUSED_LINES.1),
+            flood_log: LogLimit::default(),
             own_log: LogLimit::default(),
             refused: 0,
         }
@@ -129,10 +132,9 @@ impl Access {
 
     /// Returns `true` if the server may log now that it refused a user.
     pub(crate) fn allows_refusal_line(&mut self, uid: u32) -> bool {
-        if !self.refused_log.allows(Party::User(uid)) {
-            return false;
-        }
-        allows(&mut self.all_refused_log, "log lines about refused users were left out")
+        let now = Instant::now();
+        self.refused_log.take(uid, now).is_some()
+            && allows(&mut self.all_refused_log, "log lines about refused users were left out")
     }
 
     /// Counts a connection that the server refuses.
@@ -145,9 +147,14 @@ impl Access {
         self.refused
     }
 
+    /// Returns `true` if the server may log now that users connect faster than it serves them.
+    pub(crate) fn allows_flood_line(&mut self) -> bool {
+        allows(&mut self.flood_log, "log lines about connections were left out")
+    }
+
     /// Returns `true` if the server may log a line that no user causes now.
     pub(crate) fn allows_own_line(&mut self) -> bool {
-        allows(&mut self.own_log, "log lines about connections were left out")
+        allows(&mut self.own_log, "log lines that no user causes were left out")
     }
 
     /// Accepts a connection of one of the two sockets; `None` without sockets.
@@ -298,7 +305,9 @@ mod tests {
         for uid in 0..2000 {
             let _ = access.allows_line(Party::User(uid));
         }
-        assert!(access.allows_own_line() && !access.allows_line(Party::User(30_000)));
+        let floods = (0..100).filter(|_| access.allows_flood_line()).count();
+        assert!(floods < 100 && access.allows_own_line());
+        assert!(!access.allows_line(Party::User(30_000)));
     }
 
     #[test]

@@ -56,7 +56,7 @@ impl Control {
         self.workers.close_unread(vec![displaced.socket]);
         let is_allowed = match displaced.culprit {
             Some((_, Some(party))) => self.access.allows_line(party),
-            _ => self.access.allows_own_line(),
+            _ => self.access.allows_flood_line(),
         };
         match displaced.culprit {
             _ if !is_allowed => {}
@@ -159,7 +159,7 @@ impl Control {
                         are allowed; end some applications, or raise the server's limits \
                         connections, sessions-per-user or sessions-per-group");
         }
-        if self.workers.is_closing(Owner::of(account)) {
+        if self.workers.has_too_many_closes(Owner::of(account)) {
             return Err(
                 "the server still closes many of your earlier connections; connect less often, and \
                         attach fewer waiters (epoll, poll) to each connection",
@@ -224,7 +224,7 @@ impl Control {
         };
         if self.workers.is_flooded(worker) {
             self.workers.close_unread(vec![socket]);
-            if self.access.allows_own_line() {
+            if self.access.allows_flood_line() {
                 warn!(
                     "a worker cannot refuse connections fast enough; the server closed a connection without reading it"
                 );

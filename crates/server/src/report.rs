@@ -69,7 +69,7 @@ pub(crate) struct Device {
     pub total_bytes: Option<usize>,
     /// Bytes of memory that all sessions have at present.
     pub bytes_in_use: usize,
-    /// The control connections that did not become attachments.
+    /// Control connections that the server refused or closed unread.
     pub connections: ConnectionCounts,
     /// The device's counters, those of all lanes together.
     pub counters: BTreeMap<&'static str, u64>,
@@ -84,7 +84,7 @@ pub(crate) struct Device {
     pub lanes: Vec<BTreeMap<&'static str, u64>>,
 }
 
-/// Control connections that did not become attachments, since the server started.
+/// Control connections that the server refused or closed unread since it started.
 #[derive(Debug, Serialize)]
 pub(crate) struct ConnectionCounts {
     /// Connections that the server refused.

@@ -16,7 +16,7 @@
 //! | [`workers`] | all workers, by user |
 //! | [`owner`] | the users that a worker works for |
 //! | [`pair`] | two users that share memory for writing, and have a worker for it |
-//! | [`closer`] | a thread that closes descriptors |
+//! | [`closer`], [`closes`] | threads that close descriptors, in turn for each user; how many may wait |
 //! | [`spawner`] | the process from which the workers are forked |
 //! | [`process`] | the worker's own loop |
 //! | [`preparation`] | seals and allocates the memory of sessions |
@@ -24,6 +24,7 @@
 //! | [`pin`] | keeps the kernel from merging a session's pages |
 
 pub(crate) mod closer;
+pub(crate) mod closes;
 pub(crate) mod held;
 pub(crate) mod link;
 pub(crate) mod owner;

@@ -56,7 +56,7 @@ pub(crate) struct Device {
     pub(crate) unserved_queues: u64,
 }
 
-/// Control connections that did not become attachments. Earlier servers do not report them.
+/// Control connections that the server refused or closed unread. Earlier servers do not report them.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct ConnectionCounts {

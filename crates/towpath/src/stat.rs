@@ -144,7 +144,7 @@ fn unserved_connections(counts: &ConnectionCounts) -> String {
     let kinds = [
         (counts.refused, "refused"),
         (counts.closed_unread, "closed unread"),
-        (counts.closed_by_threads, "closed without a worker"),
+        (counts.closed_by_threads, "descriptors closed by threads"),
     ];
     let some = kinds.iter().filter(|(count, _)| *count > 0);
     let some: Vec<String> = some.map(|(count, kind)| format!("{count} {kind}")).collect();

@@ -12,7 +12,7 @@ use super::socket::{self, Binding, TxChecksum};
 use crate::kernel_interface::filters::ProgramMaps;
 use crate::kernel_interface::host_traffic::HostTraffic;
 use crate::kernel_interface::packet_socket::{self, PacketSocket};
-use crate::{Filter, FilterError, Keeper};
+use crate::{Filter, FilterError, Keeper, close_early};
 
 /// The properties of a device that hold for as long as it is open.
 #[derive(Clone, Debug)]
@@ -164,7 +164,8 @@ impl SharedInterface {
             Some(keeper) => keeper.xdp_socket(),
             None => self.another_unbound(),
         };
-        kept.map_or_else(another, Ok)
+        // While a killed server has a socket of a hardware queue, the next one cannot have it.
+        kept.map_or_else(another, Ok).map(close_early)
     }
 
     /// Makes a socket that is not bound, with this thread's rights.

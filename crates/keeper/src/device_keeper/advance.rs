@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use super::{CLOSE_PATIENCE, DeviceKeeper, Handover, LEAVE, Readable, Server, Stage, TOGETHER};
 use crate::ends::{ANEW_TIMEOUT, LONGEST_PAUSE, is_defect};
 use crate::options::{UPGRADE_TIMEOUT, keeper_connection};
-use crate::server_process::{ServerProcess, end_of};
+use crate::server_process::{ServerProcess, try_reap};
 use crate::supervised::{Start, Supervised, Supervision};
 
 impl DeviceKeeper {
@@ -103,7 +103,7 @@ impl DeviceKeeper {
         if readable.interface {
             self.keeper.follow_interface();
         }
-        self.take_note_of_ends();
+        self.reap_ended();
         let stage = std::mem::replace(&mut self.stage, Stage::Waits(Instant::now()));
         self.stage = match stage {
             Stage::Runs(server) => self.advance_server(server, readable, supervised)?,
@@ -116,11 +116,11 @@ impl DeviceKeeper {
         Ok(())
     }
 
-    /// Takes note of the servers whose descriptors the kernel has closed.
-    fn take_note_of_ends(&mut self) {
-        self.closing.retain(|process| {
-            let Some(status) = end_of(*process) else { return true };
-            self.has_crashed = is_defect(status);
+    /// Reaps the servers whose descriptors the kernel has closed.
+    fn reap_ended(&mut self) {
+        self.unreaped.retain(|process| {
+            let Some(status) = try_reap(*process) else { return true };
+            self.crash_reaped = is_defect(status).then(Instant::now);
             false
         });
     }
@@ -146,7 +146,7 @@ impl DeviceKeeper {
             return Ok(self.after_end(&server, status, supervised));
         }
         if readable.end_pipe {
-            // Whoever closed the pipe must not run beside the next server.
+            // A server that closed the pipe itself must not run beside the next one.
             server.process.signal(Signal::KILL);
             server.pipe_ended = Some(Instant::now());
         }
@@ -155,7 +155,7 @@ impl DeviceKeeper {
             self.keeper.finish()?;
             self.is_closing = true;
             let stage = self.after_end(&server, ExitStatus::from_raw(libc::SIGKILL), supervised);
-            self.closing.push(server.process.pid());
+            self.unreaped.push(server.process.pid());
             return Ok(stage);
         }
         if self.hung.is_none()

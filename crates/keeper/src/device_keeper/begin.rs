@@ -85,7 +85,7 @@ impl DeviceKeeper {
         let status = Report::of_earlier(left, &options);
         let mut made = DeviceKeeper::with(number, options, listener, keeper, stage, status);
         (made.ends, made.servers_started) = (Ends::from_now(), left.servers_started);
-        made.closing = left.closing.iter().filter_map(|pid| Pid::from_raw(*pid)).collect();
+        made.unreaped = left.unreaped.iter().filter_map(|pid| Pid::from_raw(*pid)).collect();
         made.serve_by = made.ends.serve_by(made.options.hold);
         Ok(made)
     }
@@ -113,8 +113,8 @@ impl DeviceKeeper {
             hung: None,
             is_late: false,
             is_closing: false,
-            closing: Vec::new(),
-            has_crashed: false,
+            unreaped: Vec::new(),
+            crash_reaped: None,
             is_leaving: false,
             servers_started: 0,
             serve_by: None,

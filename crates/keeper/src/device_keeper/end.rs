@@ -3,7 +3,7 @@
 use std::process::ExitStatus;
 use std::time::Instant;
 
-use super::{DeviceKeeper, Handover, Server, Stage};
+use super::{CRASH_MEMORY, DeviceKeeper, Handover, Server, Stage};
 use crate::ends::{Ends, Next, is_defect};
 use crate::supervised::{Supervised, Supervision};
 use towpath_protocol::position::{Crash, Positions};
@@ -34,7 +34,9 @@ impl DeviceKeeper {
         }
         self.status.add_end(&self.describe_end_for_users(status));
         let hold = self.options.hold;
-        let mut next = self.ends.add(is_ready, self.crash.is_some(), server.begun, hold);
+        // Servers that end one after the other, each with slow closes, may crash.
+        let is_crash = self.crash.is_some() || self.is_closing && !self.unreaped.is_empty();
+        let mut next = self.ends.add(is_ready, is_crash, server.begun, hold);
         if is_last || next == Next::None && retries {
             next = self.ends.begin_anew();
             self.begin_anew(supervised);
@@ -78,11 +80,16 @@ impl DeviceKeeper {
     /// Returns how the server that has ended crashed, if it did. A program that an upgrade tries is
     /// no fault of a session.
     fn crash_of(&self, status: ExitStatus) -> Option<Crash> {
-        if matches!(self.handover, Handover::Starting(_)) {
+        if matches!(self.handover, Handover::Starting(_))
+            || self.is_closing && matches!(self.handover, Handover::Leaving(_))
+        {
             return None;
         }
-        // How a server ended whose descriptors the kernel still closes is not known. After a crash, it counts as crashed.
-        let is_crash = if self.is_closing { self.has_crashed } else { is_defect(status) };
+        // How a server ended whose descriptors the kernel still closes is not known. Soon after a crash, it counts as crashed.
+        let is_crash = match self.is_closing {
+            true => self.crash_reaped.is_some_and(|at| at.elapsed() < CRASH_MEMORY),
+            false => is_defect(status),
+        };
         let anywhere = is_crash.then_some(Crash::InUnknownThread);
         self.hung.map(Crash::Hang).or(anywhere)
     }

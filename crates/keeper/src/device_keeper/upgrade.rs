@@ -143,7 +143,7 @@ impl DeviceKeeper {
             ));
         }
         let mut state = self.keeper.state(&self.listener, &server.process, self.servers_started);
-        state.closing = self.closing.iter().map(|one| one.as_raw_nonzero().get()).collect();
+        state.unreaped = self.unreaped.iter().map(|one| one.as_raw_nonzero().get()).collect();
         Ok(self.status.add_to(state))
     }
 }

@@ -150,12 +150,12 @@ fn examine(
         position::create(config.lanes).map_err(resources("the position page"))?;
     store.remove(POSITIONS);
     store.put(POSITIONS, page.as_fd()).map_err(resources("keeping the position page"))?;
-    announce_end(store).map_err(resources("a pipe to the keeper"))?;
+    store_end_pipe(store).map_err(resources("the pipe that tells the keeper of the end"))?;
     Ok(positions)
 }
 
-/// Tells the keeper of the end of this process, before the kernel has closed all of its descriptors.
-fn announce_end(store: &mut dyn Store) -> io::Result<()> {
+/// Gives the keeper a pipe that ends with this process, before the kernel has closed all of its descriptors.
+fn store_end_pipe(store: &mut dyn Store) -> io::Result<()> {
     if !store.outlives_server() {
         return Ok(());
     }

@@ -1,60 +1,111 @@
-//! A thread that closes descriptors, and drops other values whose end applications can prolong.
+//! Threads that close descriptors, and drop other values whose end applications can prolong.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::ops::Bound::{Excluded, Unbounded};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
+use std::time::{Duration, Instant};
 
-use rustix::process::{Resource, getrlimit};
+/// The time after which a thread that has dropped nothing counts as hung, as a worker does.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The most threads of a closer: one, and others in place of those that hang.
+const MOST_THREADS: usize = 5;
 
-/// A value to drop, and what counts it.
+/// A value to drop, and the counter of its queue.
 struct Waiting {
     value: Box<dyn Send>,
     count: usize,
-    account: Option<ClosingCount>,
+    counter: Arc<AtomicUsize>,
 }
 
-/// The number of descriptors of one worker that wait for their close.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ClosingCount(Arc<AtomicUsize>);
+/// The values that wait, by the number of their queue.
+struct Queues {
+    waiting: BTreeMap<u64, VecDeque<Waiting>>,
+    /// The queue that was served last.
+    last: u64,
+    /// `true` once no more values follow.
+    is_over: bool,
+    threads: usize,
+    /// The number of values that were dropped, and that number at the last look with its time.
+    dropped: u64,
+    looked: (u64, Instant),
+}
 
-impl ClosingCount {
-    pub(crate) fn get(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
+impl Queues {
+    /// Returns the next value, of each queue in turn.
+    fn next(&mut self) -> Option<Waiting> {
+        let after = self.waiting.range((Excluded(self.last), Unbounded)).next();
+        let (&number, _) = after.or_else(|| self.waiting.first_key_value())?;
+        let queue = self.waiting.get_mut(&number)?;
+        let next = queue.pop_front();
+        if queue.is_empty() {
+            self.waiting.remove(&number);
+        }
+        self.last = number;
+        next
     }
 }
 
-/// How many of the server's descriptors may wait for a worker or for their close, because applications prolong these.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Backlog {
-    of_user: usize,
-    of_all: usize,
+struct Shared {
+    queues: Mutex<Queues>,
+    more: Condvar,
+    /// The descriptors and values that wait.
+    waiting: AtomicUsize,
 }
 
-impl Default for Backlog {
-    /// Returns limits for this process's limit of descriptors.
-    fn default() -> Backlog {
-        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let part = |of, least, most| usize::try_from(limit / of).unwrap_or(most).clamp(least, most);
-        Backlog { of_user: part(64, 256, 1024), of_all: part(8, 256, 8192) }
+impl Shared {
+    fn queues(&self) -> MutexGuard<'_, Queues> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self) {
+        let mut queues = self.queues();
+        loop {
+            if let Some(next) = queues.next() {
+                drop(queues);
+                self.end(next);
+                queues = self.queues();
+                queues.dropped += 1;
+            } else if queues.is_over {
+                return;
+            } else {
+                queues = self.more.wait(queues).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+
+    fn end(&self, Waiting { value, count, counter }: Waiting) {
+        drop(value);
+        counter.fetch_sub(count, Ordering::Relaxed);
+        self.waiting.fetch_sub(count, Ordering::Relaxed);
     }
 }
 
-impl Backlog {
-    /// Returns `true` if so many descriptors of a user wait that the server should take no more: more than a user may
-    /// have, or more than a quarter of that while all users together have too many (`of_all`).
-    pub(crate) fn is_too_long(self, of_user: usize, of_all: impl FnOnce() -> usize) -> bool {
-        of_user >= self.of_user || of_user >= self.of_user / 4 && of_all() >= self.of_all
+/// The handle of the threads, which end when the last handle has ended and nothing waits.
+struct Handle {
+    shared: Arc<Shared>,
+    name: &'static str,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shared.queues().is_over = true;
+        self.shared.more.notify_all();
     }
 }
 
-/// The thread's sender. The thread ends when the last sender has ended.
-#[derive(Clone, Debug)]
-pub(crate) struct Closer {
-    channel: Sender<Waiting>,
-    waiting: ClosingCount,
+/// A thread that drops values, of each queue in turn: slow closes of a user delay only those of that user, and those of
+/// others by one close.
+#[derive(Clone)]
+pub(crate) struct Closer(Arc<Handle>);
+
+impl std::fmt::Debug for Closer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Closer").field("name", &self.0.name).finish_non_exhaustive()
+    }
 }
 
 impl Closer {
@@ -62,104 +113,198 @@ impl Closer {
     ///
     /// # Errors
     /// Fails if no thread is available.
-    pub(crate) fn start(name: &str) -> io::Result<Closer> {
-        let (channel, closing) = channel::<Waiting>();
-        let waiting = ClosingCount::default();
-        let all = waiting.clone();
-        let run = move || {
-            for Waiting { value, count, account } in closing {
-                drop(value);
-                for counted in [Some(&all), account.as_ref()].into_iter().flatten() {
-                    counted.0.fetch_sub(count, Ordering::Relaxed);
-                }
-            }
-        };
-        Builder::new().name(name.into()).spawn(run)?;
-        Ok(Closer { channel, waiting })
+    pub(crate) fn start(name: &'static str) -> io::Result<Closer> {
+        let closer = Closer::without_thread(name);
+        closer.start_thread()?;
+        Ok(closer)
     }
 
     /// Makes a closer without a thread: the caller's own thread drops each value.
-    #[cfg(test)]
-    pub(crate) fn without_thread() -> Closer {
-        Closer { channel: channel().0, waiting: ClosingCount::default() }
+    pub(crate) fn without_thread(name: &'static str) -> Closer {
+        let queues = Queues {
+            waiting: BTreeMap::new(),
+            last: 0,
+            is_over: false,
+            threads: 0,
+            dropped: 0,
+            looked: (0, Instant::now()),
+        };
+        let (queues, more) = (Mutex::new(queues), Condvar::new());
+        let shared = Arc::new(Shared { queues, more, waiting: AtomicUsize::new(0) });
+        Closer(Arc::new(Handle { shared, name }))
     }
 
-    /// Drops a value later.
-    pub(crate) fn drop_later(&self, value: impl Send + 'static) {
-        self.give(Waiting { value: Box::new(value), count: 1, account: None });
+    fn start_thread(&self) -> io::Result<()> {
+        let shared = self.0.shared.clone();
+        Builder::new().name(self.0.name.to_owned()).spawn(move || shared.run())?;
+        self.0.shared.queues().threads += 1;
+        Ok(())
     }
 
-    /// Closes descriptors later. `account` counts them until then.
-    pub(crate) fn close(&self, descriptors: Vec<OwnedFd>, account: Option<&ClosingCount>) {
-        let count = descriptors.len();
-        if count > 0 {
-            let account = account.cloned();
-            self.give(Waiting { value: Box::new(descriptors), count, account });
-        }
-    }
-
-    fn give(&self, waiting: Waiting) {
-        let count = waiting.count;
-        for counted in [Some(&self.waiting), waiting.account.as_ref()].into_iter().flatten() {
-            counted.0.fetch_add(count, Ordering::Relaxed);
-        }
-        // Without the thread, this thread drops the value.
-        if let Err(refused) = self.channel.send(waiting) {
-            let Waiting { value, account, .. } = refused.0;
-            drop(value);
-            for counted in [Some(&self.waiting), account.as_ref()].into_iter().flatten() {
-                counted.0.fetch_sub(count, Ordering::Relaxed);
-            }
-        }
+    /// Returns a queue of this closer. Each queue has its own number.
+    pub(crate) fn queue(&self, number: u64) -> ClosingQueue {
+        ClosingQueue { closer: self.clone(), number, waiting: Arc::default() }
     }
 
     /// Returns the number of descriptors and values that wait.
     pub(crate) fn waiting(&self) -> usize {
-        self.waiting.get()
+        self.0.shared.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Starts another thread if none has dropped a value for a while: before Linux 6.16, a descriptor in a connection can
+    /// prolong a close by hours.
+    pub(crate) fn relieve(&self, now: Instant) {
+        let mut queues = self.0.shared.queues();
+        let (seen, since) = queues.looked;
+        if queues.waiting.is_empty() || queues.dropped != seen {
+            queues.looked = (queues.dropped, now);
+        } else if now.saturating_duration_since(since) >= PATIENCE && queues.threads < MOST_THREADS
+        {
+            queues.looked.1 = now;
+            drop(queues);
+            // Without a thread, the next call tries again.
+            let _ = self.start_thread();
+        }
+    }
+}
+
+/// A queue of a closer.
+#[derive(Clone, Debug)]
+pub(crate) struct ClosingQueue {
+    closer: Closer,
+    number: u64,
+    waiting: Arc<AtomicUsize>,
+}
+
+impl ClosingQueue {
+    /// Drops a value later.
+    pub(crate) fn drop_later(&self, value: impl Send + 'static) {
+        self.give(Box::new(value), 1);
+    }
+
+    /// Closes descriptors later.
+    pub(crate) fn close(&self, descriptors: Vec<OwnedFd>) {
+        let count = descriptors.len();
+        if count > 0 {
+            self.give(Box::new(descriptors), count);
+        }
+    }
+
+    fn give(&self, value: Box<dyn Send>, count: usize) {
+        let shared = &self.closer.0.shared;
+        self.waiting.fetch_add(count, Ordering::Relaxed);
+        shared.waiting.fetch_add(count, Ordering::Relaxed);
+        let waiting = Waiting { value, count, counter: self.waiting.clone() };
+        let mut queues = shared.queues();
+        if queues.threads == 0 {
+            drop(queues);
+            return shared.end(waiting);
+        }
+        queues.waiting.entry(self.number).or_default().push_back(waiting);
+        drop(queues);
+        shared.more.notify_one();
+    }
+
+    /// Returns the number of this queue's descriptors and values that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Returns `true` if only this handle uses the queue, and nothing waits.
+    pub(crate) fn is_unused(&self) -> bool {
+        // Each waiting value has a copy of the counter.
+        Arc::strong_count(&self.waiting) == 1
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::io::Read;
+    use std::sync::mpsc::{Receiver, Sender, channel};
 
     use super::*;
 
-    #[test]
-    fn who_has_few_may_have_more_than_who_has_many() {
-        let backlog = Backlog { of_user: 256, of_all: 1024 };
-        let is_too_long = |of_user, of_all| backlog.is_too_long(of_user, || of_all);
-        assert_eq!([0, 255, 256].map(|count| is_too_long(count, 0)), [false, false, true]);
-        assert_eq!([0, 63, 64].map(|count| is_too_long(count, 1023)), [false, false, false]);
-        assert_eq!([0, 63, 64].map(|count| is_too_long(count, 1024)), [false, false, true]);
+    /// A value whose drop waits for the test.
+    struct Held(Receiver<()>);
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            let _ = self.0.recv();
+        }
+    }
+
+    /// Makes the closer wait for the drop of the returned value.
+    pub(crate) fn hold(queue: &ClosingQueue) -> Sender<()> {
+        let (go, held) = channel();
+        queue.drop_later(Held(held));
+        go
+    }
+
+    /// A value that tells of its drop.
+    struct Told(u32, Sender<u32>);
+
+    impl Drop for Told {
+        fn drop(&mut self) {
+            let _ = self.1.send(self.0);
+        }
+    }
+
+    fn until(mut is_so: impl FnMut() -> bool) {
+        while !is_so() {
+            std::thread::yield_now();
+        }
     }
 
     #[test]
     fn descriptors_count_until_they_are_closed() {
-        struct Holds(std::sync::mpsc::Receiver<()>);
-        impl Drop for Holds {
-            fn drop(&mut self) {
-                let _ = self.0.recv();
-            }
-        }
         let closer = Closer::start("closer-test").unwrap();
-        let (go, held) = channel();
-        closer.drop_later(Holds(held));
-        let account = ClosingCount::default();
+        let (queue, other) = (closer.queue(1), closer.queue(2));
+        let go = hold(&other);
         let (mut reader, writer) = std::io::pipe().unwrap();
-        closer.close(vec![writer.try_clone().unwrap().into(), writer.into()], Some(&account));
-        closer.close(Vec::new(), Some(&account));
-        assert_eq!((closer.waiting(), account.get()), (3, 2));
+        queue.close(vec![writer.try_clone().unwrap().into(), writer.into()]);
+        queue.close(Vec::new());
+        assert_eq!((closer.waiting(), queue.waiting(), other.waiting()), (3, 2, 1));
+        assert!(!queue.is_unused());
         go.send(()).unwrap();
         assert_eq!(reader.read(&mut [0]).unwrap(), 0);
-        while closer.waiting() > 0 {
-            std::thread::yield_now();
-        }
-        assert_eq!(account.get(), 0);
-        let alone = Closer::without_thread();
+        until(|| closer.waiting() == 0 && queue.is_unused());
+        let alone = Closer::without_thread("closer-test").queue(1);
         let (mut reader, writer) = std::io::pipe().unwrap();
-        alone.close(vec![writer.into()], Some(&account));
+        alone.close(vec![writer.into()]);
         assert_eq!(reader.read(&mut [0]).unwrap(), 0);
-        assert_eq!((alone.waiting(), account.get()), (0, 0));
+        assert_eq!(alone.waiting(), 0);
+    }
+
+    #[test]
+    fn queues_are_served_in_turn() {
+        let closer = Closer::start("closer-test").unwrap();
+        let (many, few) = (closer.queue(1), closer.queue(2));
+        let go = hold(&closer.queue(3));
+        let (told, order) = channel();
+        (0..10).for_each(|number| many.drop_later(Told(number, told.clone())));
+        (100..102).for_each(|number| few.drop_later(Told(number, told.clone())));
+        go.send(()).unwrap();
+        let order: Vec<u32> = order.iter().take(12).collect();
+        assert_eq!(order[..5], [0, 100, 1, 101, 2]);
+    }
+
+    #[test]
+    fn a_thread_that_hangs_gets_a_companion() {
+        let closer = Closer::start("closer-test").unwrap();
+        let hung = hold(&closer.queue(1));
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        closer.queue(2).close(vec![writer.into()]);
+        let now = Instant::now();
+        until(|| closer.0.shared.queues().waiting.len() == 1);
+        closer.relieve(now);
+        closer.relieve(now + PATIENCE / 2);
+        assert_eq!(closer.0.shared.queues().threads, 1);
+        closer.relieve(now + PATIENCE + Duration::from_secs(1));
+        assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+        for second in 0..100 {
+            closer.relieve(now + 3 * PATIENCE * second);
+        }
+        assert_eq!(closer.0.shared.queues().threads, 2, "nothing waits behind the first thread");
+        drop(hung);
     }
 }

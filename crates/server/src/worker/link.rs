@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use super::closer::{Closer, ClosingCount};
+use super::closer::ClosingQueue;
 use super::wire::{self, Descriptors, Head, MAX_DESCRIPTORS, MAX_PACKET_BYTES, command, report};
 
 /// The time after which a worker with pending commands that executes no command counts as hung.
@@ -80,10 +80,8 @@ pub(crate) enum Report {
 pub(crate) struct Link {
     channel: OwnedFd,
     queue: VecDeque<Packet>,
-    /// The thread that closes sent descriptors.
-    closer: Closer,
-    /// The sent descriptors that it has not closed yet.
-    closing: ClosingCount,
+    /// The sent descriptors that the server has not closed yet.
+    closing: ClosingQueue,
     /// Connections whose packets the kernel refused, and the kinds of these commands.
     failed: Vec<(u64, u32)>,
     sent: u64,
@@ -93,12 +91,11 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(crate) fn new(channel: OwnedFd, closer: Closer) -> Link {
+    pub(crate) fn new(channel: OwnedFd, closing: ClosingQueue) -> Link {
         Link {
             channel,
             queue: VecDeque::new(),
-            closer,
-            closing: ClosingCount::default(),
+            closing,
             failed: Vec::new(),
             sent: 0,
             handled: 0,
@@ -118,11 +115,6 @@ impl Link {
     /// Returns the number of commands that wait for room.
     pub(crate) fn waiting(&self) -> usize {
         self.queue.len()
-    }
-
-    /// Returns the number of sent descriptors that the server has not closed yet.
-    pub(crate) fn closing(&self) -> usize {
-        self.closing.get()
     }
 
     /// Returns the time by which the worker has to execute a command.
@@ -170,7 +162,7 @@ impl Link {
             }
             // Even a close that is not the last may be prolonged by an application, through record
             // locks. If the worker closes its copies first, this close is the last.
-            self.closer.close(packet.descriptors, Some(&self.closing));
+            self.closing.close(packet.descriptors);
         }
         true
     }

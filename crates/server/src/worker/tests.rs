@@ -54,7 +54,7 @@ impl World {
         });
         World {
             // Without the closing thread, the test's own thread closes sent descriptors.
-            link: Some(Link::new(ours, Closer::without_thread())),
+            link: Some(Link::new(ours, Closer::without_thread("").queue(1))),
             engine,
             notified,
             counters: own_words(memory),
@@ -459,7 +459,7 @@ fn long_commands_are_reported_one_by_one() {
         let tables = Tables { entries, doorbells, copies, step_ns: LONG, report_ns };
         let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let mut worker = Worker::new(theirs, Descriptors::default(), event, tables).ok().unwrap();
-        let mut link = Link::new(ours, Closer::without_thread());
+        let mut link = Link::new(ours, Closer::without_thread("").queue(1));
         for _ in 0..3 {
             link.push(Packet::new(command::DISPOSE, 0, 0));
         }

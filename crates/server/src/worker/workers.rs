@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::closer::{Backlog, Closer};
+use super::closes::Closes;
 use super::link::{Link, Packet, Report};
 use super::owner::Owner;
 use super::spawner::{Spawner, pair};
@@ -18,8 +18,6 @@ use towpath_device::close_early;
 const IDLE: usize = 16;
 /// Hung workers of users that the server waits for. The server gives up further hung workers.
 const MAX_HUNG: usize = 64;
-/// Connections to close unread that wait. Then the server accepts no more.
-const UNREAD_WAITING: usize = 64;
 /// Hung workers that close connections unread or refuse them.
 const MAX_HUNG_STRANGERS: usize = 4;
 /// The longest time from one look at the workers to the next one, while a worker has a command.
@@ -52,21 +50,14 @@ pub(crate) struct Workers {
     next: u64,
     /// Commands to prepare memory that did not reach a worker: the connections, and the kinds.
     failed: Vec<(u64, u32)>,
-    closer: Closer,
-    /// The closer of connections that are refused or closed unread: strangers can prolong these closes.
-    strangers_closer: Closer,
-    backlog: Backlog,
-    /// Connections that were closed without reading them.
-    closed_unread: u64,
-    /// Descriptors that a thread of the server closes because no worker is available.
-    closed_by_threads: u64,
+    closes: Closes,
     buffer: Box<[u8; MAX_PACKET_BYTES]>,
     /// The time of the last look for workers that hang.
     looked: Instant,
 }
 
 impl Workers {
-    /// Starts the thread that closes descriptors.
+    /// Starts the threads that close descriptors.
     ///
     /// # Errors
     /// Fails if no thread is available.
@@ -84,11 +75,7 @@ impl Workers {
             idle: VecDeque::new(),
             next: 0,
             failed: Vec::new(),
-            closer: Closer::start("closer")?,
-            strangers_closer: Closer::start("closer-refused")?,
-            backlog: Backlog::default(),
-            closed_unread: 0,
-            closed_by_threads: 0,
+            closes: Closes::start()?,
             buffer: Box::new([0; MAX_PACKET_BYTES]),
             looked: Instant::now(),
         })
@@ -96,12 +83,12 @@ impl Workers {
 
     /// Closes descriptors in the thread for that.
     pub(crate) fn close(&self, descriptors: Vec<OwnedFd>) {
-        self.closer.close(descriptors, None);
+        self.closes.own().close(descriptors);
     }
 
     /// Drops a value in the thread that closes descriptors: memory whose unmapping takes long.
     pub(crate) fn drop_later(&self, value: impl Send + 'static) {
-        self.closer.drop_later(value);
+        self.closes.own().drop_later(value);
     }
 
     /// Returns the epoll set of a lane's engine.
@@ -125,19 +112,11 @@ impl Workers {
         epoll::add(&self.epoll, &ours, epoll::EventData::new_u64(id), epoll::EventFlags::IN)?;
         self.spawner.spawn(theirs.as_fd(), &self.engines, notified.as_fd())?;
         self.next += 1;
-        let (link, uses) = (Link::new(ours, self.closer_of(owner).clone()), 0);
+        let (link, uses) = (Link::new(ours, self.closes.of(owner)), 0);
         let one = One { link, owner, notified, uses, is_hung: false, watches_room: false };
         self.all.insert(id, one);
         self.serving.insert(owner, id);
         Ok(id)
-    }
-
-    /// Returns the closer of the server's copies of descriptors that a worker gets.
-    fn closer_of(&self, owner: Owner) -> &Closer {
-        match owner {
-            Owner::Refused | Owner::Unread => &self.strangers_closer,
-            Owner::User(_) | Owner::Administrator(_) | Owner::Pair(_) => &self.closer,
-        }
     }
 
     /// Returns the owner whose worker refuses a user's connection: the user if it has a worker,
@@ -150,40 +129,35 @@ impl Workers {
     /// again, and prolongs each end.
     pub(crate) fn is_flooded(&self, id: u64) -> bool {
         let Some(one) = self.all.get(&id) else { return false };
-        let waits = one.link.waiting().max(one.link.closing());
-        self.backlog.is_too_long(waits, || self.waiting())
+        self.closes.are_flooded(one.owner, one.link.waiting(), || self.waiting())
     }
 
     /// Returns `true` if the server still closes so many connections of a user that it should admit no more.
-    pub(crate) fn is_closing(&self, owner: Owner) -> bool {
-        let one = self.serving.get(&owner).and_then(|id| self.all.get(id));
-        let closing = one.map_or(0, |one| one.link.closing());
-        self.backlog.is_too_long(closing, || self.waiting())
+    pub(crate) fn has_too_many_closes(&self, owner: Owner) -> bool {
+        self.closes.are_too_many(owner, || self.waiting())
     }
 
-    /// Returns the descriptors of all users that wait for a worker or for their close.
+    /// Returns the commands of all workers that wait.
     fn waiting(&self) -> usize {
-        let queued: usize = self.all.values().map(|one| one.link.waiting()).sum();
-        queued + self.closer.waiting()
+        self.all.values().map(|one| one.link.waiting()).sum()
     }
 
     /// Has a worker that does nothing else close connections unread. The application's waiters on a connection prolong its
     /// close, and before Linux 6.16 also descriptors that it sent, by hours.
     pub(crate) fn close_unread(&mut self, sockets: Vec<OwnedFd>) {
-        self.closed_unread += sockets.len() as u64;
+        self.closes.count_unread(sockets.len());
         self.close_by(Owner::Unread, sockets, 0);
     }
 
     /// Returns the number of connections that were closed unread, and of descriptors that threads close.
     pub(crate) fn closed(&self) -> (u64, u64) {
-        (self.closed_unread, self.closed_by_threads)
+        self.closes.counts()
     }
 
     /// Returns `true` if so many connections wait to be closed unread that the server should accept no more.
     pub(crate) fn is_behind(&self) -> bool {
         let unread = self.serving.get(&Owner::Unread).and_then(|id| self.all.get(id));
-        let queued = unread.map_or(0, |one| one.link.waiting());
-        queued.max(self.strangers_closer.waiting()) >= UNREAD_WAITING
+        self.closes.are_behind(unread.map_or(0, |one| one.link.waiting()))
     }
 
     /// Returns `true` if the server has to wait before it can make a worker for an owner.
@@ -228,8 +202,7 @@ impl Workers {
         }
         let Ok(id) = self.of(owner) else {
             // Without a worker, a thread closes them.
-            self.closed_by_threads += descriptors.len() as u64;
-            return self.closer_of(owner).close(descriptors, None);
+            return self.closes.close_without_worker(owner, descriptors);
         };
         self.push(id, Packet::new(command::DISPOSE, 0, flags).with(descriptors));
     }
@@ -403,10 +376,10 @@ impl Workers {
     /// themselves.
     pub(crate) fn end(&mut self, leaves: bool) {
         self.end_processes(leaves);
-        // What no worker got: its close could take long.
+        // The close of the descriptors of unsent commands may take long.
         let unsent = self.all.values_mut().flat_map(|one| one.link.unsent());
         let unsent = unsent.flat_map(|packet| packet.descriptors).collect();
-        self.strangers_closer.close(unsent, None);
+        self.closes.of(Owner::Refused).close(unsent);
     }
 
     fn end_processes(&mut self, leaves: bool) {
@@ -429,7 +402,7 @@ impl Workers {
                 return;
             }
             drop(polled);
-            let buffer = &mut self.buffer;
+            let (buffer, unsent) = (&mut self.buffer, self.closes.of(Owner::Refused));
             self.all.retain(|_, one| {
                 let gone = loop {
                     match one.link.receive(buffer) {
@@ -438,7 +411,10 @@ impl Workers {
                         None => break false,
                     }
                 };
-                if !gone && one.link.flush() {
+                if gone {
+                    let packets = one.link.unsent().into_iter();
+                    packets.for_each(|packet| unsent.close(packet.descriptors));
+                } else if one.link.flush() {
                     one.link.say_no_more();
                 }
                 !gone
