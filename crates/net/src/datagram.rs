@@ -16,7 +16,7 @@ pub struct ReceivedDatagram {
     pub datagram_bytes: usize,
     /// The sender.
     pub from: SocketAddr,
-    /// The address to which it was sent: one of the network's, or a broadcast address.
+    /// The address to which it was sent: one of the network's, a broadcast address, or with IPv6 a group address.
     pub to: IpAddr,
     /// The type of service (IPv4) or traffic class (IPv6), 0 to 255. The lowest two bits are those of congestion
     /// notification (RFC 3168).
@@ -41,7 +41,7 @@ pub struct DatagramToSend<'a> {
     /// The receiver; `None` for the peer to which the socket is connected.
     pub to: Option<SocketAddr>,
     /// The source address, one of the network's: for an answer, the address to which the question was sent
-    /// ([`ReceivedDatagram::to`]).
+    /// ([`ReceivedDatagram::to`]), unless that is a broadcast or group address.
     pub from: Option<IpAddr>,
     /// The type of service (IPv4) or traffic class (IPv6), 0 to 255, congestion notification included.
     pub tos: Option<u8>,

@@ -134,6 +134,7 @@ pub use datagram::{DatagramToSend, ReceivedDatagram};
 pub use link::{Armed, Link, LinkError, LinkInfo, PortProtocol};
 pub use listener::{Incoming, IntoIncoming, TcpListener};
 pub use network::{Driving, Network};
+pub use options::BindOptions;
 pub use poller::Poller;
 pub use readiness::{Interest, Ready, Trigger};
 pub use ready_set::{Event, Events};

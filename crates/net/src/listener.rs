@@ -9,15 +9,11 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use towpath_stack::{ListenerId, SocketId};
 
 use crate::driver::Core;
-use crate::options::{self, Options, each};
+use crate::options::{self, BindOptions, Options, each};
 use crate::wait::Waiter;
 use crate::watch::private::Watchable;
 use crate::watch::{SocketRef, Source};
 use crate::{Network, PortProtocol, TcpStream, error};
-
-/// The default limit of connections that wait to be accepted; [`TcpListener::bind_with`] sets
-/// another limit.
-const BACKLOG: usize = 1024;
 
 /// The stack's default time to live.
 const DEFAULT_TTL: u8 = 64;
@@ -38,7 +34,8 @@ struct Inner {
 
 impl TcpListener {
     /// Listens at an address of the network. An unspecified address stands for all addresses of its
-    /// family; `[::]` does not accept IPv4. Port 0 is any free port.
+    /// family. A listener at `[::]` also accepts connections of IPv4 hosts, whose addresses then have the prefix
+    /// `::ffff:0:0/96` ([`BindOptions::only_v6`]). Port 0 is any free port.
     ///
     /// A port is free unless a listener has it: connections of an earlier listener, also those in
     /// TIME-WAIT, do not hinder a new one, as with `std::net` on Unix, which sets `SO_REUSEADDR`.
@@ -46,22 +43,25 @@ impl TcpListener {
     /// # Errors
     /// If the address is not the network's, in use, or not allowed to this application.
     pub fn bind(network: &Network, local: impl ToSocketAddrs) -> io::Result<TcpListener> {
-        TcpListener::bind_with(network, local, BACKLOG)
+        TcpListener::bind_with(network, local, BindOptions::default())
     }
 
-    /// Listens as [`TcpListener::bind`] does, with at most the given number of connections waiting
-    /// to be accepted.
+    /// Listens as [`TcpListener::bind`] does, with options.
     ///
     /// # Errors
     /// As [`TcpListener::bind`].
     pub fn bind_with(
         network: &Network,
         local: impl ToSocketAddrs,
-        backlog: usize,
+        options: BindOptions,
     ) -> io::Result<TcpListener> {
+        let BindOptions { backlog, only_v6 } = options;
         each(network, local, |local| {
-            let listen = |core: &mut Core, _, local| core.stack.tcp_listen(local, backlog);
-            let id = network.checked()?.with_port(PortProtocol::Tcp, local, listen)?;
+            let listen = |core: &mut Core, _, local| match only_v6 {
+                true => core.stack.tcp_listen(local, backlog),
+                false => core.stack.tcp_listen_dual(local, backlog),
+            };
+            let id = network.checked()?.with_port(PortProtocol::Tcp, local, !only_v6, listen)?;
             let waiter = network.register(SocketId::Listener(id));
             let (options, ttl) = (Options::default(), AtomicU8::new(DEFAULT_TTL));
             let inner = Inner { network: network.clone(), id, waiter, options, ttl };

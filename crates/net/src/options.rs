@@ -1,7 +1,7 @@
 //! Options common to sockets of all kinds.
 
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant as StdInstant};
@@ -9,6 +9,30 @@ use std::time::{Duration, Instant as StdInstant};
 use crate::Network;
 use crate::lock::lock;
 use crate::wait::Patience;
+
+/// What a program chooses before a socket is bound: for [`TcpListener::bind_with`](crate::TcpListener::bind_with) and
+/// [`UdpSocket::bind_with`](crate::UdpSocket::bind_with).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BindOptions {
+    /// The most connections of a listener that wait to be accepted. Default 1024; 0 counts as 1. Nothing to a UDP socket.
+    pub backlog: usize,
+    /// `true` if a socket at `[::]` takes IPv6 only, so that another one may have the port at `0.0.0.0` (`IPV6_V6ONLY`;
+    /// RFC 3493, 5.3). Default `false`, as on Linux. Nothing to sockets at other addresses.
+    pub only_v6: bool,
+}
+
+impl Default for BindOptions {
+    fn default() -> BindOptions {
+        BindOptions { backlog: 1024, only_v6: false }
+    }
+}
+
+/// Returns the IPv4 address of a socket at `[::]` that takes both families.
+pub(crate) fn of_ipv4(local: SocketAddr) -> Option<SocketAddr> {
+    let is_any = local.is_ipv6() && local.ip().is_unspecified();
+    is_any.then(|| SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), local.port()))
+}
 
 /// The options that clones of a socket share.
 #[derive(Default)]

@@ -47,17 +47,21 @@ use crate::{DatagramToSend, ReceivedDatagram, UdpSocket};
 #[derive(Debug)]
 pub struct Socket {
     socket: UdpSocket,
+    /// The type of service without the bits of congestion notification.
+    service: u8,
 }
 
 impl Socket {
-    /// Makes a socket for quinn of a bound one.
+    /// Makes a socket for quinn of a bound one. Its datagrams have the type of service that the bound one has now; QUIC sets
+    /// the bits of congestion notification (RFC 9000, 13.4).
     ///
     /// # Errors
     /// [`LinkError::Forked`](crate::LinkError::Forked).
     pub fn new(socket: UdpSocket) -> io::Result<Socket> {
         socket.set_nonblocking(true)?;
         socket.socket_ref().start_watching()?;
-        Ok(Socket { socket })
+        let service = socket.tos()? as u8 & !3;
+        Ok(Socket { socket, service })
     }
 }
 
@@ -69,7 +73,7 @@ impl AsyncUdpSocket for Socket {
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
         let mut datagram = DatagramToSend::new(transmit.contents, transmit.destination);
         datagram.from = transmit.src_ip;
-        datagram.tos = transmit.ecn.map(|ecn| ecn as u8);
+        datagram.tos = transmit.ecn.map(|ecn| self.service | ecn as u8);
         match self.socket.send_many(&[datagram]) {
             Ok(_) => Ok(()),
             // An error would end the connection's task. To QUIC, a datagram that cannot be sent is a lost one.

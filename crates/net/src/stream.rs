@@ -5,7 +5,7 @@ mod settings;
 mod transfer;
 
 use std::io;
-use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Shutdown, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant as StdInstant};
@@ -137,15 +137,22 @@ impl TcpStream {
         if from.is_some_and(|from| from.is_ipv4() != to.is_ipv4()) {
             return Err(error::socket(SocketError::InvalidAddress));
         }
-        let any = match to {
-            SocketAddr::V4(_) => SocketAddr::from(([0, 0, 0, 0], 0)),
-            SocketAddr::V6(_) => SocketAddr::from(([0; 16], 0)),
+        // The peer may be an IPv4 host by its IPv6 address.
+        let any = match to.ip().to_canonical() {
+            IpAddr::V4(_) => SocketAddr::from(([0, 0, 0, 0], 0)),
+            IpAddr::V6(_) => SocketAddr::from(([0; 16], 0)),
         };
-        network.checked()?.with_port(PortProtocol::Tcp, from.unwrap_or(any), |core, now, local| {
-            // The stack chooses the port unless the link has.
-            let local = (from.is_some() || local.port() != 0).then_some(local);
-            core.stack.tcp_connect(now, to, local, timeout)
-        })
+        let from = from.map(|from| SocketAddr::new(from.ip().to_canonical(), from.port()));
+        network.checked()?.with_port(
+            PortProtocol::Tcp,
+            from.unwrap_or(any),
+            false,
+            |core, now, local| {
+                // The stack chooses the port unless the link has.
+                let local = (from.is_some() || local.port() != 0).then_some(local);
+                core.stack.tcp_connect(now, to, local, timeout)
+            },
+        )
     }
 
     fn start(

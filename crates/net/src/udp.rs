@@ -9,7 +9,7 @@ use towpath_stack::{Received, SocketError, SocketId, Stack, UdpId};
 
 use crate::datagram::{DatagramToSend, ReceivedDatagram};
 use crate::driver::Core;
-use crate::options::{self, Options, each, no_address};
+use crate::options::{self, BindOptions, Options, each, no_address, of_ipv4};
 use crate::wait::Waiter;
 use crate::watch::private::Watchable;
 use crate::watch::{SocketRef, Source};
@@ -20,6 +20,8 @@ struct Inner {
     id: UdpId,
     waiter: Arc<Waiter>,
     options: Arc<Options>,
+    /// `true` if it takes both families at `[::]`.
+    is_dual: bool,
 }
 
 /// A UDP socket of a [`Network`], used like `std::net::UdpSocket`.
@@ -37,25 +39,44 @@ impl Drop for Closing {
         let local = core.stack.udp_local(self.0.id);
         let _ = core.stack.udp_close(self.0.id);
         drop(core);
-        if let Ok(local) = local {
-            shared.close_udp_port(local);
+        let Ok(local) = local else { return };
+        shared.close_udp_port(local);
+        if let Some(of_ipv4) = of_ipv4(local).filter(|_| self.0.is_dual) {
+            shared.close_udp_port(of_ipv4);
         }
     }
 }
 
 impl UdpSocket {
     /// Binds a socket to an address of the network. An unspecified address stands for all addresses
-    /// of its family, port 0 for any free port.
+    /// of its family, port 0 for any free port. A socket at `[::]` also exchanges datagrams with IPv4 hosts, whose addresses
+    /// then have the prefix `::ffff:0:0/96` ([`BindOptions::only_v6`]).
     ///
     /// # Errors
     /// If the address is not the network's, in use, or not allowed to this application.
     pub fn bind(network: &Network, local: impl ToSocketAddrs) -> io::Result<UdpSocket> {
+        UdpSocket::bind_with(network, local, BindOptions::default())
+    }
+
+    /// Binds a socket as [`UdpSocket::bind`] does, with options.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::bind`].
+    pub fn bind_with(
+        network: &Network,
+        local: impl ToSocketAddrs,
+        options: BindOptions,
+    ) -> io::Result<UdpSocket> {
+        let is_dual = !options.only_v6;
         each(network, local, |local| {
-            let bind = |core: &mut Core, _, local| core.stack.udp_bind(local);
-            let id = network.checked()?.with_port(PortProtocol::Udp, local, bind)?;
+            let bind = |core: &mut Core, _, local| match is_dual {
+                true => core.stack.udp_bind_dual(local),
+                false => core.stack.udp_bind(local),
+            };
+            let id = network.checked()?.with_port(PortProtocol::Udp, local, is_dual, bind)?;
             let waiter = network.register(SocketId::Udp(id));
             let options = Arc::new(Options::default());
-            let inner = Inner { network: network.clone(), id, waiter, options };
+            let inner = Inner { network: network.clone(), id, waiter, options, is_dual };
             Ok(UdpSocket { inner: Arc::new(Closing(inner)) })
         })
     }
@@ -109,7 +130,7 @@ impl UdpSocket {
     }
 
     fn send_one(&self, data: &[u8], to: Option<SocketAddr>) -> io::Result<usize> {
-        let Inner { network, id, waiter, options } = self.inner();
+        let Inner { network, id, waiter, options, .. } = self.inner();
         network.checked()?.block_on(waiter, options.writing(), true, |stack, now| {
             stack.udp_send(now, *id, data, to)
         })?;
@@ -117,7 +138,7 @@ impl UdpSocket {
     }
 
     fn receive(&self, buffer: &mut [u8], peek: bool) -> io::Result<Received> {
-        let Inner { network, id, waiter, options } = self.inner();
+        let Inner { network, id, waiter, options, .. } = self.inner();
         network.checked()?.block_on(waiter, options.reading(), false, |stack, _| {
             stack.udp_recv(*id, buffer, peek)
         })
@@ -144,7 +165,8 @@ impl UdpSocket {
     /// for none of the others. Replaces the content of `received` by these datagrams, one per buffer, and returns their
     /// number. `received` keeps its memory.
     ///
-    /// All datagrams together cost one lock of the network, as they cost one system call with Linux's `recvmmsg`.
+    /// The call locks the network once for all datagrams, as Linux's `recvmmsg` makes one system call. It returns 0 at once if
+    /// `buffers` is empty.
     ///
     /// # Errors
     /// As [`UdpSocket::recv_from`]. An error after the first datagram comes with the next call.
@@ -154,14 +176,14 @@ impl UdpSocket {
         received: &mut Vec<ReceivedDatagram>,
     ) -> io::Result<usize> {
         received.clear();
-        let Inner { network, id, waiter, options } = self.inner();
+        let Inner { network, id, waiter, options, .. } = self.inner();
         let shared = network.checked()?;
         if buffers.is_empty() {
             return Ok(0);
         }
         shared.block_on(waiter, options.reading(), false, |stack, _| {
             for buffer in buffers.iter_mut() {
-                // After a datagram, the call must take no error: it could not return it.
+                // After the first datagram, an error stays in the socket: the call cannot return both.
                 if !received.is_empty() && !stack.udp_has_datagram(*id)? {
                     break;
                 }
@@ -175,14 +197,14 @@ impl UdpSocket {
     /// [`UdpSocket::send_to`] does, and for none of the others. Returns the number of sent datagrams, which is at least 1
     /// unless `datagrams` is empty.
     ///
-    /// All datagrams together cost one lock of the network, as they cost one system call with Linux's `sendmmsg`.
+    /// The call locks the network once for all datagrams, as Linux's `sendmmsg` makes one system call.
     ///
     /// # Errors
     /// As [`UdpSocket::send_to`] for the first datagram; [`io::ErrorKind::AddrNotAvailable`] if its source is not an address
-    /// of the network. If a later one fails, the call returns the number before it, and
+    /// of the network, [`io::ErrorKind::InvalidInput`] if it is of another family than the receiver. If a later one fails, the call returns the number before it, and
     /// a call that begins with that datagram returns its error.
     pub fn send_many(&self, datagrams: &[DatagramToSend<'_>]) -> io::Result<usize> {
-        let Inner { network, id, waiter, options } = self.inner();
+        let Inner { network, id, waiter, options, .. } = self.inner();
         let shared = network.checked()?;
         if datagrams.is_empty() {
             return Ok(0);

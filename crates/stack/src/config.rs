@@ -142,8 +142,8 @@ pub struct Limits {
     pub reassembly_bytes: usize,
     /// The time to wait for a packet's fragments. Default 30 s (RFC 8200 says 60, Linux 30).
     pub reassembly_time: Duration,
-    /// The memory of a UDP socket's receive queue, in bytes. A datagram takes its own bytes and 12
-    /// (IPv4) or 36 (IPv6) for its addresses. Default 1 MiB.
+    /// The memory of a UDP socket's receive queue, in bytes. A datagram takes its own bytes and 14
+    /// (IPv4) or 38 (IPv6) for its header fields. Default 1 MiB.
     pub udp_receive_bytes: usize,
     /// Memory of the UDP frames of all sockets that wait to be sent, in bytes. A frame counts as in `pending_bytes`,
     /// with one exception: a short frame that has not waited for a neighbour's address counts with its buffer of 2 176

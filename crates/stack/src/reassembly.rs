@@ -288,6 +288,15 @@ mod tests {
         }
 
         fn add(&mut self, id: u32, offset: usize, more: bool, payload: &[u8]) -> Option<Vec<u8>> {
+            self.add_of_class(0, (id, offset, more), payload)
+        }
+
+        fn add_of_class(
+            &mut self,
+            traffic_class: u8,
+            (id, offset, more): (u32, usize, bool),
+            payload: &[u8],
+        ) -> Option<Vec<u8>> {
             let packet = Packet {
                 src: "10.0.0.1".parse().unwrap(),
                 dst: "10.0.0.2".parse().unwrap(),
@@ -296,7 +305,7 @@ mod tests {
                 protocol_at: 9,
                 payload,
                 bytes: payload,
-                traffic_class: 0,
+                traffic_class,
                 fragment: None,
             };
             let part = FragmentOf { id, offset, more };
@@ -317,6 +326,16 @@ mod tests {
             }
             assert_eq!(ip::parse_v4(&made.unwrap(), false).unwrap().payload, whole);
             assert_eq!(bench.reassembly.bytes(), 0);
+        }
+    }
+
+    #[test]
+    fn a_mark_of_congestion_on_any_fragment_is_kept() {
+        for (classes, whole) in [([0xb8, 0xb8], 0xb8), ([0xb9, 0xbb], 0xbb), ([0xbb, 0xb9], 0xbb)] {
+            let mut bench = Bench::new(4, 1 << 20);
+            assert!(bench.add_of_class(classes[0], (1, 0, true), &[1; 16]).is_none());
+            let made = bench.add_of_class(classes[1], (1, 16, false), &[1; 16]).unwrap();
+            assert_eq!(ip::parse_v4(&made, false).unwrap().traffic_class, whole);
         }
     }
 

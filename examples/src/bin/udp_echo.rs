@@ -33,13 +33,10 @@ fn serve([path, vlan]: [OsString; 2]) -> Result<(), Box<dyn Error>> {
         let wrong = || format!("VLAN {}: give a number from 1 to 4094", vlan.display());
         Network::builder().vlan(number.ok_or_else(wrong)?).attach(path)?
     };
-    // IPv4 and IPv6 need one socket each.
-    let v4 = UdpSocket::bind(&network, "0.0.0.0:7")?;
-    let v6 = UdpSocket::bind(&network, "[::]:7")?;
+    // As on Linux, this socket takes IPv6 and IPv4.
+    let socket = UdpSocket::bind(&network, "[::]:7")?;
     println!("answering at {:?}, port 7", network.addresses());
-
-    std::thread::spawn(move || echo(&v6).inspect_err(|error| eprintln!("IPv6: {error}")));
-    Ok(echo(&v4)?)
+    Ok(echo(&socket)?)
 }
 
 fn echo(socket: &UdpSocket) -> io::Result<()> {

@@ -5,7 +5,9 @@ use std::num::NonZeroU8;
 use std::time::Duration;
 
 use rustix::net::sockopt;
-use towpath_net::{DatagramToSend, ReceivedDatagram, UdpSocket};
+use towpath_net::{
+    BindOptions, DatagramToSend, ReceivedDatagram, TcpListener, TcpStream, UdpSocket,
+};
 use towpath_testkit::isolated;
 
 use crate::server_tap::{host, serve};
@@ -101,6 +103,7 @@ fn several_datagrams_leave_with_fields_of_their_own() {
                 sender.send_many(&[wrong, plain]).unwrap_err().kind(),
                 ErrorKind::AddrNotAvailable
             );
+            assert_eq!(receive(&receiver, 1)[0].0, b"plain");
         }
         // Of the kernel's own network stack as the receiver.
         let sender = UdpSocket::bind(&a, "10.77.0.2:0").unwrap();
@@ -111,5 +114,94 @@ fn several_datagrams_leave_with_fields_of_their_own() {
             let (len, from) = kernel.recv_from(&mut buffer).unwrap();
             assert_eq!((&buffer[..len], from), (&want[..], sender.local_addr().unwrap()));
         }
+    });
+}
+
+/// A socket at `[::]` exchanges datagrams with IPv4 hosts, whose addresses are IPv6 addresses there, as on Linux.
+#[test]
+fn a_socket_takes_both_families() {
+    isolated!(|| {
+        let server = serve(1500);
+        let a = host(&server, "a");
+        let both = UdpSocket::bind(&a, "[::]:7").unwrap();
+        both.set_read_timeout(TIMEOUT).unwrap();
+        let taken = UdpSocket::bind(&a, "0.0.0.0:7").unwrap_err();
+        assert_eq!(taken.kind(), ErrorKind::AddrInUse);
+        let mut buffer = [0; 16];
+        for (theirs, ours, seen) in [
+            ("10.77.0.1:0", "10.77.0.2:7", "::ffff:10.77.0.1"),
+            ("[fd77::1]:0", "[fd77::2]:7", "fd77::1"),
+        ] {
+            let kernel = std::net::UdpSocket::bind(theirs).unwrap();
+            kernel.set_read_timeout(TIMEOUT).unwrap();
+            kernel.connect(ours).unwrap();
+            kernel.send(b"question").unwrap();
+            let got = both.recv_datagram(&mut buffer).unwrap();
+            let port = kernel.local_addr().unwrap().port();
+            assert_eq!(got.from, (seen.parse::<std::net::IpAddr>().unwrap(), port).into());
+            // By the address that the application sees, by the host's own, and to a connected peer.
+            let mut answer = DatagramToSend::new(b"answer", got.from);
+            answer.from = Some(got.to);
+            assert_eq!(both.send_many(&[answer]).unwrap(), 1);
+            both.send_to(b"again", kernel.local_addr().unwrap()).unwrap();
+            let other = UdpSocket::bind(&a, "[::]:0").unwrap();
+            other.connect(got.from).unwrap();
+            assert_eq!(other.peer_addr().unwrap(), got.from);
+            for want in [&b"answer"[..], b"again"] {
+                let count = kernel.recv(&mut buffer).unwrap();
+                assert_eq!(&buffer[..count], want);
+            }
+            // A host that refuses is reported in both families.
+            other.connect((got.from.ip(), 9)).unwrap();
+            other.set_read_timeout(TIMEOUT).unwrap();
+            other.send(b"?").unwrap();
+            assert_eq!(other.recv(&mut buffer).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+        }
+        drop(both);
+        let mut options = BindOptions::default();
+        options.only_v6 = true;
+        let v6 = UdpSocket::bind_with(&a, "[::]:7", options).unwrap();
+        let v4 = UdpSocket::bind(&a, "0.0.0.0:7").unwrap();
+        v4.set_read_timeout(TIMEOUT).unwrap();
+        std::net::UdpSocket::bind("10.77.0.1:0").unwrap().send_to(b"4", "10.77.0.2:7").unwrap();
+        assert!(v4.recv_from(&mut buffer).unwrap().1.is_ipv4());
+        v6.set_nonblocking(true).unwrap();
+        assert_eq!(v6.recv(&mut buffer).unwrap_err().kind(), ErrorKind::WouldBlock);
+        let refused = v6.send_to(b"?", "10.77.0.1:9").unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidInput);
+    });
+}
+
+#[test]
+fn a_listener_takes_both_families() {
+    isolated!(|| {
+        let server = serve(1500);
+        let a = host(&server, "a");
+        let both = TcpListener::bind(&a, "[::]:80").unwrap();
+        assert_eq!(both.local_addr().unwrap(), "[::]:80".parse().unwrap());
+        let taken = TcpListener::bind(&a, "10.77.0.2:80").unwrap_err();
+        assert_eq!(taken.kind(), ErrorKind::AddrInUse);
+        for (to, seen) in [("10.77.0.2:80", "::ffff:10.77.0.1"), ("[fd77::2]:80", "fd77::1")] {
+            let kernel = std::net::TcpStream::connect(to).unwrap();
+            let (stream, peer) = both.accept().unwrap();
+            let want =
+                (seen.parse::<std::net::IpAddr>().unwrap(), kernel.local_addr().unwrap().port());
+            assert_eq!((peer, stream.peer_addr().unwrap()), (want.into(), want.into()));
+            assert!(stream.local_addr().unwrap().is_ipv6());
+        }
+        // A stream to an IPv4 host by its IPv6 address.
+        let kernel = std::net::TcpListener::bind("10.77.0.1:0").unwrap();
+        let port = kernel.local_addr().unwrap().port();
+        let mapped: std::net::SocketAddr = format!("[::ffff:10.77.0.1]:{port}").parse().unwrap();
+        let stream = TcpStream::connect(&a, mapped).unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), mapped);
+        assert!(kernel.accept().unwrap().1.is_ipv4());
+        drop(both);
+        let mut options = BindOptions::default();
+        options.only_v6 = true;
+        let _v6 = TcpListener::bind_with(&a, "[::]:80", options).unwrap();
+        let refused = std::net::TcpStream::connect("10.77.0.2:80").unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+        TcpListener::bind(&a, "0.0.0.0:80").unwrap();
     });
 }

@@ -114,8 +114,8 @@ impl Stack {
         }
     }
 
-    /// Returns `true` if the packet's addresses are valid for this host. Only a packet from itself may have an address of
-    /// its own as source.
+    /// Returns `true` if the packet's addresses are valid for this host. Only a packet from this host (`is_own`) may have an
+    /// address of this host as source.
     fn accepts(&mut self, packet: &Packet<'_>, is_own: bool) -> bool {
         let host = &mut self.host;
         let dst_ok = match packet.dst {
@@ -248,7 +248,7 @@ impl Stack {
             {
                 self.echo(now, packet);
             }
-            Message::Error(problem, quoted) => self.problem(now, problem, &quoted),
+            Message::Error(problem, quoted) => self.problem(now, packet.src, problem, &quoted),
             Message::Unreadable => self.host.counters.icmp_errors_unmatched += 1,
             Message::EchoRequest | Message::Other => {}
         }
@@ -278,12 +278,15 @@ impl Stack {
     }
 
     /// Handles an error about a packet of ours.
-    fn problem(&mut self, now: Instant, problem: Problem, quoted: &icmp::Quoted) {
+    fn problem(&mut self, now: Instant, from: IpAddr, problem: Problem, quoted: &icmp::Quoted) {
         // A forger that does not see our packets could lower every path's MTU. So the stack accepts
         // the message only about a packet that a socket has in flight (RFC 5927, 4.1; RFC 8201, 4).
         // It checks with the socket before it changes the path.
-        let possible = self.host.is_ours(quoted.src) && !problem.contradicts(quoted);
-        let known = possible
+        // Only this host sees what it sends to itself.
+        let is_foreign = self.host.is_only_ours(quoted.dst) && !self.host.is_only_ours(from);
+        let is_possible =
+            self.host.is_ours(quoted.src) && !is_foreign && !problem.contradicts(quoted);
+        let known = is_possible
             && match quoted.protocol {
                 ip::TCP => self.tcp.problem(now, &mut self.host, problem, quoted),
                 ip::UDP => self.udp.problem(now, &mut self.host, problem, quoted),

@@ -8,7 +8,7 @@ use super::receiving::BYTES_UNDER_PRESSURE;
 use super::sequence;
 use super::table::Tcp;
 use super::tuple::Tuple;
-use crate::bindings::ephemeral_ports;
+use crate::bindings::{ephemeral_ports, mapped};
 use crate::host::Host;
 use crate::{Instant, Readiness, SocketError, TcpId};
 
@@ -49,13 +49,20 @@ impl Tcp {
         local: Option<SocketAddr>,
         timeout: Option<Duration>,
     ) -> Result<TcpId, SocketError> {
+        // An IPv6 address of an IPv4 host.
+        let is_mapped = remote.is_ipv6() && remote.ip().to_canonical().is_ipv4();
+        let meant = |address: SocketAddr| match is_mapped {
+            true => SocketAddr::new(address.ip().to_canonical(), address.port()),
+            false => address,
+        };
+        let remote = meant(remote);
         let ip = remote.ip();
         if remote.port() == 0 || ip.is_multicast() || ip.is_unspecified() || host.is_broadcast(ip) {
             return Err(SocketError::InvalidAddress);
         }
         let route = host.route(ip).ok_or(SocketError::Unreachable)?;
         let mut from = SocketAddr::new(route.src, 0);
-        if let Some(local) = local {
+        if let Some(local) = local.map(meant) {
             if local.is_ipv4() != remote.is_ipv4() {
                 return Err(SocketError::InvalidAddress);
             }
@@ -91,6 +98,7 @@ impl Tcp {
         let initial = sequence::initial(now, &host.random, &tuple);
         let owner = Owner::Application;
         let mut connection = Connection::new(tuple, owner, sizes, config, initial, now);
+        connection.is_mapped = is_mapped;
         connection.give_up_at = Some(now + timeout.unwrap_or(config.connect_timeout));
         connection.origin = sequence::timestamp_origin(&host.random, &tuple);
         let id = self.insert(connection);
@@ -285,8 +293,13 @@ impl Tcp {
     }
 
     pub(crate) fn addresses(&mut self, id: TcpId) -> Result<(SocketAddr, SocketAddr), SocketError> {
-        let tuple = self.owned(id)?.tuple;
-        Ok((tuple.local, tuple.remote))
+        let connection = self.owned(id)?;
+        let tuple = connection.tuple;
+        let shown = |address: SocketAddr| match connection.is_mapped {
+            true => SocketAddr::new(mapped(address.ip()), address.port()),
+            false => address,
+        };
+        Ok((shown(tuple.local), shown(tuple.remote)))
     }
 
     pub(crate) fn take_error(&mut self, id: TcpId) -> Result<Option<SocketError>, SocketError> {

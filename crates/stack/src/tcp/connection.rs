@@ -75,6 +75,8 @@ pub(super) struct BlackHoleSearch {
 pub(super) struct Connection {
     pub(super) tuple: Tuple,
     pub(super) owner: Owner,
+    /// `true` if the application sees the IPv4 addresses as IPv6 ones.
+    pub(super) is_mapped: bool,
     pub(super) state: State,
     pub(super) sizes: Sizes,
     pub(super) sending: Sending,
@@ -147,6 +149,7 @@ impl Connection {
         Connection {
             tuple,
             owner,
+            is_mapped: false,
             state: State::SynSent,
             sizes,
             sending,

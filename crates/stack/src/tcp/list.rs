@@ -25,7 +25,14 @@ impl Tcp {
             let one = one.as_ref()?;
             let id = SocketId::Listener(ListenerId { index, generation: one.generation });
             let received = one.accept.len();
-            Some(SocketInfo { id, local: one.local, peer: None, state: None, received, unsent: 0 })
+            Some(SocketInfo {
+                id,
+                local: one.bound.local,
+                peer: None,
+                state: None,
+                received,
+                unsent: 0,
+            })
         });
         let connections = self.slots.iter().zip(0..).filter_map(|(slot, index)| {
             let one = slot.connection.as_ref()?;

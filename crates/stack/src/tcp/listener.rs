@@ -3,13 +3,13 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-use crate::bindings::Bindings;
+use crate::bindings::{Bindings, Bound};
 use crate::host::Host;
 use crate::{ListenerId, SocketError, SocketId, TcpId};
 
 pub(super) struct Listener {
     pub(super) generation: u32,
-    pub(super) local: SocketAddr,
+    pub(super) bound: Bound,
     /// The maximum number of connections that wait to be accepted.
     pub(super) backlog: usize,
     pub(super) half_open: usize,

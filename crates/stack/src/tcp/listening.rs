@@ -8,6 +8,7 @@ use super::connection::Owner;
 use super::listener::Listener;
 use super::segment::{ACK, RST};
 use super::table::Tcp;
+use crate::bindings::Bound;
 use crate::host::Host;
 use crate::{Instant, ListenerId, Readiness, SocketError, SocketId, TcpId};
 
@@ -16,7 +17,8 @@ impl Tcp {
     pub(crate) fn listen(
         &mut self,
         host: &mut Host,
-        mut local: SocketAddr,
+        local: SocketAddr,
+        only_v6: bool,
         backlog: usize,
     ) -> Result<ListenerId, SocketError> {
         if !local.ip().is_unspecified() && !host.is_ours(local.ip()) {
@@ -27,13 +29,13 @@ impl Tcp {
             return Err(SocketError::LimitReached);
         }
         let index = listeners.free.last().copied().unwrap_or(listeners.listeners.len() as u32);
-        local.set_port(listeners.bindings.bind(local, index, &mut host.random, |_| false)?);
-        self.ports.add(local);
+        let bound = listeners.bindings.bind(Bound::new(local, only_v6), index, &mut host.random)?;
+        bound.addresses().for_each(|local| self.ports.add(local));
         listeners.generation += 1;
         let generation = listeners.generation;
         let listener = Listener {
             generation,
-            local,
+            bound,
             backlog: backlog.max(1),
             half_open: 0,
             accept: VecDeque::new(),
@@ -50,7 +52,7 @@ impl Tcp {
 
     /// Returns the listener's local address.
     pub(crate) fn listener_local(&mut self, id: ListenerId) -> Result<SocketAddr, SocketError> {
-        Ok(self.listeners.get(id)?.local)
+        Ok(self.listeners.get(id)?.bound.local)
     }
 
     /// Accepts the oldest waiting connection.
@@ -61,9 +63,11 @@ impl Tcp {
             let none =
                 if listener.revoked { SocketError::Revoked } else { SocketError::WouldBlock };
             let tcp = listener.accept.pop_front().ok_or(none)?;
+            let bound = listener.bound;
             let Ok(connection) = self.get(tcp) else { continue };
             connection.owner = Owner::Application;
-            return Ok((tcp, connection.tuple.remote));
+            connection.is_mapped = bound.is_dual && connection.tuple.remote.is_ipv4();
+            return Ok((tcp, bound.shown(connection.tuple.remote)));
         }
     }
 
@@ -83,13 +87,13 @@ impl Tcp {
         id: ListenerId,
     ) -> Result<(), SocketError> {
         let listener = self.listeners.get(id)?;
-        let local = listener.local;
+        let bound = listener.bound;
         let waiting = std::mem::take(&mut listener.accept);
         self.listeners.listeners[id.index as usize] = None;
         self.listeners.free.push(id.index);
-        self.listeners.bindings.unbind(local);
+        self.listeners.bindings.unbind(bound);
         self.forget_half_open(now, host, id);
-        self.ports.remove(local);
+        bound.addresses().for_each(|local| self.ports.remove(local));
         for tcp in waiting {
             if let Ok(connection) = self.get(tcp) {
                 connection.owner = Owner::None;
@@ -120,7 +124,7 @@ impl Tcp {
         let mut revoked = Vec::new();
         for (listener, index) in self.listeners.listeners.iter_mut().zip(0..) {
             let Some(listener) = listener else { continue };
-            if listener.local.is_ipv4() == is_ipv4 && listener.local.port() == port {
+            if listener.bound.takes(is_ipv4) && listener.bound.local.port() == port {
                 listener.revoked = true;
                 let id = ListenerId { index, generation: listener.generation };
                 host.news.push_back(SocketId::Listener(id));

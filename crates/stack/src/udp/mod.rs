@@ -6,7 +6,7 @@ mod recent;
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::bindings::Bindings;
+use crate::bindings::{Bindings, Bound};
 use crate::checksum::Sum;
 use crate::host::{Host, Route};
 use crate::icmp::{Problem, Quoted};
@@ -21,7 +21,8 @@ const HEADER_BYTES: usize = 8;
 
 struct Socket {
     generation: u32,
-    local: SocketAddr,
+    bound: Bound,
+    /// The peer, by an IPv4 address if it is an IPv4 host.
     peer: Option<SocketAddr>,
     queue: Queue,
     dropped: u64,
@@ -49,16 +50,17 @@ impl Socket {
 /// Returns the source address of a datagram: the one that the application names, that of the socket, or that of the route.
 fn source(
     host: &Host,
-    local: IpAddr,
+    bound: &Bound,
     route: &Route,
     named: Option<IpAddr>,
 ) -> Result<IpAddr, SocketError> {
+    let named = named.map(|named| bound.meant(SocketAddr::new(named, 0)).ip());
     match named {
-        Some(named) if named.is_ipv4() != local.is_ipv4() => Err(SocketError::InvalidAddress),
+        Some(named) if named.is_ipv4() != route.src.is_ipv4() => Err(SocketError::InvalidAddress),
         Some(named) if !host.is_ours(named) => Err(SocketError::AddressNotAvailable),
         Some(named) => Ok(named),
-        None if local.is_unspecified() => Ok(route.src),
-        None => Ok(local),
+        None if bound.local.ip().is_unspecified() => Ok(route.src),
+        None => Ok(bound.local.ip()),
     }
 }
 
@@ -96,7 +98,8 @@ impl Udp {
     pub(crate) fn bind(
         &mut self,
         host: &mut Host,
-        mut local: SocketAddr,
+        local: SocketAddr,
+        only_v6: bool,
     ) -> Result<UdpId, SocketError> {
         if !local.ip().is_unspecified() && !host.is_ours(local.ip()) {
             return Err(SocketError::AddressNotAvailable);
@@ -105,12 +108,12 @@ impl Udp {
             return Err(SocketError::LimitReached);
         }
         let index = self.free.last().copied().unwrap_or(self.sockets.len() as u32);
-        local.set_port(self.bindings.bind(local, index, &mut host.random, |_| false)?);
+        let bound = self.bindings.bind(Bound::new(local, only_v6), index, &mut host.random)?;
         self.generation += 1;
         let generation = self.generation;
         let socket = Socket {
             generation,
-            local,
+            bound,
             peer: None,
             queue: Queue::new(host.config.limits.udp_receive_bytes, local.is_ipv4()),
             dropped: 0,
@@ -132,10 +135,10 @@ impl Udp {
     }
 
     pub(crate) fn close(&mut self, id: UdpId) -> Result<(), SocketError> {
-        let local = self.get(id)?.local;
+        let bound = self.get(id)?.bound;
         self.sockets[id.index as usize] = None;
         self.free.push(id.index);
-        self.bindings.unbind(local);
+        self.bindings.unbind(bound);
         Ok(())
     }
 
@@ -146,8 +149,9 @@ impl Udp {
         peer: Option<SocketAddr>,
     ) -> Result<(), SocketError> {
         let socket = self.get(id)?;
+        let peer = peer.map(|peer| socket.bound.meant(peer));
         if let Some(peer) = peer {
-            if peer.port() == 0 || peer.is_ipv4() != socket.local.is_ipv4() {
+            if peer.port() == 0 || !socket.bound.takes(peer.is_ipv4()) {
                 return Err(SocketError::InvalidAddress);
             }
             host.route(peer.ip()).ok_or(SocketError::Unreachable)?;
@@ -169,8 +173,9 @@ impl Udp {
         if let Some(error) = socket.take_error() {
             return Err(error);
         }
+        let to = to.map(|to| socket.bound.meant(to));
         let to = to.or(socket.peer).ok_or(SocketError::NotConnected)?;
-        if to.port() == 0 || to.is_ipv4() != socket.local.is_ipv4() {
+        if to.port() == 0 || !socket.bound.takes(to.is_ipv4()) {
             return Err(SocketError::InvalidAddress);
         }
         let route = host.route(to.ip()).ok_or(SocketError::Unreachable)?;
@@ -180,7 +185,7 @@ impl Udp {
         let is_multicast = to.ip().is_multicast();
         let usual_hop_limit =
             if is_multicast { socket.multicast_hop_limit } else { socket.hop_limit };
-        let src = source(host, socket.local.ip(), &route, from)?;
+        let src = source(host, &socket.bound, &route, from)?;
         let len = HEADER_BYTES + data.len();
         if len + if src.is_ipv4() { 20 } else { 0 } > 65_535 {
             return Err(SocketError::MessageTooLong);
@@ -198,7 +203,7 @@ impl Udp {
         if host.config.shares_addresses && header.len() + len > mtu {
             return Err(SocketError::MessageTooLong);
         }
-        let local_port = socket.local.port();
+        let local_port = socket.bound.local.port();
         if !host.outbox.has_room(fragment::frame_bytes(&header, len, mtu)) {
             if !std::mem::replace(&mut socket.waits, true) {
                 self.waiting.push(id);
@@ -282,19 +287,21 @@ impl Udp {
     /// Returns all sockets.
     pub(crate) fn list(&self) -> impl Iterator<Item = SocketInfo> + '_ {
         self.sockets.iter().zip(0..).filter_map(|(socket, index)| {
-            let Socket { generation, local, peer, queue, .. } = socket.as_ref()?;
+            let Socket { generation, bound, peer, queue, .. } = socket.as_ref()?;
             let id = SocketId::Udp(UdpId { index, generation: *generation });
             let received = queue.used();
-            Some(SocketInfo { id, local: *local, peer: *peer, state: None, received, unsent: 0 })
+            let local = bound.local;
+            Some(SocketInfo { id, local, peer: *peer, state: None, received, unsent: 0 })
         })
     }
 
     pub(crate) fn local(&mut self, id: UdpId) -> Result<SocketAddr, SocketError> {
-        Ok(self.get(id)?.local)
+        Ok(self.get(id)?.bound.local)
     }
 
     pub(crate) fn peer(&mut self, id: UdpId) -> Result<Option<SocketAddr>, SocketError> {
-        Ok(self.get(id)?.peer)
+        let socket = self.get(id)?;
+        Ok(socket.peer.map(|peer| socket.bound.shown(peer)))
     }
 
     pub(crate) fn dropped(&mut self, id: UdpId) -> Result<u64, SocketError> {
@@ -349,7 +356,7 @@ impl Udp {
     pub(crate) fn revoke(&mut self, host: &mut Host, is_ipv4: bool, port: u16) {
         for (socket, index) in self.sockets.iter_mut().zip(0..) {
             let Some(socket) = socket else { continue };
-            if socket.local.is_ipv4() == is_ipv4 && socket.local.port() == port {
+            if socket.bound.takes(is_ipv4) && socket.bound.local.port() == port {
                 socket.revoked = true;
                 let id = UdpId { index, generation: socket.generation };
                 host.news.push_back(SocketId::Udp(id));
@@ -390,7 +397,8 @@ impl Udp {
             return false;
         }
         let data = &payload[HEADER_BYTES..];
-        let Packet { dst: to, traffic_class, hop_limit, .. } = *packet;
+        let (from, to) = (socket.bound.shown(from), socket.bound.shown_ip(packet.dst));
+        let Packet { traffic_class, hop_limit, .. } = *packet;
         if !socket.queue.push(&Arrived { from, to, traffic_class, hop_limit }, data) {
             socket.dropped += 1;
             host.counters.udp_queue_full += 1;

@@ -162,3 +162,31 @@ fn the_link_cannot_claim_to_be_the_host() {
     let nothing = host(&mut world).udp_recv(receiver, &mut [0], false);
     assert_eq!(nothing.unwrap_err(), SocketError::WouldBlock);
 }
+
+/// Only the host itself can report about packets that never leave it.
+#[test]
+fn the_link_cannot_report_about_the_hosts_own_packets() {
+    let mut world = world(Offload::default());
+    let address = addresses(&world, 53)[0];
+    let receiver = host(&mut world).udp_bind(address).unwrap();
+    let sender = host(&mut world).udp_bind(SocketAddr::new(address.ip(), 4000)).unwrap();
+    host(&mut world).udp_connect(sender, Some(address)).unwrap();
+    let mut frame =
+        vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0, 0x45, 0, 0, 56, 0, 0, 0, 0, 64, 1, 0, 0];
+    frame.extend_from_slice(&[10, 0, 0, 2, 10, 0, 0, 1]);
+    let sum = !crate::simulation::sum(&frame[14..34]);
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    // Port unreachable, with the header of a datagram from port 4000 to port 53.
+    let mut message = vec![3, 3, 0, 0, 0, 0, 0, 0];
+    message
+        .extend_from_slice(&[0x45, 0, 0, 29, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 1]);
+    message.extend_from_slice(&[15, 160, 0, 53, 0, 9, 0, 0]);
+    let sum = !crate::simulation::sum(&message);
+    message[2..4].copy_from_slice(&sum.to_be_bytes());
+    frame.extend_from_slice(&message);
+    let now = world.now;
+    host(&mut world).input(now, &frame, Meta::FULL);
+    assert_eq!(host(&mut world).counters().icmp_errors_unmatched, 1);
+    assert_eq!(host(&mut world).udp_take_error(sender), Ok(None));
+    let _ = receiver;
+}

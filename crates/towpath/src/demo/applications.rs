@@ -26,30 +26,25 @@ const SILENCE: Duration = Duration::from_secs(20);
 /// The error of listening.
 pub(super) fn web(network: &Network, file: File) -> io::Result<()> {
     let file = Arc::new(file);
-    let listeners =
-        [TcpListener::bind(network, "0.0.0.0:80")?, TcpListener::bind(network, "[::]:80")?];
-    for listener in listeners {
-        let file = file.clone();
-        spawn("web", move || {
-            let slots = Arc::new(());
-            // An error here means that the server is gone.
-            for stream in listener.incoming().map_while(Result::ok) {
-                while Arc::strong_count(&slots) > CONNECTIONS {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                let (file, slot) = (file.clone(), slots.clone());
-                // The application does not answer a client that breaks its connection.
-                let served = spawn("connection", move || {
-                    let _ = serve(&stream, &file);
-                    drop(slot);
-                });
-                if served.is_err() {
-                    break;
-                }
+    let listener = TcpListener::bind(network, "[::]:80")?;
+    spawn("web", move || {
+        let slots = Arc::new(());
+        // An error here means that the server is gone.
+        for stream in listener.incoming().map_while(Result::ok) {
+            while Arc::strong_count(&slots) > CONNECTIONS {
+                std::thread::sleep(Duration::from_millis(1));
             }
-        })?;
-    }
-    Ok(())
+            let (file, slot) = (file.clone(), slots.clone());
+            // The application does not answer a client that breaks its connection.
+            let served = spawn("connection", move || {
+                let _ = serve(&stream, &file);
+                drop(slot);
+            });
+            if served.is_err() {
+                break;
+            }
+        }
+    })
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {

@@ -496,7 +496,7 @@ fn an_address_that_goes_ends_its_sessions() {
             }
             let network = Network::builder().over(session).unwrap();
             let _listeners =
-                ["0.0.0.0:80", "[::]:80"].map(|any| TcpListener::bind(&network, any).unwrap());
+                ["0.0.0.0:81", "[::]:80"].map(|any| TcpListener::bind(&network, any).unwrap());
             let _sockets =
                 ["0.0.0.0:80", "[::]:0"].map(|any| UdpSocket::bind(&network, any).unwrap());
             true

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use towpath_client::{Lost, OpenError, Session};
 use towpath_net::{
-    Addresses, Config, Counters, DatagramToSend, Driving, Events, HostError, Interest, Link,
-    LinkError, Meta, Network, NetworkBuilder, Poller, PortProtocol, SessionLink, TcpListener,
+    Addresses, BindOptions, Config, Counters, DatagramToSend, Driving, Events, HostError, Interest,
+    Link, LinkError, Meta, Network, NetworkBuilder, Poller, PortProtocol, SessionLink, TcpListener,
     TcpStream, Trigger, UdpSocket,
 };
 
@@ -185,6 +185,8 @@ macro_rules! common_calls {
 fn datagrams(caller: &mut Caller, network: &Network, udp: &UdpSocket, poller: &Poller) {
     let (mut buffer, to) = ([0; 64], "10.0.0.1:9");
     caller.denied("UdpSocket::bind", || UdpSocket::bind(network, "0.0.0.0:0"));
+    let options = BindOptions::default();
+    caller.denied("UdpSocket::bind_with", || UdpSocket::bind_with(network, "0.0.0.0:0", options));
     common_calls!(caller, UdpSocket, udp, poller);
     denied!(caller, UdpSocket:
         udp.connect(to);
@@ -265,7 +267,9 @@ fn settings(caller: &mut Caller, stream: &TcpStream) {
 
 fn listeners(caller: &mut Caller, network: &Network, listener: &TcpListener, poller: &Poller) {
     caller.denied("TcpListener::bind", || TcpListener::bind(network, "0.0.0.0:0"));
-    caller.denied("TcpListener::bind_with", || TcpListener::bind_with(network, "0.0.0.0:0", 1));
+    let options = BindOptions::default();
+    caller
+        .denied("TcpListener::bind_with", || TcpListener::bind_with(network, "0.0.0.0:0", options));
     denied!(caller, TcpListener:
         listener.accept();
         listener.local_addr();

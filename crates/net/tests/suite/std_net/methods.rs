@@ -13,10 +13,11 @@ pub(crate) enum Here {
 }
 
 const NETWORK: Here = Differs("takes the network as first argument");
-const NO_LOOP: Here =
-    Omitted("a network does not receive its own datagrams, so there is nothing to turn off");
+const NO_LOOP: Here = Omitted(
+    "a network does not receive its own multicast datagrams, so there is nothing to turn off",
+);
 const NO_GROUPS: Here = Omitted("applications cannot join multicast groups");
-const ONLY_V6: Here = Omitted("deprecated in `std::net`; a listener at `[::]` never accepts IPv4");
+const ONLY_V6: Here = Omitted("deprecated in `std::net`; `BindOptions::only_v6` in `bind_with`");
 
 pub(crate) const STREAM: &[(&str, Here)] = &[
     ("connect", NETWORK),

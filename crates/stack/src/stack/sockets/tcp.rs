@@ -22,7 +22,20 @@ impl Stack {
         local: SocketAddr,
         backlog: usize,
     ) -> Result<ListenerId, SocketError> {
-        self.tcp.listen(&mut self.host, local, backlog)
+        self.tcp.listen(&mut self.host, local, true, backlog)
+    }
+
+    /// Listens as [`Stack::tcp_listen`] does, and at `[::]` also for IPv4: the addresses of IPv4 hosts then have the prefix
+    /// `::ffff:0:0/96` (RFC 3493, 3.7).
+    ///
+    /// # Errors
+    /// As [`Stack::tcp_listen`], and if the port is in use with IPv4.
+    pub fn tcp_listen_dual(
+        &mut self,
+        local: SocketAddr,
+        backlog: usize,
+    ) -> Result<ListenerId, SocketError> {
+        self.tcp.listen(&mut self.host, local, false, backlog)
     }
 
     /// Returns the listener's local address.

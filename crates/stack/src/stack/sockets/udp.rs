@@ -16,7 +16,16 @@ impl Stack {
     /// # Errors
     /// If the address is not ours or in use, or there are too many sockets.
     pub fn udp_bind(&mut self, local: SocketAddr) -> Result<UdpId, SocketError> {
-        self.udp.bind(&mut self.host, local)
+        self.udp.bind(&mut self.host, local, true)
+    }
+
+    /// Binds a socket as [`Stack::udp_bind`] does, at `[::]` also for IPv4: the addresses of IPv4 hosts then have the prefix
+    /// `::ffff:0:0/96` (RFC 3493, 3.7).
+    ///
+    /// # Errors
+    /// As [`Stack::udp_bind`], and if the port is in use with IPv4.
+    pub fn udp_bind_dual(&mut self, local: SocketAddr) -> Result<UdpId, SocketError> {
+        self.udp.bind(&mut self.host, local, false)
     }
 
     /// Closes a socket and drops its received datagrams.
@@ -53,7 +62,7 @@ impl Stack {
         self.udp.send(now, &mut self.host, id, &Outgoing::new(data, to))
     }
 
-    /// Sends a datagram with header fields of its own.
+    /// Sends a datagram with its own header fields.
     ///
     /// # Errors
     /// As [`Stack::udp_send`], and if the source is not an address of this host.
