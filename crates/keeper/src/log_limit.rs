@@ -91,6 +91,16 @@ impl<P: Copy + Eq + Hash> LogLimit<P> {
     }
 }
 
+impl<P: Copy + Eq + Hash> LogLimit<P> {
+    /// Counts a line of a user that another limit has left out.
+    pub fn leave_out(&mut self, user: P, now: Instant) {
+        let fresh = LineBudget { left: self.burst, since: now, suppressed: 0 };
+        if self.users.len() < USERS || self.users.contains_key(&user) {
+            self.users.entry(user).or_insert(fresh).suppressed += 1;
+        }
+    }
+}
+
 impl LineBudget {
     /// Returns the whole seconds since the budget last grew.
     fn seconds(&self, now: Instant) -> u64 {
@@ -135,6 +145,14 @@ mod tests {
             (0..9).filter(|_| limit.take(1, now).is_some()).count()
         };
         assert_eq!([0, 0, 1, 2, 60].map(&mut lines), [4, 0, 2, 2, 4]);
+    }
+
+    #[test]
+    fn lines_that_another_limit_left_out_are_counted() {
+        let mut limit = LogLimit::new(4, 2);
+        let now = Instant::now();
+        (0..7).for_each(|_| limit.leave_out((), now));
+        assert_eq!([(); 2].map(|()| limit.take((), now)), [Some(7), Some(0)]);
     }
 
     #[test]

@@ -15,10 +15,10 @@ use crate::wait::Patience;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BindOptions {
-    /// The most connections of a listener that wait to be accepted. Default 1024; 0 counts as 1. Nothing to a UDP socket.
+    /// The most connections of a listener that wait to be accepted. Default 1024; 0 counts as 1. A UDP socket ignores it.
     pub backlog: usize,
     /// `true` if a socket at `[::]` takes IPv6 only, so that another one may have the port at `0.0.0.0` (`IPV6_V6ONLY`;
-    /// RFC 3493, 5.3). Default `false`, as on Linux. Nothing to sockets at other addresses.
+    /// RFC 3493, 5.3). Default `false`, as on Linux. Sockets at other addresses ignore it.
     pub only_v6: bool,
 }
 

@@ -142,7 +142,11 @@ impl TcpStream {
             IpAddr::V4(_) => SocketAddr::from(([0, 0, 0, 0], 0)),
             IpAddr::V6(_) => SocketAddr::from(([0; 16], 0)),
         };
-        let from = from.map(|from| SocketAddr::new(from.ip().to_canonical(), from.port()));
+        let is_mapped = to.is_ipv6() && any.is_ipv4();
+        let from = from.map(|from| match from.ip() {
+            ip if is_mapped && ip.is_unspecified() => SocketAddr::new(any.ip(), from.port()),
+            ip => SocketAddr::new(ip.to_canonical(), from.port()),
+        });
         network.checked()?.with_port(
             PortProtocol::Tcp,
             from.unwrap_or(any),

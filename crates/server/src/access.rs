@@ -133,8 +133,12 @@ impl Access {
     /// Returns `true` if the server may log now that it refused a user.
     pub(crate) fn allows_refusal_line(&mut self, uid: u32) -> bool {
         let now = Instant::now();
-        self.refused_log.take(uid, now).is_some()
-            && allows(&mut self.all_refused_log, "log lines about refused users were left out")
+        // The lines that one user's limit leaves out count among those of all.
+        if self.refused_log.take(uid, now).is_none() {
+            self.all_refused_log.leave_out((), now);
+            return false;
+        }
+        allows(&mut self.all_refused_log, "log lines about refused users were left out")
     }
 
     /// Counts a connection that the server refuses.

@@ -39,7 +39,11 @@ impl Bound {
     /// Returns an address as the application sees it: that of an IPv4 host as an IPv6 address with the prefix
     /// `::ffff:0:0/96` at a dual-stack socket.
     pub(crate) fn shown(&self, address: SocketAddr) -> SocketAddr {
-        SocketAddr::new(self.shown_ip(address.ip()), address.port())
+        match address {
+            SocketAddr::V4(_) => SocketAddr::new(self.shown_ip(address.ip()), address.port()),
+            // With its scope.
+            SocketAddr::V6(_) => address,
+        }
     }
 
     pub(crate) fn shown_ip(&self, address: IpAddr) -> IpAddr {
@@ -48,8 +52,10 @@ impl Bound {
 
     /// Returns the address that an application means: that of the IPv4 host, if it names one by an IPv6 address.
     pub(crate) fn meant(&self, address: SocketAddr) -> SocketAddr {
-        let ip = if self.is_dual { address.ip().to_canonical() } else { address.ip() };
-        SocketAddr::new(ip, address.port())
+        match address.ip().to_canonical() {
+            IpAddr::V4(v4) if self.is_dual => SocketAddr::new(v4.into(), address.port()),
+            _ => address,
+        }
     }
 
     /// Returns the addresses that no other socket may have.

@@ -121,7 +121,8 @@ impl Host {
 
     /// Returns the route to `dst`; `None` if there is no address of its family or no gateway.
     pub(crate) fn route(&self, dst: IpAddr) -> Option<Route> {
-        if dst.is_unspecified() || dst.is_loopback() {
+        // An IPv6 address of an IPv4 host never leaves this host (RFC 4038, 4.2).
+        if dst.is_unspecified() || dst.is_loopback() || dst.to_canonical() != dst {
             return None;
         }
         if self.is_only_ours(dst) {

@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::Ipv6Addr;
 use std::{error::Error, ffi::OsString, fs::File, path::Path, sync::Arc, time::Duration};
 
 use towpath_net::{Network, TcpListener, TcpStream};
@@ -21,11 +21,10 @@ fn listen([path, root, port]: [OsString; 3]) -> Result<(), Box<dyn Error>> {
     let wrong = |error| format!("{}: {error}; give a directory that exists", root.display());
     let root: Arc<Path> = Path::new(&root).canonicalize().map_err(wrong)?.into();
     let network = Network::attach(path)?;
-    let v4 = TcpListener::bind(&network, (Ipv4Addr::UNSPECIFIED, port))?;
-    let (v6, same) = (TcpListener::bind(&network, (Ipv6Addr::UNSPECIFIED, port))?, root.clone());
+    // This listener takes IPv6 and IPv4.
+    let listener = TcpListener::bind(&network, (Ipv6Addr::UNSPECIFIED, port))?;
     println!("serving {} at port {port} of {:?}", root.display(), network.addresses());
-    std::thread::spawn(move || accept(&v6, &same).inspect_err(|error| eprintln!("IPv6: {error}")));
-    Ok(accept(&v4, &root)?)
+    Ok(accept(&listener, &root)?)
 }
 
 /// Starts a thread per connection. At the limit, further connections wait in the listener.

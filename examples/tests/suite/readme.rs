@@ -6,13 +6,12 @@ fn shown(markdown: &str) -> &str {
     after.split_once("```").expect("which ends").0
 }
 
-/// Returns the part of a program from its sockets on.
+/// Returns the part of a program from its socket on.
 ///
 /// The parts before differ: the README's program takes its argument in one line, the example has a
 /// usage and an exit status, and may attach within a VLAN.
 fn from_sockets(program: &str) -> &str {
-    let start =
-        program.find("    // IPv4 and IPv6 need one socket").expect("the program has sockets");
+    let start = program.find("    // As on Linux, this socket").expect("the program has a socket");
     &program[start..]
 }
 

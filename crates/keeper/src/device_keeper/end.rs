@@ -80,14 +80,13 @@ impl DeviceKeeper {
     /// Returns how the server that has ended crashed, if it did. A program that an upgrade tries is
     /// no fault of a session.
     fn crash_of(&self, status: ExitStatus) -> Option<Crash> {
-        if matches!(self.handover, Handover::Starting(_))
-            || self.is_closing && matches!(self.handover, Handover::Leaving(_))
-        {
+        let leaves = matches!(self.handover, Handover::Leaving(_));
+        if matches!(self.handover, Handover::Starting(_)) {
             return None;
         }
         // How a server ended whose descriptors the kernel still closes is not known. Soon after a crash, it counts as crashed.
         let is_crash = match self.is_closing {
-            true => self.crash_reaped.is_some_and(|at| at.elapsed() < CRASH_MEMORY),
+            true => !leaves && self.crash_reaped.is_some_and(|at| at.elapsed() < CRASH_MEMORY),
             false => is_defect(status),
         };
         let anywhere = is_crash.then_some(Crash::InUnknownThread);

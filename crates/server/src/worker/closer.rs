@@ -1,8 +1,8 @@
 //! Threads that close descriptors, and drop other values whose end applications can prolong.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
-use std::ops::Bound::{Excluded, Unbounded};
+use std::ops::Bound::{Excluded, Included, Unbounded};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// The time after which a thread that has dropped nothing counts as hung, as a worker does.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The most threads of a closer: one, and others in place of those that hang.
-const MOST_THREADS: usize = 5;
+const MOST_THREADS: usize = 16;
 
 /// A value to drop, and the counter of its queue.
 struct Waiting {
@@ -24,8 +24,9 @@ struct Waiting {
 /// The values that wait, by the number of their queue.
 struct Queues {
     waiting: BTreeMap<u64, VecDeque<Waiting>>,
-    /// The queue that was served last.
+    /// The queue that was served last, and those whose values threads drop at present.
     last: u64,
+    in_service: BTreeSet<u64>,
     /// `true` once no more values follow.
     is_over: bool,
     threads: usize,
@@ -35,17 +36,21 @@ struct Queues {
 }
 
 impl Queues {
-    /// Returns the next value, of each queue in turn.
-    fn next(&mut self) -> Option<Waiting> {
-        let after = self.waiting.range((Excluded(self.last), Unbounded)).next();
-        let (&number, _) = after.or_else(|| self.waiting.first_key_value())?;
+    /// Returns the next value and its queue, of each queue in turn. One thread serves a queue.
+    fn next(&mut self) -> Option<(u64, Waiting)> {
+        let (after, before) = ((Excluded(self.last), Unbounded), (Unbounded, Included(self.last)));
+        let mut in_turn = self.waiting.range(after).chain(self.waiting.range(before));
+        let number = in_turn
+            .find(|(number, _)| !self.in_service.contains(number))
+            .map(|(number, _)| *number)?;
         let queue = self.waiting.get_mut(&number)?;
-        let next = queue.pop_front();
+        let next = queue.pop_front()?;
         if queue.is_empty() {
             self.waiting.remove(&number);
         }
         self.last = number;
-        next
+        self.in_service.insert(number);
+        Some((number, next))
     }
 }
 
@@ -64,11 +69,12 @@ impl Shared {
     fn run(&self) {
         let mut queues = self.queues();
         loop {
-            if let Some(next) = queues.next() {
+            if let Some((number, next)) = queues.next() {
                 drop(queues);
                 self.end(next);
                 queues = self.queues();
                 queues.dropped += 1;
+                queues.in_service.remove(&number);
             } else if queues.is_over {
                 return;
             } else {
@@ -97,8 +103,8 @@ impl Drop for Handle {
     }
 }
 
-/// A thread that drops values, of each queue in turn: slow closes of a user delay only those of that user, and those of
-/// others by one close.
+/// Threads that drop values, of each queue in turn: one, and others in place of those that hang. A queue of slow closes delays each
+/// value of another queue by one close.
 #[derive(Clone)]
 pub(crate) struct Closer(Arc<Handle>);
 
@@ -124,6 +130,7 @@ impl Closer {
         let queues = Queues {
             waiting: BTreeMap::new(),
             last: 0,
+            in_service: BTreeSet::new(),
             is_over: false,
             threads: 0,
             dropped: 0,
@@ -196,6 +203,9 @@ impl ClosingQueue {
         shared.waiting.fetch_add(count, Ordering::Relaxed);
         let waiting = Waiting { value, count, counter: self.waiting.clone() };
         let mut queues = shared.queues();
+        if queues.waiting.is_empty() {
+            queues.looked = (queues.dropped, Instant::now());
+        }
         if queues.threads == 0 {
             drop(queues);
             return shared.end(waiting);

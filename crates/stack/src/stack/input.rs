@@ -132,7 +132,11 @@ impl Stack {
         // A packet from the unspecified address can only be duplicate address detection (RFC 4862,
         // 5.4).
         let asking = packet.src.is_unspecified() && packet.protocol == ip::ICMPV6;
-        let is_forged = host.is_only_ours(packet.src) && !is_own;
+        // An application could take such an address of the link for that of an IPv4 host, or its own.
+        let is_mapped = |address: IpAddr| address.to_canonical() != address;
+        let is_forged = host.is_only_ours(packet.src) && !is_own
+            || is_mapped(packet.src)
+            || is_mapped(packet.dst);
         if !(host.is_host(packet.src) || asking && packet.src.is_ipv6()) || is_forged {
             host.counters.rx_bad_source += 1;
             return false;

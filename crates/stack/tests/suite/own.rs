@@ -190,3 +190,37 @@ fn the_link_cannot_report_about_the_hosts_own_packets() {
     assert_eq!(host(&mut world).udp_take_error(sender), Ok(None));
     let _ = receiver;
 }
+
+/// A packet of the link with an IPv6 address of an IPv4 host could look like one of the host's own to a socket at `[::]`.
+#[test]
+fn mapped_addresses_of_the_link_are_dropped() {
+    let mut world = world(Offload::default());
+    let receiver = host(&mut world).udp_bind_dual("[::]:53".parse().unwrap()).unwrap();
+    let ours = addresses(&world, 53)[1];
+    for source in ["::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:10.0.0.2"] {
+        let source: std::net::Ipv6Addr = source.parse().unwrap();
+        let std::net::IpAddr::V6(to) = ours.ip() else { unreachable!() };
+        let mut frame =
+            vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x86, 0xdd, 0x60, 0, 0, 0, 0, 9, 17, 64];
+        frame.extend_from_slice(&source.octets());
+        frame.extend_from_slice(&to.octets());
+        let at = frame.len();
+        frame.extend_from_slice(&[0, 53, 0, 53, 0, 9, 0, 0, b'!']);
+        let mut pseudo = frame[22..54].to_vec();
+        pseudo.extend_from_slice(&[0, 0, 0, 9, 0, 0, 0, 17]);
+        pseudo.extend_from_slice(&frame[at..]);
+        let sum = !crate::simulation::sum(&pseudo);
+        frame[at + 6..at + 8].copy_from_slice(&sum.to_be_bytes());
+        let (now, before) = (world.now, host(&mut world).counters().rx_bad_source);
+        host(&mut world).input(now, &frame, Meta::FULL);
+        assert_eq!(host(&mut world).counters().rx_bad_source, before + 1, "{source}");
+    }
+    let nothing = host(&mut world).udp_recv(receiver, &mut [0], false);
+    assert_eq!(nothing.unwrap_err(), SocketError::WouldBlock);
+    // Nor does the host send to such an address, but by IPv4.
+    let to = Some("[::ffff:10.0.0.2]:9".parse().unwrap());
+    let now = world.now;
+    let only_v6 = host(&mut world).udp_bind("[::]:54".parse().unwrap()).unwrap();
+    assert_eq!(host(&mut world).udp_send(now, only_v6, b"?", to), Err(SocketError::Unreachable));
+    assert_eq!(host(&mut world).udp_send(now, receiver, b"?", to), Ok(()));
+}

@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use towpath_client::{
     AttachError, Lost, OpenError, Options, Rule, SendError, Session, Setting, Violation,
 };
-use towpath_net::{Network, SessionLink};
+use towpath_net::{Network, SessionLink, UdpSocket};
 use towpath_testkit::{PacketSocket, User};
 
 use crate::running::*;
@@ -89,6 +89,35 @@ impl Policed {
         let options = Options { name: name.to_owned(), endpoints: 8, ..Options::default() };
         attach_by(&self.users[user], &self.server.socket, &options)
     }
+}
+
+/// The server chooses the port of a socket of both families, also where one of its families is taken or absent.
+#[test]
+fn a_socket_of_both_families_gets_a_port_of_both() {
+    towpath_testkit::isolated!(|| {
+        let test = "policies::a_socket_of_both_families_gets_a_port_of_both";
+        let ports =
+            "[[grant]]\nusers = [61002]\nports = [\"udp:5000-5003\"]\nendpoints-per-session = 16\n";
+        let Some(policed) = Policed::start(test, ports) else { return };
+        // Twice: the ports are free again after the end of a network.
+        for _ in 0..2 {
+            let options = Options { endpoints: 16, ..SessionLink::options("both") };
+            let session = attach_by(&policed.users[0], &policed.server.socket, &options).unwrap();
+            let network = Network::builder().over(session).unwrap();
+            let ours = network.addresses().into_iter().find(std::net::IpAddr::is_ipv4).unwrap();
+            let _first = UdpSocket::bind(&network, "0.0.0.0:0").unwrap();
+            let both = UdpSocket::bind(&network, "[::]:0").unwrap();
+            both.set_read_timeout(Some(LIMIT)).unwrap();
+            let kernel = std::net::UdpSocket::bind("10.77.0.1:0").unwrap();
+            kernel.set_read_timeout(Some(LIMIT)).unwrap();
+            let to = (ours, both.local_addr().unwrap().port());
+            assert!((5000..5004).contains(&to.1), "{to:?}");
+            kernel.send_to(b"question", to).unwrap();
+            let (len, from) = both.recv_from(&mut [0; 16]).unwrap();
+            both.send_to(b"answer", from).unwrap();
+            assert_eq!((len, kernel.recv(&mut [0; 16]).unwrap()), (8, 6));
+        }
+    });
 }
 
 /// A session with limited ports has an endpoint for each protocol, and sends its MLD reports by that of ICMPv6.

@@ -11,7 +11,7 @@ use crate::{Instant, Readiness, SocketError, UdpId};
 /// Every operation fails with [`SocketError::NoSocket`] if the id is no longer valid.
 impl Stack {
     /// Binds a UDP socket. An unspecified address stands for every address of its family, port 0
-    /// for any free port. IPv4 and IPv6 are separate: `[::]` does not receive IPv4.
+    /// for any free port. A socket at `[::]` does not receive IPv4: see [`Stack::udp_bind_dual`].
     ///
     /// # Errors
     /// If the address is not ours or in use, or there are too many sockets.
