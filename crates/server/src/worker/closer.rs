@@ -158,7 +158,7 @@ impl Closer {
         self.0.shared.waiting.load(Ordering::Relaxed)
     }
 
-    /// Starts another thread if none has dropped a value for a while: before Linux 6.16, a descriptor in a connection can
+    /// Starts another thread if values wait and none was dropped for a while: before Linux 6.16, a descriptor in a connection can
     /// prolong a close by hours.
     pub(crate) fn relieve(&self, now: Instant) {
         let mut queues = self.0.shared.queues();
@@ -213,6 +213,8 @@ impl ClosingQueue {
         queues.waiting.entry(self.number).or_default().push_back(waiting);
         drop(queues);
         shared.more.notify_one();
+        // Values that come later wait behind a thread that hangs. So an idle server needs no clock for such threads.
+        self.closer.relieve(Instant::now());
     }
 
     /// Returns the number of this queue's descriptors and values that wait.

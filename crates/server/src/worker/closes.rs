@@ -114,20 +114,11 @@ impl Closes {
         (self.unread, self.by_threads)
     }
 
-    /// Returns `true` if something waits.
-    pub(crate) fn has_waiting(&self) -> bool {
-        self.closer.waiting() > 0 || self.of_strangers.waiting() > 0
-    }
-
-    /// Gives threads that hang companions.
-    pub(crate) fn relieve(&self, now: Instant) {
-        self.closer.relieve(now);
-        self.of_strangers.relieve(now);
-    }
-
     /// Returns `true` if so many connections to close unread wait that the server should accept no more. `queued`: those
     /// that wait for the worker.
     pub(crate) fn are_behind(&self, queued: usize) -> bool {
+        // While the server accepts nothing, nothing more comes that would give a hung thread a companion.
+        self.of_strangers.relieve(Instant::now());
         queued.max(self.of_strangers.waiting()) >= UNREAD_WAITING
     }
 

@@ -309,12 +309,11 @@ impl Workers {
         }
     }
 
-    /// Returns the time of the next look for workers and closing threads that hang; `None` while nothing waits for them.
+    /// Returns the time of the next look for workers that hang; `None` while none has a command.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let serving = self.all.values().filter(|one| !one.is_hung);
-        let deadline = serving.filter_map(|one| one.link.deadline()).min();
-        let look = (deadline.is_some() || self.closes.has_waiting()).then(|| self.looked + LOOK);
-        look.into_iter().chain(deadline).min()
+        let deadline = serving.filter_map(|one| one.link.deadline()).min()?;
+        Some(deadline.min(self.looked + LOOK))
     }
 
     /// Excuses the workers for a time in which this thread did not run either: the machine or the container was stopped.
@@ -330,7 +329,6 @@ impl Workers {
     pub(crate) fn declare_one_hung(&mut self) -> Option<u64> {
         self.excuse_stop();
         let now = Instant::now();
-        self.closes.relieve(now);
         // A worker with unread reports has made progress.
         let hangs = |one: &One| {
             let is_late = one.link.deadline().is_some_and(|at| at <= now);
