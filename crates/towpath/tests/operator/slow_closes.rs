@@ -119,8 +119,12 @@ fn the_next_server_waits_for_no_close() {
         else {
             return;
         };
-        // The second server is as prepared for its end as the first.
-        for resumptions in 1..=2 {
+        let told = |server: &Running| server.log().matches(CLOSES).count();
+        // The second server is as prepared for its end as the first. The kernel may also be done in time.
+        let mut resumptions = 0;
+        while told(&server) < 2 {
+            resumptions += 1;
+            assert!(resumptions < 20, "{}", server.log());
             let waiters = Waiters::start();
             let held = waiters.connect(&server);
             let killed = server.server().unwrap().as_raw_nonzero();
@@ -128,9 +132,6 @@ fn the_next_server_waits_for_no_close() {
             while session.statistics().resumptions < resumptions {
                 assert!(session.wait(Some(LIMIT)).unwrap());
             }
-            // So the kernel was not done, and the keeper did not know how the server ended.
-            let told = server.log().matches(CLOSES).count() as u64;
-            assert_eq!(told, resumptions, "{}", server.log());
             drop((waiters, held));
             // The keeper takes note of the process's end, and leaves no zombie.
             until("no process is left", || {
