@@ -127,7 +127,7 @@ impl TcpStream {
         Ok(stream)
     }
 
-    /// Starts a connection, from a port of its own by default.
+    /// Starts a connection. By default, the network chooses the local port.
     fn begin(
         network: &Network,
         from: Option<SocketAddr>,

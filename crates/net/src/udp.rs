@@ -201,8 +201,8 @@ impl UdpSocket {
     ///
     /// # Errors
     /// As [`UdpSocket::send_to`] for the first datagram; [`io::ErrorKind::AddrNotAvailable`] if its source is not an address
-    /// of the network, [`io::ErrorKind::InvalidInput`] if it is of another family than the receiver. If a later one fails, the call returns the number before it, and
-    /// a call that begins with that datagram returns its error.
+    /// of the network, [`io::ErrorKind::InvalidInput`] if it is of another family than the receiver. If a later datagram
+    /// fails, the call returns the number before it, and a call that begins with that datagram returns its error.
     pub fn send_many(&self, datagrams: &[DatagramToSend<'_>]) -> io::Result<usize> {
         let Inner { network, id, waiter, options, .. } = self.inner();
         let shared = network.checked()?;

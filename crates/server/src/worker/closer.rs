@@ -52,6 +52,18 @@ impl Queues {
         self.in_service.insert(number);
         Some((number, next))
     }
+
+    /// Returns `true` if another thread is needed: a queue that no thread serves waits, and no value was dropped for
+    /// [`PATIENCE`].
+    fn needs_thread(&mut self, now: Instant) -> bool {
+        let (seen, since) = self.looked;
+        let all_served = self.waiting.keys().all(|number| self.in_service.contains(number));
+        let is_late = now.saturating_duration_since(since) >= PATIENCE;
+        if all_served || self.dropped != seen || is_late {
+            self.looked = (self.dropped, now);
+        }
+        is_late && !all_served && self.dropped == seen && self.threads < MOST_THREADS
+    }
 }
 
 struct Shared {
@@ -103,8 +115,8 @@ impl Drop for Handle {
     }
 }
 
-/// Threads that drop values, of each queue in turn: one, and others in place of those that hang. A queue of slow closes delays each
-/// value of another queue by one close.
+/// Threads that drop values, of each queue in turn: one thread, and others in place of those that hang. A queue of slow closes
+/// delays each value of another queue by one close.
 #[derive(Clone)]
 pub(crate) struct Closer(Arc<Handle>);
 
@@ -158,18 +170,16 @@ impl Closer {
         self.0.shared.waiting.load(Ordering::Relaxed)
     }
 
-    /// Starts another thread if values wait and none was dropped for a while: before Linux 6.16, a descriptor in a connection can
-    /// prolong a close by hours.
+    /// Starts another thread in place of one that hangs: before Linux 6.16, a descriptor in a connection can prolong a close
+    /// by hours.
     pub(crate) fn relieve(&self, now: Instant) {
-        let mut queues = self.0.shared.queues();
-        let (seen, since) = queues.looked;
-        if queues.waiting.is_empty() || queues.dropped != seen {
-            queues.looked = (queues.dropped, now);
-        } else if now.saturating_duration_since(since) >= PATIENCE && queues.threads < MOST_THREADS
-        {
-            queues.looked.1 = now;
-            drop(queues);
-            // Without a thread, the next call tries again.
+        let needs_thread = self.0.shared.queues().needs_thread(now);
+        self.start_if(needs_thread);
+    }
+
+    fn start_if(&self, needs_thread: bool) {
+        if needs_thread {
+            // Without a thread, a later call tries again.
             let _ = self.start_thread();
         }
     }
@@ -203,18 +213,16 @@ impl ClosingQueue {
         shared.waiting.fetch_add(count, Ordering::Relaxed);
         let waiting = Waiting { value, count, counter: self.waiting.clone() };
         let mut queues = shared.queues();
-        if queues.waiting.is_empty() {
-            queues.looked = (queues.dropped, Instant::now());
-        }
         if queues.threads == 0 {
             drop(queues);
             return shared.end(waiting);
         }
+        // Values that come later wait behind a thread that hangs. So an idle server needs no clock for such threads.
+        let needs_thread = queues.needs_thread(Instant::now());
         queues.waiting.entry(self.number).or_default().push_back(waiting);
         drop(queues);
         shared.more.notify_one();
-        // Values that come later wait behind a thread that hangs. So an idle server needs no clock for such threads.
-        self.closer.relieve(Instant::now());
+        self.closer.start_if(needs_thread);
     }
 
     /// Returns the number of this queue's descriptors and values that wait.
@@ -317,6 +325,12 @@ pub(crate) mod tests {
             closer.relieve(now + 3 * PATIENCE * second);
         }
         assert_eq!(closer.0.shared.queues().threads, 2, "nothing waits behind the first thread");
+        // Nor does another thread help values of the same queue.
+        closer.queue(1).drop_later(());
+        for second in 100..200 {
+            closer.relieve(now + 3 * PATIENCE * second);
+        }
+        assert_eq!(closer.0.shared.queues().threads, 2);
         drop(hung);
     }
 }

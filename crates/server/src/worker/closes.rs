@@ -166,7 +166,7 @@ mod tests {
         assert_eq!([1024, 65_536, u64::MAX].map(of), [(128, 512), (8192, 1 << 15), most]);
     }
 
-    /// Slow closes of a user limit that user alone. A new worker of the user begins with the earlier one's count.
+    /// Slow closes of a user limit only that user. A new worker of the user begins with the count of the earlier worker.
     #[test]
     fn slow_closes_count_for_their_owner() {
         let mut closes = Closes::start().unwrap();
