@@ -211,7 +211,7 @@ impl<'a> Ours<'a> {
         cut(&kernel[0], together)?;
         // Drops late datagrams of the previous run.
         while session.receive(0, 4096, |_| ())? > 0 {}
-        let before = server.usage()?;
+        let before = server.moment()?;
         let mut run = run(
             times,
             cores,
@@ -239,7 +239,7 @@ impl<'a> Ours<'a> {
                 Ok((this_thread_usage()?.since(&before), delay))
             },
         )?;
-        let server = server.usage()?.since(&before);
+        let server = before.until(&server.moment()?);
         run.usage.cpu += server.cpu;
         run.usage.sleeps += server.sleeps;
         run.usage.preempted += server.preempted;

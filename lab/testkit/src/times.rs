@@ -226,14 +226,6 @@ impl Participants {
         }
         Ok(moment)
     }
-
-    /// Returns time and switches since their start; of ended threads, their time alone.
-    ///
-    /// # Errors
-    /// When a process has ended.
-    pub fn usage(&self) -> io::Result<Usage> {
-        Ok(Moment::default().until(&self.moment()?))
-    }
 }
 
 /// Returns the usage of the calling thread so far. A thread has to call this before it ends, since
@@ -334,13 +326,13 @@ mod tests {
     fn participants_are_summed() {
         let own = std::process::id();
         let both = Participants::new(&[own, own]);
-        let before = both.usage().unwrap();
+        let before = both.moment().unwrap();
         let start = this_thread_cpu_time().unwrap();
         while this_thread_cpu_time().unwrap() - start < Duration::from_millis(5) {
             std::hint::spin_loop();
         }
         std::thread::sleep(Duration::from_millis(1));
-        let came = both.usage().unwrap().since(&before);
+        let came = before.until(&both.moment().unwrap());
         assert!(came.cpu >= Duration::from_millis(5), "{came:?}");
         assert!(came.sleeps >= 1 && came.switches() >= came.sleeps, "{came:?}");
         let ended = std::thread::spawn(|| {
