@@ -1,6 +1,7 @@
 //! UDP sockets (RFC 768).
 
 mod datagram;
+mod options;
 mod queue;
 mod recent;
 
@@ -13,6 +14,7 @@ use crate::icmp::{Problem, Quoted};
 use crate::ip::{self, Header, Packet};
 use crate::{Instant, Readiness, SocketError, SocketId, SocketInfo, UdpId, fragment, path};
 pub use datagram::{Outgoing, Received};
+use options::Options;
 use queue::{Arrived, Queue};
 use recent::Recent;
 
@@ -32,12 +34,7 @@ struct Socket {
     told: bool,
     /// `true` if the socket is in the list of sockets that found no room to send.
     waits: bool,
-    /// The hop limit of sent packets, and that of packets to multicast groups.
-    hop_limit: u8,
-    multicast_hop_limit: u8,
-    traffic_class: u8,
-    /// `true` if the socket may send to broadcast addresses.
-    broadcast: bool,
+    options: Options,
 }
 
 impl Socket {
@@ -121,10 +118,7 @@ impl Udp {
             revoked: false,
             told: false,
             waits: false,
-            hop_limit: ip::HOP_LIMIT,
-            multicast_hop_limit: 1,
-            traffic_class: 0,
-            broadcast: false,
+            options: Options::default(),
         };
         if self.free.pop().is_some() {
             self.sockets[index as usize] = Some(socket);
@@ -179,12 +173,13 @@ impl Udp {
             return Err(SocketError::InvalidAddress);
         }
         let route = host.route(to.ip()).ok_or(SocketError::Unreachable)?;
-        if !socket.broadcast && host.is_broadcast(to.ip()) {
+        let options = &socket.options;
+        if !options.broadcast && host.is_broadcast(to.ip()) {
             return Err(SocketError::BroadcastNotEnabled);
         }
         let is_multicast = to.ip().is_multicast();
         let usual_hop_limit =
-            if is_multicast { socket.multicast_hop_limit } else { socket.hop_limit };
+            if is_multicast { options.multicast_hop_limit } else { options.hop_limit };
         let src = source(host, &socket.bound, &route, from)?;
         let len = HEADER_BYTES + data.len();
         if len + if src.is_ipv4() { 20 } else { 0 } > 65_535 {
@@ -194,8 +189,8 @@ impl Udp {
             src,
             dst: to.ip(),
             protocol: ip::UDP,
-            hop_limit: hop_limit.map_or(usual_hop_limit, |limit| limit.max(1)),
-            traffic_class: traffic_class.unwrap_or(socket.traffic_class),
+            hop_limit: hop_limit.unwrap_or(usual_hop_limit).max(1),
+            traffic_class: traffic_class.unwrap_or(options.traffic_class),
             payload_bytes: len,
             fragment: None,
         };
@@ -308,44 +303,8 @@ impl Udp {
         Ok(self.get(id)?.dropped)
     }
 
-    pub(crate) fn set_traffic_class(&mut self, id: UdpId, class: u8) -> Result<(), SocketError> {
-        self.get(id)?.traffic_class = class;
-        Ok(())
-    }
-
-    pub(crate) fn traffic_class(&mut self, id: UdpId) -> Result<u8, SocketError> {
-        Ok(self.get(id)?.traffic_class)
-    }
-
-    pub(crate) fn set_hop_limit(&mut self, id: UdpId, hop_limit: u8) -> Result<(), SocketError> {
-        self.get(id)?.hop_limit = hop_limit.max(1);
-        Ok(())
-    }
-
-    pub(crate) fn hop_limit(&mut self, id: UdpId) -> Result<u8, SocketError> {
-        Ok(self.get(id)?.hop_limit)
-    }
-
-    pub(crate) fn set_multicast_hop_limit(
-        &mut self,
-        id: UdpId,
-        hop_limit: u8,
-    ) -> Result<(), SocketError> {
-        self.get(id)?.multicast_hop_limit = hop_limit.max(1);
-        Ok(())
-    }
-
-    pub(crate) fn multicast_hop_limit(&mut self, id: UdpId) -> Result<u8, SocketError> {
-        Ok(self.get(id)?.multicast_hop_limit)
-    }
-
-    pub(crate) fn set_broadcast(&mut self, id: UdpId, broadcast: bool) -> Result<(), SocketError> {
-        self.get(id)?.broadcast = broadcast;
-        Ok(())
-    }
-
-    pub(crate) fn broadcast(&mut self, id: UdpId) -> Result<bool, SocketError> {
-        Ok(self.get(id)?.broadcast)
+    pub(crate) fn options(&mut self, id: UdpId) -> Result<&mut Options, SocketError> {
+        Ok(&mut self.get(id)?.options)
     }
 
     pub(crate) fn take_error(&mut self, id: UdpId) -> Result<Option<SocketError>, SocketError> {

@@ -126,7 +126,8 @@ impl Stack {
     /// # Errors
     /// If there is no such socket.
     pub fn udp_set_hop_limit(&mut self, id: UdpId, hop_limit: u8) -> Result<(), SocketError> {
-        self.udp.set_hop_limit(id, hop_limit)
+        self.udp.options(id)?.hop_limit = hop_limit.max(1);
+        Ok(())
     }
 
     /// Returns the value set by [`Stack::udp_set_hop_limit`].
@@ -134,7 +135,7 @@ impl Stack {
     /// # Errors
     /// If there is no such socket.
     pub fn udp_hop_limit(&mut self, id: UdpId) -> Result<u8, SocketError> {
-        self.udp.hop_limit(id)
+        Ok(self.udp.options(id)?.hop_limit)
     }
 
     /// Sets the traffic class (IPv6) or type of service (IPv4) of the socket's packets, congestion notification included.
@@ -143,7 +144,8 @@ impl Stack {
     /// # Errors
     /// If there is no such socket.
     pub fn udp_set_traffic_class(&mut self, id: UdpId, class: u8) -> Result<(), SocketError> {
-        self.udp.set_traffic_class(id, class)
+        self.udp.options(id)?.traffic_class = class;
+        Ok(())
     }
 
     /// Returns the value set by [`Stack::udp_set_traffic_class`].
@@ -151,7 +153,7 @@ impl Stack {
     /// # Errors
     /// If there is no such socket.
     pub fn udp_traffic_class(&mut self, id: UdpId) -> Result<u8, SocketError> {
-        self.udp.traffic_class(id)
+        Ok(self.udp.options(id)?.traffic_class)
     }
 
     /// Sets the hop limit of the socket's packets to multicast groups, at least 1. Default 1: no
@@ -164,7 +166,8 @@ impl Stack {
         id: UdpId,
         hop_limit: u8,
     ) -> Result<(), SocketError> {
-        self.udp.set_multicast_hop_limit(id, hop_limit)
+        self.udp.options(id)?.multicast_hop_limit = hop_limit.max(1);
+        Ok(())
     }
 
     /// Returns the value set by [`Stack::udp_set_multicast_hop_limit`].
@@ -172,7 +175,7 @@ impl Stack {
     /// # Errors
     /// If there is no such socket.
     pub fn udp_multicast_hop_limit(&mut self, id: UdpId) -> Result<u8, SocketError> {
-        self.udp.multicast_hop_limit(id)
+        Ok(self.udp.options(id)?.multicast_hop_limit)
     }
 
     /// Sets whether the socket may send to broadcast addresses. Default `false`.
@@ -180,7 +183,8 @@ impl Stack {
     /// # Errors
     /// If there is no such socket.
     pub fn udp_set_broadcast(&mut self, id: UdpId, broadcast: bool) -> Result<(), SocketError> {
-        self.udp.set_broadcast(id, broadcast)
+        self.udp.options(id)?.broadcast = broadcast;
+        Ok(())
     }
 
     /// Returns the value set by [`Stack::udp_set_broadcast`].
@@ -188,7 +192,7 @@ impl Stack {
     /// # Errors
     /// If there is no such socket.
     pub fn udp_broadcast(&mut self, id: UdpId) -> Result<bool, SocketError> {
-        self.udp.broadcast(id)
+        Ok(self.udp.options(id)?.broadcast)
     }
 
     /// Returns the number of datagrams dropped because the receive queue was full.
