@@ -1,40 +1,25 @@
-//! Reports of the multicast groups that this host listens to (MLDv2, RFC 3810; MLDv1, RFC 2710).
+//! Queries and reports of multicast groups over IPv6: MLDv2 (RFC 3810) and MLDv1 (RFC 2710).
 //!
-//! The groups are those of neighbour discovery: a solicited-node group for each IPv6 address. A switch that snoops on
-//! reports (RFC 4541) forwards a group's frames only to stations that report the group. Without reports, no
-//! solicitation would arrive behind such a switch, and the host would be unreachable by IPv6.
-//!
-//! Reports of other hosts do not suppress those of this host, although MLDv1 allows it (RFC 2710, 4): a switch that
-//! snoops needs the report of each station.
-//!
-//! Times are microseconds since an origin of the caller's choice.
+//! A host listens to the groups of neighbour discovery: a solicited-node group for each of its addresses. Without
+//! reports, no solicitation would arrive behind a switch that snoops on them, and the host would be unreachable by IPv6.
 
 use std::net::Ipv6Addr;
 
 use crate::checksum::Sum;
+use crate::groups::{self, Group, Record, Version};
 use crate::numbers::{ETHERTYPE_IPV6, PROTOCOL_ICMPV6};
 
 /// The ICMPv6 type of a query.
 pub const QUERY: u8 = 130;
 /// The ICMPv6 type of a report of MLDv1, which names one group.
 pub const REPORT_V1: u8 = 131;
+/// The ICMPv6 type with which a host leaves a group in MLDv1, and its destination: all routers (RFC 2710, 5).
+const DONE_V1: u8 = 132;
+const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 /// The ICMPv6 type of a report of MLDv2.
 pub const REPORT_V2: u8 = 143;
 /// The destination of reports of MLDv2 (RFC 3810, 5.2.14).
 const ALL_ROUTERS_V2: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
-/// Record type: the host listens to all sources of a group (RFC 3810, 5.2.12).
-const IS_EXCLUDE: u8 = 2;
-/// Record type: the host begins to listen to all sources of a group.
-const TO_EXCLUDE: u8 = 4;
-/// The number of times that a host reports a change: the robustness variable (RFC 3810, 9.1).
-const ROBUSTNESS: u8 = 2;
-/// The longest time until a host reports a change again (RFC 3810, 9.11), in microseconds.
-const UNSOLICITED_INTERVAL_US: u64 = 1_000_000;
-/// The time for which a host sends MLDv1 reports after the last MLDv1 query, in microseconds. The time is the
-/// robustness variable times the query interval, plus the query response interval (RFC 3810, 9.12).
-const OLDER_QUERIER_US: u64 = 260_000_000;
-/// The least time between answers to queries, in microseconds. Any host on the link may forge queries.
-const ANSWER_PAUSE_US: u64 = 100_000;
 /// The most records of a report: it fits into the least MTU of IPv6.
 const MOST_RECORDS: usize = 60;
 
@@ -46,23 +31,13 @@ const ROUTER_ALERT: [u8; 8] = [PROTOCOL_ICMPV6, 0, 5, 2, 0, 0, 1, 0];
 const HOP_BY_HOP: u8 = 0;
 
 /// A querier's question for the groups of hosts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Query {
-    /// The group; `None` asks for all.
-    group: Option<Ipv6Addr>,
-    /// The longest time until the answer, in microseconds.
-    delay_us: u64,
-    /// `true` if the query is one of MLDv1.
-    is_v1: bool,
-}
+pub type Query = groups::Query<Ipv6Addr>;
+/// A report to send.
+pub type Report = groups::Report<Ipv6Addr>;
+/// The groups of a host, and when to report them.
+pub type Groups = groups::Groups<Ipv6Addr>;
 
 impl Query {
-    /// Returns the group that the query asks for; `None` if it asks for all.
-    #[must_use]
-    pub fn group(&self) -> Option<Ipv6Addr> {
-        self.group
-    }
-
     /// Parses an MLD query: an ICMPv6 message. Returns `None` if it is malformed. The caller has checked that the query
     /// is from a link-local address, and has a hop limit of 1 and a router alert (RFC 3810, 6.2).
     #[must_use]
@@ -82,7 +57,8 @@ impl Query {
         group.copy_from_slice(&message[8..24]);
         let group = Ipv6Addr::from(group);
         let group = (!group.is_unspecified()).then_some(group);
-        Some(Query { group, delay_us: millis * 1000, is_v1 })
+        let version = if is_v1 { Version::Second } else { Version::Third };
+        Some(Query { group, delay_us: millis * 1000, version })
     }
 
     /// Reads an untagged frame. Returns `None` if the frame is no query, or a query that a host must ignore (RFC 3810,
@@ -131,14 +107,6 @@ fn has_router_alert(mut options: &[u8]) -> bool {
     false
 }
 
-/// A report to send.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
-    dst: Ipv6Addr,
-    /// The ICMPv6 message, without its checksum.
-    message: Vec<u8>,
-}
-
 impl Report {
     /// Returns the report's frame, with the router alert option (RFC 3810, 5). `source`: a link-local address, or `::`
     /// for a host that has none (RFC 3810, 5.2.13; RFC 3590).
@@ -168,139 +136,27 @@ impl Report {
     }
 }
 
-/// A group that the host listens to.
-#[derive(Debug)]
-struct Member {
-    group: Ipv6Addr,
-    /// The number of reports that have yet to announce the group as new.
-    changes: u8,
-    /// The time of the answer to a query about the group.
-    answer: Option<u64>,
-}
-
-/// The groups of a host, and when to report them.
-#[derive(Debug, Default)]
-pub struct Groups {
-    /// In the order of their addresses.
-    members: Vec<Member>,
-    /// The time of the next report of new groups.
-    change: Option<u64>,
-    /// The time of the last answers.
-    answered: Option<u64>,
-    /// The time until which a querier of MLDv1 counts as present.
-    older_until: Option<u64>,
-    /// The time of the next reports, kept because each poll asks for it.
-    next: Option<u64>,
-}
-
-impl Groups {
-    /// Starts listening to a group. The first report is due at `now_us`, the second within a second. Does nothing if
-    /// the host listens to the group already.
-    pub fn join(&mut self, now_us: u64, group: Ipv6Addr) {
-        if let Err(at) = self.members.binary_search_by_key(&group, |one| one.group) {
-            self.members.insert(at, Member { group, changes: ROBUSTNESS, answer: None });
-            self.change = Some(now_us);
-            self.schedule();
+impl Group for Ipv6Addr {
+    fn add_reports(groups: &[Self], record: Record, version: Version, reports: &mut Vec<Report>) {
+        if version == Version::Third {
+            reports.extend(groups.chunks(MOST_RECORDS).map(|groups| {
+                let mut message = vec![REPORT_V2, 0, 0, 0, 0, 0, 0, groups.len() as u8];
+                for group in groups {
+                    message.extend_from_slice(&[groups::record_type(record), 0, 0, 0]);
+                    message.extend_from_slice(&group.octets());
+                }
+                Report { dst: ALL_ROUTERS_V2, message }
+            }));
+            return;
         }
-    }
-
-    /// Returns `true` if the host listens to a group.
-    #[must_use]
-    pub fn has(&self, group: Ipv6Addr) -> bool {
-        self.members.iter().any(|one| one.group == group)
-    }
-
-    /// Stops listening to a group, without a report.
-    pub fn leave(&mut self, group: Ipv6Addr) {
-        self.members.retain(|one| one.group != group);
-        self.change = self.change.filter(|_| self.members.iter().any(|one| one.changes > 0));
-        self.schedule();
-    }
-
-    /// Handles a query. The answer waits for a random part of the querier's delay (RFC 3810, 6.2).
-    pub fn handle_query(&mut self, now_us: u64, mut random: impl FnMut() -> u64, query: &Query) {
-        if query.is_v1 {
-            self.older_until = Some(now_us + OLDER_QUERIER_US);
-        }
-        let earliest = self.answered.map_or(now_us, |at| now_us.max(at + ANSWER_PAUSE_US));
-        let together = random_time(&mut random, query.delay_us);
-        for one in &mut self.members {
-            if query.group.is_none_or(|asked| asked == one.group) {
-                // With MLDv1, each group has its own time (RFC 2710, 4).
-                let delay =
-                    if query.is_v1 { random_time(&mut random, query.delay_us) } else { together };
-                let at = earliest.max(now_us + delay);
-                one.answer = Some(one.answer.map_or(at, |earlier| earlier.min(at)));
-            }
-        }
-        self.schedule();
-    }
-
-    /// Returns the time of the next reports, in microseconds; `None` if no report is to come.
-    #[must_use]
-    pub fn poll_at_us(&self) -> Option<u64> {
-        self.next
-    }
-
-    fn schedule(&mut self) {
-        let answers = self.members.iter().map(|one| one.answer);
-        self.next = answers.chain([self.change]).flatten().min();
-    }
-
-    /// Returns the reports that are due.
-    pub fn due(&mut self, now_us: u64, mut random: impl FnMut() -> u64) -> Vec<Report> {
-        if self.next.is_none_or(|at| at > now_us) {
-            return Vec::new();
-        }
-        let is_older = self.older_until.is_some_and(|until| now_us < until);
-        let mut reports = Vec::new();
-        if self.change.is_some_and(|at| at <= now_us) {
-            let next = now_us + random_time(&mut random, UNSOLICITED_INTERVAL_US);
-            let mut changed = Vec::new();
-            for one in self.members.iter_mut().filter(|one| one.changes > 0) {
-                one.changes -= 1;
-                changed.push(one.group);
-            }
-            self.change = self.members.iter().any(|one| one.changes > 0).then_some(next);
-            add_reports(&changed, TO_EXCLUDE, is_older, &mut reports);
-        }
-        let mut asked = Vec::new();
-        for one in &mut self.members {
-            if one.answer.is_some_and(|at| at <= now_us) {
-                one.answer = None;
-                asked.push(one.group);
-            }
-        }
-        if !asked.is_empty() {
-            self.answered = Some(now_us);
-        }
-        self.schedule();
-        add_reports(&asked, IS_EXCLUDE, is_older, &mut reports);
-        reports
-    }
-}
-
-/// Returns a random time up to a limit.
-fn random_time(random: &mut impl FnMut() -> u64, most_us: u64) -> u64 {
-    random() % (most_us + 1)
-}
-
-/// Adds the reports about groups: with MLDv1 one for each.
-fn add_reports(groups: &[Ipv6Addr], kind: u8, is_older: bool, reports: &mut Vec<Report>) {
-    if is_older {
+        let (kind, dst) = match record {
+            Record::Listens | Record::Begins => (REPORT_V1, None),
+            Record::Ends => (DONE_V1, Some(ALL_ROUTERS)),
+        };
         reports.extend(groups.iter().map(|&group| {
-            let message = [&[REPORT_V1, 0, 0, 0, 0, 0, 0, 0][..], &group.octets()].concat();
-            Report { dst: group, message }
+            let message = [&[kind, 0, 0, 0, 0, 0, 0, 0][..], &group.octets()].concat();
+            Report { dst: dst.unwrap_or(group), message }
         }));
-        return;
-    }
-    for groups in groups.chunks(MOST_RECORDS) {
-        let mut message = vec![REPORT_V2, 0, 0, 0, 0, 0, 0, groups.len() as u8];
-        for group in groups {
-            message.extend_from_slice(&[kind, 0, 0, 0]);
-            message.extend_from_slice(&group.octets());
-        }
-        reports.push(Report { dst: ALL_ROUTERS_V2, message });
     }
 }
 
@@ -340,10 +196,10 @@ mod tests {
     fn queries_of_both_versions_are_read() {
         let v2 = query(10_000, Ipv6Addr::UNSPECIFIED, 28).unwrap();
         let delay_us = 10_000_000;
-        assert_eq!(v2, Query { group: None, delay_us, is_v1: false });
+        assert_eq!(v2, Query { group: None, delay_us, version: Version::Third });
         assert_eq!(
             query(10_000, GROUP, 24),
-            Some(Query { group: Some(GROUP), delay_us, is_v1: true })
+            Some(Query { group: Some(GROUP), delay_us, version: Version::Second })
         );
         // A mantissa of 0 and an exponent of 0: 0x1000 << 3 (RFC 3810, 5.1.3). MLDv1 has no such values.
         let long = query(0x8000, GROUP, 40).unwrap();
@@ -385,9 +241,9 @@ mod tests {
         let [report] = &groups.due(last, &mut random)[..] else { panic!() };
         assert_eq!(report.message[12..], OTHER.octets());
         assert_eq!(groups.poll_at_us(), None);
-        groups.leave(GROUP);
+        groups.leave_unreported(GROUP);
         groups.join(ms(9_000), GROUP);
-        groups.leave(GROUP);
+        groups.leave_unreported(GROUP);
         assert_eq!(groups.poll_at_us(), None);
     }
 
@@ -399,7 +255,7 @@ mod tests {
         let router = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
         let query = Report { dst: Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1), message };
         let frame = query.frame([2; 6], router);
-        let expected = Query { group: None, delay_us: 100_000, is_v1: false };
+        let expected = Query { group: None, delay_us: 100_000, version: Version::Third };
         assert_eq!(Query::of_frame(&frame), Some(expected));
         let padded = [&frame[..], &[7; 9]].concat();
         assert_eq!(Query::of_frame(&padded), Some(expected));

@@ -62,7 +62,7 @@ impl ReportedGroups {
         station.addresses.remove(&address);
         let group = solicited_node(address);
         if station.addresses.iter().all(|one| solicited_node(*one) != group) {
-            station.groups.leave(group);
+            station.groups.leave_unreported(group);
         }
         station.schedule(mac, &mut self.timers);
         if station.addresses.is_empty() {

@@ -1,0 +1,265 @@
+//! The multicast groups that a host listens to, and when it reports them (RFC 3376, RFC 3810, and their older versions).
+//!
+//! A switch that snoops on reports (RFC 4541) forwards a group's frames only to stations that report the group. So reports
+//! of other hosts do not suppress those of this host, although older versions allow it (RFC 2236, 3; RFC 2710, 4): a switch
+//! needs the report of each station.
+//!
+//! The state is the same for IPv4 and IPv6. `igmp.rs` and `mld.rs` read queries and write reports.
+//!
+//! Times are microseconds since an origin of the caller's choice.
+
+/// The number of times that a host reports a change: the robustness variable (RFC 3376, 8.1; RFC 3810, 9.1).
+const ROBUSTNESS: u8 = 2;
+/// The longest time until a host reports a change again (RFC 3376, 8.11; RFC 3810, 9.11), in microseconds.
+const UNSOLICITED_INTERVAL_US: u64 = 1_000_000;
+/// The time for which a host answers in an older version after the last query of that version, in microseconds. The time is
+/// the robustness variable times the query interval, plus the query response interval (RFC 3376, 8.12; RFC 3810, 9.12).
+const OLDER_QUERIER_US: u64 = 260_000_000;
+/// The least time between answers to queries, in microseconds. Any host on the link may forge queries.
+const ANSWER_PAUSE_US: u64 = 100_000;
+
+/// A version of the protocol, in which a host answers a querier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Version {
+    /// IGMPv1.
+    First,
+    /// IGMPv2 and MLDv1.
+    Second,
+    /// IGMPv3 and MLDv2.
+    Third,
+}
+
+/// A querier's question for the groups of hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Query<A> {
+    /// The group; `None` asks for all.
+    pub(crate) group: Option<A>,
+    /// The longest time until the answer, in microseconds.
+    pub(crate) delay_us: u64,
+    pub(crate) version: Version,
+}
+
+impl<A: Copy> Query<A> {
+    /// Returns the group that the query asks for; `None` if it asks for all.
+    #[must_use]
+    pub fn group(&self) -> Option<A> {
+        self.group
+    }
+}
+
+/// What a report says about its groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// The host listens to all sources of the group.
+    Listens,
+    /// The host has begun to listen.
+    Begins,
+    /// The host listens to no source any more.
+    Ends,
+}
+
+/// Returns the type of a group record with no source addresses (RFC 3376, 4.2.12; RFC 3810, 5.2.12).
+pub(crate) fn record_type(record: Record) -> u8 {
+    match record {
+        // Excludes no source, still, or from now on.
+        Record::Listens => 2,
+        Record::Begins => 4,
+        // Includes no source from now on.
+        Record::Ends => 3,
+    }
+}
+
+/// A report to send.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report<A> {
+    pub(crate) dst: A,
+    /// The message, without its checksum.
+    pub(crate) message: Vec<u8>,
+}
+
+/// A group address of IPv4 or IPv6.
+pub trait Group: Copy + Ord {
+    /// Adds the reports about groups, of a version.
+    fn add_reports(
+        groups: &[Self],
+        record: Record,
+        version: Version,
+        reports: &mut Vec<Report<Self>>,
+    );
+}
+
+/// A group that the host listens to.
+#[derive(Debug)]
+struct Member<A> {
+    group: A,
+    /// The number of reports that have yet to announce the group as new.
+    changes: u8,
+    /// The time of the answer to a query about the group.
+    answer: Option<u64>,
+}
+
+/// The groups of a host, and when to report them.
+#[derive(Debug)]
+pub struct Groups<A> {
+    /// In the order of their addresses.
+    members: Vec<Member<A>>,
+    /// The groups that the host has left, and the number of reports that have yet to say so.
+    left: Vec<(A, u8)>,
+    /// The time of the next report of new and left groups.
+    change: Option<u64>,
+    /// The time of the last answers.
+    answered: Option<u64>,
+    /// The times until which queriers of the first and of the second version count as present.
+    older_until: [Option<u64>; 2],
+    /// The time of the next reports, kept because each poll asks for it.
+    next: Option<u64>,
+}
+
+impl<A> Default for Groups<A> {
+    fn default() -> Groups<A> {
+        Groups {
+            members: Vec::new(),
+            left: Vec::new(),
+            change: None,
+            answered: None,
+            older_until: [None; 2],
+            next: None,
+        }
+    }
+}
+
+impl<A: Group> Groups<A> {
+    /// Starts listening to a group. The first report is due at `now_us`, the second within a second. Does nothing if
+    /// the host listens to the group already.
+    pub fn join(&mut self, now_us: u64, group: A) {
+        if let Err(at) = self.members.binary_search_by_key(&group, |one| one.group) {
+            self.left.retain(|(one, _)| *one != group);
+            self.members.insert(at, Member { group, changes: ROBUSTNESS, answer: None });
+            self.change = Some(now_us);
+            self.schedule();
+        }
+    }
+
+    /// Returns `true` if the host listens to a group.
+    #[must_use]
+    pub fn has(&self, group: A) -> bool {
+        self.members.binary_search_by_key(&group, |one| one.group).is_ok()
+    }
+
+    /// Stops listening to a group. The first report of it is due at `now_us`, the second within a second. Does nothing
+    /// if the host does not listen to the group.
+    pub fn leave(&mut self, now_us: u64, group: A) {
+        if self.has(group) {
+            self.leave_unreported(group);
+            self.left.push((group, ROBUSTNESS));
+            self.change = Some(now_us);
+            self.schedule();
+        }
+    }
+
+    /// Stops listening to a group, without a report.
+    pub fn leave_unreported(&mut self, group: A) {
+        self.members.retain(|one| one.group != group);
+        self.change = self.change.filter(|_| self.has_changes());
+        self.schedule();
+    }
+
+    fn has_changes(&self) -> bool {
+        !self.left.is_empty() || self.members.iter().any(|one| one.changes > 0)
+    }
+
+    /// Handles a query. The answer waits for a random part of the querier's delay (RFC 3376, 5.2; RFC 3810, 6.2).
+    pub fn handle_query(&mut self, now_us: u64, mut random: impl FnMut() -> u64, query: &Query<A>) {
+        let is_older = query.version != Version::Third;
+        match query.version {
+            Version::First => self.older_until[0] = Some(now_us + OLDER_QUERIER_US),
+            Version::Second => self.older_until[1] = Some(now_us + OLDER_QUERIER_US),
+            Version::Third => {}
+        }
+        let earliest = self.answered.map_or(now_us, |at| now_us.max(at + ANSWER_PAUSE_US));
+        let together = random_time(&mut random, query.delay_us);
+        for one in &mut self.members {
+            if query.group.is_none_or(|asked| asked == one.group) {
+                // In older versions, each group has its own time (RFC 2236, 3; RFC 2710, 4).
+                let delay =
+                    if is_older { random_time(&mut random, query.delay_us) } else { together };
+                let at = earliest.max(now_us + delay);
+                one.answer = Some(one.answer.map_or(at, |earlier| earlier.min(at)));
+            }
+        }
+        self.schedule();
+    }
+
+    /// Returns the time of the next reports, in microseconds; `None` if no report is to come.
+    #[must_use]
+    pub fn poll_at_us(&self) -> Option<u64> {
+        self.next
+    }
+
+    fn schedule(&mut self) {
+        let answers = self.members.iter().map(|one| one.answer);
+        self.next = answers.chain([self.change]).flatten().min();
+    }
+
+    /// Returns the version of the oldest querier that counts as present.
+    fn version(&self, now_us: u64) -> Version {
+        match self.older_until.map(|until| until.is_some_and(|until| now_us < until)) {
+            [true, _] => Version::First,
+            [false, true] => Version::Second,
+            [false, false] => Version::Third,
+        }
+    }
+
+    /// Returns the reports that are due.
+    pub fn due(&mut self, now_us: u64, mut random: impl FnMut() -> u64) -> Vec<Report<A>> {
+        if self.next.is_none_or(|at| at > now_us) {
+            return Vec::new();
+        }
+        let version = self.version(now_us);
+        let mut reports = Vec::new();
+        if self.change.is_some_and(|at| at <= now_us) {
+            let next = now_us + random_time(&mut random, UNSOLICITED_INTERVAL_US);
+            self.report_changes(version, &mut reports);
+            self.change = self.has_changes().then_some(next);
+        }
+        let mut asked = Vec::new();
+        for one in &mut self.members {
+            if one.answer.is_some_and(|at| at <= now_us) {
+                one.answer = None;
+                asked.push(one.group);
+            }
+        }
+        if !asked.is_empty() {
+            self.answered = Some(now_us);
+        }
+        self.schedule();
+        A::add_reports(&asked, Record::Listens, version, &mut reports);
+        reports
+    }
+
+    fn report_changes(&mut self, version: Version, reports: &mut Vec<Report<A>>) {
+        let mut begun = Vec::new();
+        for one in self.members.iter_mut().filter(|one| one.changes > 0) {
+            one.changes -= 1;
+            begun.push(one.group);
+        }
+        let mut ended = Vec::new();
+        for (group, changes) in &mut self.left {
+            *changes -= 1;
+            ended.push(*group);
+        }
+        if version == Version::Third {
+            self.left.retain(|(_, changes)| *changes > 0);
+        } else {
+            // One message says it (RFC 2236, 3; RFC 2710, 4), and IGMPv1 has none.
+            self.left.clear();
+        }
+        A::add_reports(&begun, Record::Begins, version, reports);
+        A::add_reports(&ended, Record::Ends, version, reports);
+    }
+}
+
+/// Returns a random time up to a limit.
+fn random_time(random: &mut impl FnMut() -> u64, most_us: u64) -> u64 {
+    random() % (most_us + 1)
+}
