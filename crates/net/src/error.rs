@@ -21,6 +21,7 @@ pub(crate) fn socket(error: SocketError) -> Error {
         SocketError::AddressNotAvailable => ErrorKind::AddrNotAvailable,
         SocketError::Unreachable => ErrorKind::HostUnreachable,
         SocketError::Revoked | SocketError::BroadcastNotEnabled => ErrorKind::PermissionDenied,
+        SocketError::NoGroups => ErrorKind::Unsupported,
         SocketError::LimitReached => ErrorKind::QuotaExceeded,
         SocketError::MessageTooLong | SocketError::InvalidAddress => ErrorKind::InvalidInput,
     };

@@ -32,10 +32,9 @@
 //! any [`Link`].
 //!
 //! # Compared to `std::net`
-//! Each method of `std::net` has its counterpart of the same name, except the options of multicast
-//! groups and `only_v6`; so have most options of the crate `socket2`. A method takes the network as first
-//! argument if it makes a socket. `docs/sockets.md` in the repository lists all of them, with the
-//! few differences: in lingering, and in multicast.
+//! Each method of `std::net` has its counterpart of the same name, except the deprecated `only_v6`; so have most options
+//! of the crate `socket2`. A method takes the network as first argument if it makes a socket. `docs/sockets.md` in the
+//! repository lists all of them, with the few differences: in lingering, and in multicast.
 //!
 //! # Driving
 //! With [`Driving::Thread`] a thread of the library receives, acknowledges and retransmits while
@@ -103,6 +102,7 @@ mod link;
 mod listener;
 #[cfg(feature = "mio")]
 pub mod mio;
+mod multicast;
 mod network;
 mod options;
 mod poller;

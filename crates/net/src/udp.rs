@@ -8,7 +8,7 @@ use std::time::Duration;
 use towpath_stack::{Received, SocketError, SocketId, Stack, UdpId};
 
 use crate::datagram::{DatagramToSend, ReceivedDatagram};
-use crate::driver::Core;
+use crate::driver::{Core, SharedNetwork};
 use crate::options::{self, BindOptions, Options, each, no_address, of_ipv4};
 use crate::wait::Waiter;
 use crate::watch::private::Watchable;
@@ -35,10 +35,11 @@ struct Closing(Inner);
 impl Drop for Closing {
     fn drop(&mut self) {
         let Some(shared) = self.0.network.unregister(SocketId::Udp(self.0.id)) else { return };
-        let mut core = shared.core();
-        let local = core.stack.udp_local(self.0.id);
-        let _ = core.stack.udp_close(self.0.id);
-        drop(core);
+        let local = shared.with(|core, _| {
+            let local = core.stack.udp_local(self.0.id);
+            let _ = core.stack.udp_close(self.0.id);
+            local
+        });
         let Ok(local) = local else { return };
         shared.close_udp_port(local);
         if let Some(of_ipv4) = of_ipv4(local).filter(|_| self.0.is_dual) {
@@ -90,11 +91,16 @@ impl UdpSocket {
         Ok(&self.inner().options)
     }
 
-    fn stack<R>(
+    pub(crate) fn shared(&self) -> io::Result<(&SharedNetwork, UdpId)> {
+        Ok((self.inner().network.checked()?, self.inner().id))
+    }
+
+    pub(crate) fn stack<R>(
         &self,
         f: impl FnOnce(&mut Stack, UdpId) -> Result<R, SocketError>,
     ) -> io::Result<R> {
-        f(&mut self.inner().network.checked()?.core().stack, self.inner().id).map_err(error::socket)
+        let (shared, id) = self.shared()?;
+        f(&mut shared.core().stack, id).map_err(error::socket)
     }
 
     /// Sets the peer of [`UdpSocket::send`]. From now on the socket receives only from that peer.

@@ -128,6 +128,8 @@ pub struct Limits {
     pub time_wait: usize,
     /// UDP sockets, and as many TCP listeners. Default 4 096.
     pub sockets: usize,
+    /// Memberships of UDP sockets in multicast groups. Default 1 024.
+    pub memberships: usize,
     /// Neighbours (ARP, NDP). Default 1 024.
     pub neighbours: usize,
     /// Memory of the frames that wait for one neighbour's address, in bytes; at the limit the stack drops the oldest.
@@ -161,6 +163,7 @@ impl Default for Limits {
             tcp_buffer_bytes: 256 << 20,
             time_wait: 32_768,
             sockets: 4_096,
+            memberships: 1_024,
             neighbours: 1_024,
             pending_bytes: 212_992,
             reassemblies: 64,

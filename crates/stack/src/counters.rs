@@ -69,6 +69,10 @@ counters! {
     ndp_received,
     /// NDP messages sent.
     ndp_sent,
+    /// IGMP messages received.
+    igmp_received,
+    /// IGMP reports sent.
+    igmp_sent,
     /// MLD queries received, malformed ones included.
     mld_received,
     /// MLD reports sent.

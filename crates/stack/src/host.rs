@@ -10,7 +10,7 @@ use crate::checksum::Sum;
 use crate::fragment::{self, Making};
 use crate::ip::Header;
 use crate::neighbour::Neighbours;
-use crate::outbox::{NextHop, Outbox};
+use crate::outbox::{Frame, NextHop, Outbox};
 use crate::own_frames::OwnFrames;
 use crate::path::PathMtus;
 use crate::random::Random;
@@ -162,6 +162,13 @@ impl Host {
                 Some(Route { src: (*src).into(), to })
             }
         }
+    }
+
+    /// Sends a whole frame to its destination's station.
+    pub(crate) fn send_to_group(&mut self, bytes: Vec<u8>) {
+        let to = NextHop::Station(*bytes.first_chunk().unwrap_or(&ethernet::BROADCAST));
+        let taken = self.outbox.push(Frame { bytes, meta: Meta::FULL, to });
+        self.counters.transmit_limit += u64::from(!taken);
     }
 
     /// Sends a packet of two parts, fragmented if it exceeds the path's MTU. `sum_at` is the

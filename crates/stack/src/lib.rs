@@ -1,4 +1,4 @@
-//! ARP, NDP, MLD, ICMP, UDP and TCP without input or output.
+//! ARP, NDP, IGMP, MLD, ICMP, UDP and TCP without input or output.
 //!
 //! A [`Stack`] is a host on an Ethernet, independent of queues, servers and clocks. The caller
 //! passes received frames to [`Stack::input`]; [`Stack::poll`] sends frames through the caller's
@@ -72,6 +72,7 @@ mod fragment;
 mod host;
 mod icmp;
 mod ip;
+mod memberships;
 mod ndp;
 mod neighbour;
 mod outbox;

@@ -115,6 +115,12 @@ pub enum SocketError {
     /// The destination is a broadcast address, and the socket may not send to such addresses.
     #[error("the socket may not send to a broadcast address: enable broadcasts")]
     BroadcastNotEnabled,
+    /// This host shares its addresses with another one, which alone receives datagrams to multicast groups.
+    #[error(
+        "a host that shares its addresses with the kernel joins no multicast groups: use a kernel socket, or an \
+         address of the application's own"
+    )]
+    NoGroups,
     /// The port belongs to this host no more.
     #[error(
         "the server's policy does not grant this port any more; ask the administrator for a grant, and \

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use towpath_packet::mld::{self, Query};
+use towpath_packet::{igmp, mld};
 
 use super::Stack;
 use crate::arp::Arp;
@@ -118,7 +118,10 @@ impl Stack {
     /// address of this host as source.
     fn accepts(&mut self, packet: &Packet<'_>, is_own: bool) -> bool {
         let host = &mut self.host;
+        let is_igmp = packet.protocol == igmp::PROTOCOL_IGMP && packet.src.is_ipv4();
         let dst_ok = match packet.dst {
+            group if self.memberships.has(group) => true,
+            IpAddr::V4(v4) if v4 == igmp::ALL_SYSTEMS => is_igmp,
             IpAddr::V6(v6) if v6.is_multicast() => {
                 v6 == ndp::ALL_NODES
                     || host.ipv6.iter().any(|&(ours, _)| ndp::solicited_node(ours) == v6)
@@ -130,14 +133,15 @@ impl Stack {
             return false;
         }
         // A packet from the unspecified address can only be duplicate address detection (RFC 4862,
-        // 5.4).
-        let asking = packet.src.is_unspecified() && packet.protocol == ip::ICMPV6;
+        // 5.4), or a switch's query for groups (RFC 4541, 2.1.1).
+        let asking = packet.src.is_unspecified()
+            && (packet.protocol == ip::ICMPV6 && packet.src.is_ipv6() || is_igmp);
         // An application could take such an address of the link for that of an IPv4 host, or its own.
         let is_mapped = |address: IpAddr| address.to_canonical() != address;
         let is_forged = host.is_only_ours(packet.src) && !is_own
             || is_mapped(packet.src)
             || is_mapped(packet.dst);
-        if !(host.is_host(packet.src) || asking && packet.src.is_ipv6()) || is_forged {
+        if !(host.is_host(packet.src) || asking) || is_forged {
             host.counters.rx_bad_source += 1;
             return false;
         }
@@ -155,6 +159,7 @@ impl Stack {
                     self.report(now, packet, Report::Port);
                 }
             }
+            igmp::PROTOCOL_IGMP if packet.src.is_ipv4() => self.igmp(now, packet),
             ip::ICMP if packet.src.is_ipv4() => self.icmp(now, packet, unicast, verify),
             ip::ICMPV6 if packet.src.is_ipv6() => self.icmp(now, packet, unicast, verify),
             _ => {
@@ -243,15 +248,14 @@ impl Stack {
             }
         }
         self.host.counters.icmp_received += 1;
+        // The stack answers no IPv4 broadcast, because that would allow a smurf attack (RFC 1122, 3.2.2.6). It answers IPv6
+        // requests to its own groups (RFC 4443, 4.2): routers do not forward those, so the request comes from the link. The
+        // groups of sockets may be routed.
+        let is_own_group = packet.src.is_ipv6()
+            && !self.host.config.shares_addresses
+            && !self.memberships.has(packet.dst);
         match icmp::parse(packet.src, message) {
-            // The stack answers no IPv4 broadcast, because that would allow a smurf attack (RFC 1122, 3.2.2.6). It answers
-            // IPv6 requests to groups (RFC 4443, 4.2): routers do not forward the groups that this host listens to, so
-            // the request comes from the link.
-            Message::EchoRequest
-                if unicast || packet.src.is_ipv6() && !self.host.config.shares_addresses =>
-            {
-                self.echo(now, packet);
-            }
+            Message::EchoRequest if unicast || is_own_group => self.echo(now, packet),
             Message::Error(problem, quoted) => self.problem(now, packet.src, problem, &quoted),
             Message::Unreadable => self.host.counters.icmp_errors_unmatched += 1,
             Message::EchoRequest | Message::Other => {}
@@ -320,11 +324,24 @@ impl Stack {
         let is_near = matches!(packet.src, IpAddr::V6(src) if src.is_unicast_link_local())
             && packet.hop_limit == 1
             && ip::has_router_alert(packet);
-        match Query::parse(packet.payload).filter(|_| is_near) {
-            Some(query) => {
-                self.groups.handle_query(now.as_micros(), || self.host.random.next(), &query)
-            }
+        match mld::Query::parse(packet.payload).filter(|_| is_near) {
+            Some(query) => self.memberships.handle_mld(now, &mut self.host, &query),
             None => self.host.counters.rx_malformed += 1,
+        }
+    }
+
+    /// Handles a query for the groups that this host listens to (RFC 3376, 5.2). Queries of version 1 have no router alert
+    /// (RFC 1112, appendix I), and those of switches come from 0.0.0.0 (RFC 4541, 2.1.1).
+    fn igmp(&mut self, now: Instant, packet: &Packet<'_>) {
+        self.host.counters.igmp_received += 1;
+        if Sum::default().add(packet.payload).folded() != 0xffff {
+            self.host.counters.rx_checksum += 1;
+            return;
+        }
+        // Reports of other hosts, and messages among routers, go to groups that a socket has joined.
+        let query = igmp::Query::parse(packet.payload).filter(|_| packet.hop_limit == 1);
+        if let Some(query) = query {
+            self.memberships.handle_igmp(now, &mut self.host, &query);
         }
     }
 

@@ -7,12 +7,11 @@ mod sockets;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 
-use towpath_packet::mld::{self, Groups};
-
 use crate::arp::Arp;
 use crate::ethernet;
 use crate::host::Host;
 use crate::ip::{self, Header};
+use crate::memberships::Memberships;
 use crate::ndp::{self, Ndp};
 use crate::neighbour::{Outcome, Question};
 use crate::outbox::{Frame, NextHop};
@@ -33,7 +32,7 @@ pub struct Stack {
     blocked: bool,
     /// The time when the stack last defended each address against an unsolicited claim.
     defended: HashMap<IpAddr, Instant>,
-    groups: Groups,
+    memberships: Memberships,
 }
 
 impl Stack {
@@ -48,12 +47,7 @@ impl Stack {
         let tcp = Tcp::new(&host, now);
         let reassembly =
             Reassembly::new(limits.reassemblies, limits.reassembly_bytes, limits.reassembly_time);
-        let mut groups = Groups::default();
-        // The kernel reports the groups of shared addresses.
-        if !host.config.shares_addresses {
-            let own = host.ipv6.iter().map(|&(address, _)| ndp::solicited_node(address));
-            own.for_each(|group| groups.join(now.as_micros(), group));
-        }
+        let memberships = Memberships::new(&host, now);
         let mut stack = Stack {
             host,
             udp: Udp::new(),
@@ -62,7 +56,7 @@ impl Stack {
             outcome: Outcome::default(),
             blocked: false,
             defended: HashMap::new(),
-            groups,
+            memberships,
         };
         let addresses: Vec<_> = stack.addresses().map(|(address, _)| address).collect();
         for address in addresses {
@@ -116,19 +110,6 @@ impl Stack {
         self.host.send(now, header, to, &mut message.write(), &[], 2);
     }
 
-    /// Sends an MLD report, from `::` if the host has no link-local address. A host without a link-local address must
-    /// also receive solicitations for its addresses (RFC 3590).
-    fn send_mld(&mut self, report: &mld::Report) {
-        let mut own = self.host.ipv6.iter().map(|&(address, _)| address);
-        let source = own.find(Ipv6Addr::is_unicast_link_local).unwrap_or(Ipv6Addr::UNSPECIFIED);
-        let bytes = report.frame(self.host.config.mac, source);
-        self.host.counters.mld_sent += 1;
-        let to = NextHop::Station(*bytes.first_chunk().unwrap_or(&ethernet::BROADCAST));
-        if !self.host.outbox.push(Frame { bytes, meta: Meta::FULL, to }) {
-            self.host.counters.transmit_limit += 1;
-        }
-    }
-
     /// Asks for the link address of an IP address.
     fn ask(&mut self, now: Instant, question: Question) {
         let mac = self.host.config.mac;
@@ -163,7 +144,7 @@ impl Stack {
             return Some(now);
         }
         let tcp = if self.blocked { None } else { self.tcp.poll_at(now) };
-        let groups = self.groups.poll_at_us().map(Instant::from_micros);
+        let groups = self.memberships.poll_at();
         let neighbours = self.host.neighbours.poll_at();
         [neighbours, self.reassembly.poll_at(), groups, tcp].into_iter().flatten().min()
     }
@@ -172,6 +153,7 @@ impl Stack {
     #[must_use]
     pub fn wants_poll(&self) -> bool {
         !self.host.own_frames.is_empty()
+            || self.memberships.has_changed()
             || !self.blocked
                 && (!self.host.outbox.is_empty()
                     || self.tcp.wants_poll()

@@ -34,10 +34,7 @@ impl Stack {
         for question in questions {
             self.ask(now, question);
         }
-        for report in self.groups.due(now.as_micros(), || self.host.random.next()) {
-            self.send_mld(&report);
-            worked = true;
-        }
+        worked |= self.memberships.poll(now, &mut self.host);
         // Failed connections may have queued resets, and unknown neighbours requests.
         if !self.blocked && !self.host.outbox.is_empty() {
             worked |= self.flush(now, link);

@@ -1,6 +1,7 @@
 //! UDP sockets (RFC 768).
 
 mod datagram;
+mod groups;
 mod options;
 mod queue;
 mod recent;
@@ -12,6 +13,8 @@ use crate::checksum::Sum;
 use crate::host::{Host, Route};
 use crate::icmp::{Problem, Quoted};
 use crate::ip::{self, Header, Packet};
+use crate::memberships::Memberships;
+use crate::outbox::NextHop;
 use crate::{Instant, Readiness, SocketError, SocketId, SocketInfo, UdpId, fragment, path};
 pub use datagram::{Outgoing, Received};
 use options::Options;
@@ -35,6 +38,8 @@ struct Socket {
     /// `true` if the socket is in the list of sockets that found no room to send.
     waits: bool,
     options: Options,
+    /// The multicast groups that the socket has joined.
+    groups: Vec<IpAddr>,
 }
 
 impl Socket {
@@ -56,7 +61,7 @@ fn source(
         Some(named) if named.is_ipv4() != route.src.is_ipv4() => Err(SocketError::InvalidAddress),
         Some(named) if !host.is_ours(named) => Err(SocketError::AddressNotAvailable),
         Some(named) => Ok(named),
-        None if bound.local.ip().is_unspecified() => Ok(route.src),
+        None if !host.is_ours(bound.local.ip()) => Ok(route.src),
         None => Ok(bound.local.ip()),
     }
 }
@@ -98,7 +103,8 @@ impl Udp {
         local: SocketAddr,
         only_v6: bool,
     ) -> Result<UdpId, SocketError> {
-        if !local.ip().is_unspecified() && !host.is_ours(local.ip()) {
+        let ip = local.ip();
+        if !(ip.is_unspecified() || ip.is_multicast() || host.is_ours(ip)) {
             return Err(SocketError::AddressNotAvailable);
         }
         if self.bindings.len() >= host.config.limits.sockets {
@@ -119,6 +125,7 @@ impl Udp {
             told: false,
             waits: false,
             options: Options::default(),
+            groups: Vec::new(),
         };
         if self.free.pop().is_some() {
             self.sockets[index as usize] = Some(socket);
@@ -128,8 +135,15 @@ impl Udp {
         Ok(UdpId { index, generation })
     }
 
-    pub(crate) fn close(&mut self, id: UdpId) -> Result<(), SocketError> {
-        let bound = self.get(id)?.bound;
+    pub(crate) fn close(
+        &mut self,
+        host: &Host,
+        memberships: &mut Memberships,
+        id: UdpId,
+    ) -> Result<(), SocketError> {
+        let socket = self.get(id)?;
+        let bound = socket.bound;
+        std::mem::take(&mut socket.groups).iter().for_each(|one| memberships.leave(host, *one));
         self.sockets[id.index as usize] = None;
         self.free.push(id.index);
         self.bindings.unbind(bound);
@@ -159,6 +173,7 @@ impl Udp {
         &mut self,
         now: Instant,
         host: &mut Host,
+        memberships: &Memberships,
         id: UdpId,
         outgoing: &Outgoing<'_>,
     ) -> Result<(), SocketError> {
@@ -173,7 +188,7 @@ impl Udp {
             return Err(SocketError::InvalidAddress);
         }
         let route = host.route(to.ip()).ok_or(SocketError::Unreachable)?;
-        let options = &socket.options;
+        let options = socket.options;
         if !options.broadcast && host.is_broadcast(to.ip()) {
             return Err(SocketError::BroadcastNotEnabled);
         }
@@ -214,11 +229,15 @@ impl Udp {
             self.recent.note(now, &host.random, id, SocketAddr::new(to.ip(), to.port()));
         }
         host.counters.udp_sent += 1;
-        if host.send(now, header, route.to, &mut head, data, 6) {
-            Ok(())
-        } else {
-            Err(SocketError::WouldBlock)
+        // `send` writes the checksum.
+        let mut own_head = head;
+        if !host.send(now, header, route.to, &mut head, data, 6) {
+            return Err(SocketError::WouldBlock);
         }
+        if is_multicast && options.multicast_loop && memberships.has(to.ip()) {
+            host.send(now, header, NextHop::Own, &mut own_head, data, 6);
+        }
+        Ok(())
     }
 
     pub(crate) fn recv(
@@ -351,7 +370,8 @@ impl Udp {
         };
         let Some(socket) = self.sockets[index as usize].as_mut() else { return false };
         let from = SocketAddr::new(packet.src, src_port);
-        if socket.peer.is_some_and(|peer| (peer.ip(), peer.port()) != (from.ip(), src_port)) {
+        let is_other = |peer: SocketAddr| (peer.ip(), peer.port()) != (from.ip(), src_port);
+        if socket.peer.is_some_and(is_other) || !groups::receives(&socket.groups, packet.dst) {
             host.counters.udp_no_socket += 1;
             return false;
         }

@@ -12,6 +12,8 @@ pub(crate) struct Options {
     pub(crate) traffic_class: u8,
     /// `true` if the socket may send to broadcast addresses.
     pub(crate) broadcast: bool,
+    /// `true` if this host receives what the socket sends to groups that this host listens to.
+    pub(crate) multicast_loop: bool,
 }
 
 impl Default for Options {
@@ -21,6 +23,7 @@ impl Default for Options {
             multicast_hop_limit: 1,
             traffic_class: 0,
             broadcast: false,
+            multicast_loop: true,
         }
     }
 }

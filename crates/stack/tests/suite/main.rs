@@ -8,6 +8,7 @@ mod groups;
 mod hostile;
 mod memory;
 mod model;
+mod multicast;
 mod own;
 mod path_mtu;
 mod peer;

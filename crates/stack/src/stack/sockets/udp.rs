@@ -1,6 +1,6 @@
 //! UDP sockets.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use crate::stack::Stack;
 use crate::udp::{Outgoing, Received};
@@ -33,7 +33,7 @@ impl Stack {
     /// # Errors
     /// If there is no such socket.
     pub fn udp_close(&mut self, id: UdpId) -> Result<(), SocketError> {
-        self.udp.close(id)
+        self.udp.close(&self.host, &mut self.memberships, id)
     }
 
     /// Sets the peer to which the socket sends by default, and from which alone it receives; `None`
@@ -59,7 +59,7 @@ impl Stack {
         data: &[u8],
         to: Option<SocketAddr>,
     ) -> Result<(), SocketError> {
-        self.udp.send(now, &mut self.host, id, &Outgoing::new(data, to))
+        self.udp_send_with(now, id, &Outgoing::new(data, to))
     }
 
     /// Sends a datagram with its own header fields.
@@ -72,7 +72,7 @@ impl Stack {
         id: UdpId,
         outgoing: &Outgoing<'_>,
     ) -> Result<(), SocketError> {
-        self.udp.send(now, &mut self.host, id, outgoing)
+        self.udp.send(now, &mut self.host, &self.memberships, id, outgoing)
     }
 
     /// Takes the oldest datagram, or with `peek` copies and keeps it.
@@ -193,6 +193,42 @@ impl Stack {
     /// If there is no such socket.
     pub fn udp_broadcast(&mut self, id: UdpId) -> Result<bool, SocketError> {
         Ok(self.udp.options(id)?.broadcast)
+    }
+
+    /// Joins a multicast group: the socket receives the datagrams to it. Hosts of the link learn of the group by IGMP or MLD
+    /// at the next poll.
+    ///
+    /// # Errors
+    /// If the address is no group's, or of a family that the socket does not take; if this host has no address of the family,
+    /// or shares its addresses; if the socket has joined the group already, or all sockets are in too many groups
+    /// ([`Limits::memberships`](crate::Limits::memberships)).
+    pub fn udp_join(&mut self, id: UdpId, group: IpAddr) -> Result<(), SocketError> {
+        self.udp.join(&self.host, &mut self.memberships, id, group)
+    }
+
+    /// Leaves a multicast group.
+    ///
+    /// # Errors
+    /// If the address is no group's, or the socket has not joined the group.
+    pub fn udp_leave(&mut self, id: UdpId, group: IpAddr) -> Result<(), SocketError> {
+        self.udp.leave(&self.host, &mut self.memberships, id, group)
+    }
+
+    /// Sets whether the sockets of this host receive what this socket sends to groups that they have joined. Default `true`.
+    ///
+    /// # Errors
+    /// If there is no such socket.
+    pub fn udp_set_multicast_loop(&mut self, id: UdpId, on: bool) -> Result<(), SocketError> {
+        self.udp.options(id)?.multicast_loop = on;
+        Ok(())
+    }
+
+    /// Returns the value set by [`Stack::udp_set_multicast_loop`].
+    ///
+    /// # Errors
+    /// If there is no such socket.
+    pub fn udp_multicast_loop(&mut self, id: UdpId) -> Result<bool, SocketError> {
+        Ok(self.udp.options(id)?.multicast_loop)
     }
 
     /// Returns the number of datagrams dropped because the receive queue was full.

@@ -1,0 +1,123 @@
+//! The multicast groups that this host listens to: those of neighbour discovery, and those that UDP sockets have joined.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+
+use towpath_packet::{igmp, mld};
+
+use crate::host::Host;
+use crate::{Instant, ndp};
+
+/// A time that has come, in microseconds.
+const AT_ONCE: u64 = 0;
+
+/// The groups, the number of sockets in each, and when to report the groups.
+pub(crate) struct Memberships {
+    sockets: HashMap<IpAddr, usize>,
+    ipv4: igmp::Groups,
+    ipv6: mld::Groups,
+}
+
+/// Returns `true` if no host reports the group: that of all hosts of a link, or one that stays in a host or has no scope
+/// (RFC 3376, 5; RFC 3810, 6).
+fn is_unreported(group: IpAddr) -> bool {
+    match group {
+        IpAddr::V4(v4) => v4 == igmp::ALL_SYSTEMS,
+        IpAddr::V6(v6) => v6 == ndp::ALL_NODES || v6.octets()[1] & 0xf < 2,
+    }
+}
+
+impl Memberships {
+    /// Creates the memberships of a host, which listens to the groups of its addresses. The kernel reports the groups of
+    /// shared addresses.
+    pub(crate) fn new(host: &Host, now: Instant) -> Memberships {
+        let mut ipv6 = mld::Groups::default();
+        if !host.config.shares_addresses {
+            let own = host.ipv6.iter().map(|&(address, _)| ndp::solicited_node(address));
+            own.for_each(|group| ipv6.join(now.as_micros(), group));
+        }
+        Memberships { sockets: HashMap::new(), ipv4: igmp::Groups::default(), ipv6 }
+    }
+
+    /// Returns `true` if a socket has joined a group.
+    pub(crate) fn has(&self, group: IpAddr) -> bool {
+        self.sockets.contains_key(&group)
+    }
+
+    /// Returns the number of memberships of all sockets.
+    pub(crate) fn len(&self) -> usize {
+        self.sockets.values().sum()
+    }
+
+    /// Records that a socket has joined a group. A report is due at the next poll if the socket is the first.
+    pub(crate) fn join(&mut self, group: IpAddr) {
+        let sockets = self.sockets.entry(group).or_default();
+        *sockets += 1;
+        if *sockets > 1 || is_unreported(group) {
+            return;
+        }
+        match group {
+            IpAddr::V4(group) => self.ipv4.join(AT_ONCE, group),
+            IpAddr::V6(group) => self.ipv6.join(AT_ONCE, group),
+        }
+    }
+
+    /// Records that a socket has left a group. A report is due at the next poll if the socket was the last.
+    pub(crate) fn leave(&mut self, host: &Host, group: IpAddr) {
+        let Some(sockets) = self.sockets.get_mut(&group) else { return };
+        *sockets -= 1;
+        if *sockets > 0 {
+            return;
+        }
+        self.sockets.remove(&group);
+        match group {
+            IpAddr::V4(group) => self.ipv4.leave(AT_ONCE, group),
+            // The host still listens for solicitations of its addresses.
+            IpAddr::V6(group)
+                if host.ipv6.iter().any(|&(own, _)| ndp::solicited_node(own) == group) => {}
+            IpAddr::V6(group) => self.ipv6.leave(AT_ONCE, group),
+        }
+    }
+
+    pub(crate) fn handle_igmp(&mut self, now: Instant, host: &mut Host, query: &igmp::Query) {
+        self.ipv4.handle_query(now.as_micros(), || host.random.next(), query);
+    }
+
+    pub(crate) fn handle_mld(&mut self, now: Instant, host: &mut Host, query: &mld::Query) {
+        self.ipv6.handle_query(now.as_micros(), || host.random.next(), query);
+    }
+
+    /// Returns `true` if a report is due since a socket joined or left a group.
+    pub(crate) fn has_changed(&self) -> bool {
+        self.ipv4.poll_at_us() == Some(AT_ONCE) || self.ipv6.poll_at_us() == Some(AT_ONCE)
+    }
+
+    /// Returns the time of the next reports.
+    pub(crate) fn poll_at(&self) -> Option<Instant> {
+        let times = [self.ipv4.poll_at_us(), self.ipv6.poll_at_us()];
+        times.into_iter().flatten().min().map(Instant::from_micros)
+    }
+
+    /// Queues the frames of the reports that are due. Returns `true` if there are any.
+    pub(crate) fn poll(&mut self, now: Instant, host: &mut Host) -> bool {
+        let v4 = self.ipv4.due(now.as_micros(), || host.random.next());
+        let v6 = self.ipv6.due(now.as_micros(), || host.random.next());
+        let mac = host.config.mac;
+        if let Some((own, _)) = host.config.ipv4 {
+            for report in &v4 {
+                host.counters.igmp_sent += 1;
+                host.send_to_group(report.frame(mac, own));
+            }
+        }
+        // A host without a link-local address must also receive solicitations for its addresses, and reports from `::`
+        // (RFC 3590).
+        let own = host.ipv6.iter().map(|&(address, _)| address);
+        let link_local = own.clone().find(Ipv6Addr::is_unicast_link_local);
+        let source = link_local.unwrap_or(Ipv6Addr::UNSPECIFIED);
+        for report in &v6 {
+            host.counters.mld_sent += 1;
+            host.send_to_group(report.frame(mac, source));
+        }
+        !v4.is_empty() || !v6.is_empty()
+    }
+}
