@@ -1,6 +1,7 @@
 //! Several datagrams per call, and the header fields of datagrams, with the kernel's own sockets as the sender.
 
 use std::io::{ErrorKind, IoSliceMut};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroU8;
 use std::time::Duration;
 
@@ -203,5 +204,86 @@ fn a_listener_takes_both_families() {
         let refused = std::net::TcpStream::connect("10.77.0.2:80").unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
         TcpListener::bind(&a, "0.0.0.0:80").unwrap();
+    });
+}
+
+/// The groups of the tests below.
+const GROUPS: [&str; 2] = ["239.1.2.3", "ff05::1:3"];
+
+fn join(socket: &UdpSocket, group: IpAddr) -> std::io::Result<()> {
+    match group {
+        IpAddr::V4(group) => socket.join_multicast_v4(&group, &Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(group) => socket.join_multicast_v6(&group, 0),
+    }
+}
+
+fn leave(socket: &UdpSocket, group: IpAddr) -> std::io::Result<()> {
+    match group {
+        IpAddr::V4(group) => socket.leave_multicast_v4(&group, &Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(group) => socket.leave_multicast_v6(&group, 0),
+    }
+}
+
+/// The kernel, this network and another application of the host exchange datagrams to a group.
+#[test]
+fn groups_are_joined_beside_the_kernel() {
+    isolated!(|| {
+        let server = serve(1500);
+        let (a, b) = (host(&server, "a"), host(&server, "b"));
+        for (group, kernel_address) in GROUPS.into_iter().zip(["10.77.0.1", "fd77::1"]) {
+            let group: IpAddr = group.parse().unwrap();
+            let kernel_address: IpAddr = kernel_address.parse().unwrap();
+            let to = SocketAddr::new(group, 7);
+            let any = if group.is_ipv4() { "0.0.0.0:7" } else { "[::]:7" };
+            let [first, second] = [&a, &b].map(|network| UdpSocket::bind(network, any).unwrap());
+            let kernel = std::net::UdpSocket::bind((kernel_address, 7)).unwrap();
+            let member = std::net::UdpSocket::bind(to).unwrap();
+            match (group, kernel_address) {
+                (IpAddr::V4(group), IpAddr::V4(own)) => member.join_multicast_v4(&group, &own),
+                (IpAddr::V6(group), _) => member.join_multicast_v6(&group, 0),
+                _ => unreachable!(),
+            }
+            .unwrap();
+            member.set_read_timeout(TIMEOUT).unwrap();
+            let (mut buffer, mut own) = ([0; 8], [0; 8]);
+            for socket in [&first, &second] {
+                socket.set_read_timeout(TIMEOUT).unwrap();
+                join(socket, group).unwrap();
+            }
+            kernel.send_to(b"kernel", to).unwrap();
+            for socket in [&first, &second] {
+                let received = socket.recv_datagram(&mut buffer).unwrap();
+                assert_eq!(buffer[..received.len], *b"kernel");
+                assert_eq!((received.to, received.from), (group, kernel.local_addr().unwrap()));
+            }
+            // The kernel's member receives it, too, by the loop of its own host.
+            let got = |buffer: &mut [u8]| member.recv_from(buffer).map(|(len, _)| len).unwrap();
+            assert_eq!(got(&mut buffer), 6);
+            first.send_to(b"first", to).unwrap();
+            assert_eq!(first.recv_from(&mut own).unwrap().0, 5);
+            assert_eq!(second.recv_from(&mut buffer).unwrap().0, 5);
+            assert_eq!(got(&mut buffer), 5);
+            // Without the loop, and without the membership.
+            first.set_multicast_loop_v4(false).unwrap();
+            leave(&second, group).unwrap();
+            first.send_to(b"last", to).unwrap();
+            assert_eq!(got(&mut buffer), 4);
+            for socket in [&first, &second] {
+                socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+                let error = socket.recv_from(&mut buffer).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::WouldBlock);
+            }
+            let other = "a network has one interface";
+            if let IpAddr::V6(group) = group {
+                let error = second.join_multicast_v6(&group, 3).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::AddrNotAvailable);
+                assert!(error.to_string().contains(other), "{error}");
+            }
+            if let IpAddr::V4(group) = group {
+                let error = second.join_multicast_v4(&group, &Ipv4Addr::new(10, 77, 0, 1));
+                assert_eq!(error.unwrap_err().kind(), ErrorKind::AddrNotAvailable);
+                second.join_multicast_v4(&group, &Ipv4Addr::new(10, 77, 0, 3)).unwrap();
+            }
+        }
     });
 }

@@ -7,7 +7,7 @@ mod methods;
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -128,11 +128,31 @@ macro_rules! listener_calls {
     }};
 }
 
+const GROUP: Ipv4Addr = Ipv4Addr::new(239, 1, 2, 3);
+const GROUP_V6: Ipv6Addr = Ipv6Addr::new(0xff05, 0, 0, 0, 0, 0, 1, 3);
+
+/// Calls on a UDP socket at `[::]`. `$interface`: the index of its interface.
+macro_rules! udp_v6_calls {
+    ($calls:ident, $socket:ident, $interface:expr) => {{
+        compare!($calls:
+            $socket.multicast_loop_v6();
+            $socket.set_multicast_loop_v6(false);
+            $socket.multicast_loop_v6();
+            $socket.join_multicast_v6(&GROUP_V6, $interface);
+            $socket.join_multicast_v6(&GROUP_V6, $interface);
+            $socket.join_multicast_v6(&Ipv6Addr::LOCALHOST, $interface);
+            $socket.leave_multicast_v6(&GROUP_V6, $interface);
+            $socket.leave_multicast_v6(&GROUP_V6, $interface);
+        );
+    }};
+}
+
 /// Calls on a UDP socket. `$peer`: another one, which has sent it three datagrams of 7 bytes.
 macro_rules! udp_calls {
     ($calls:ident, $socket:ident, $peer:ident) => {{
         common_calls!($calls, $socket);
         let (mut buffer, to) = ([0; 10], $peer.local_addr().unwrap());
+        let IpAddr::V4(own) = $socket.local_addr().unwrap().ip() else { unreachable!() };
         compare!($calls:
             $socket.broadcast();
             $socket.set_broadcast(true);
@@ -141,6 +161,15 @@ macro_rules! udp_calls {
             $socket.set_multicast_ttl_v4(3);
             $socket.multicast_ttl_v4();
             $socket.set_multicast_ttl_v4(256);
+            $socket.multicast_loop_v4();
+            $socket.set_multicast_loop_v4(false);
+            $socket.multicast_loop_v4();
+            $socket.set_multicast_loop_v4(true);
+            $socket.join_multicast_v4(&GROUP, &own);
+            $socket.join_multicast_v4(&GROUP, &own);
+            $socket.join_multicast_v4(&Ipv4Addr::new(10, 1, 2, 3), &own);
+            $socket.leave_multicast_v4(&GROUP, &own);
+            $socket.leave_multicast_v4(&GROUP, &own);
             $socket.peer_addr();
             $socket.send_to(b"answer", to);
             $socket.connect(to);
@@ -265,6 +294,11 @@ fn udp_sockets_behave_alike() {
         peer.send_to(b"request", socket.local_addr().unwrap()).unwrap();
     }
     udp_calls!(theirs, socket, peer);
+    let socket = UdpSocket::bind(&hosts.a, "[::]:54").unwrap();
+    udp_v6_calls!(ours, socket, 0);
+    let socket = std::net::UdpSocket::bind("[::]:0").unwrap();
+    // The loopback interface.
+    udp_v6_calls!(theirs, socket, 1);
     check("UdpSocket", &ours, &theirs, UDP);
     hosts.end();
 }

@@ -19,6 +19,7 @@ mod keeping;
 mod lanes;
 mod manual;
 mod measuring;
+mod multicast;
 mod networks;
 mod offloads;
 mod own_queues;

@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
-use std::net::{Shutdown, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 use std::time::Duration;
@@ -204,6 +204,14 @@ fn datagrams(caller: &mut Caller, network: &Network, udp: &UdpSocket, poller: &P
         udp.dropped();
         udp.set_multicast_ttl_v4(7);
         udp.multicast_ttl_v4();
+        udp.join_multicast_v4(&Ipv4Addr::new(239, 1, 2, 3), &Ipv4Addr::UNSPECIFIED);
+        udp.join_multicast_v6(&Ipv6Addr::LOCALHOST, 0);
+        udp.leave_multicast_v4(&Ipv4Addr::new(239, 1, 2, 3), &Ipv4Addr::UNSPECIFIED);
+        udp.leave_multicast_v6(&Ipv6Addr::LOCALHOST, 0);
+        udp.set_multicast_loop_v4(false);
+        udp.multicast_loop_v4();
+        udp.set_multicast_loop_v6(false);
+        udp.multicast_loop_v6();
         udp.set_broadcast(true);
         udp.broadcast();
     );

@@ -13,10 +13,7 @@ pub(crate) enum Here {
 }
 
 const NETWORK: Here = Differs("takes the network as first argument");
-const NO_LOOP: Here = Omitted(
-    "a network does not receive its own multicast datagrams, so there is nothing to turn off",
-);
-const NO_GROUPS: Here = Omitted("applications cannot join multicast groups");
+const INTERFACE: Here = Differs("the interface is `0.0.0.0` or the network's address, or 0");
 const ONLY_V6: Here = Omitted("deprecated in `std::net`; `BindOptions::only_v6` in `bind_with`");
 
 pub(crate) const STREAM: &[(&str, Here)] = &[
@@ -76,18 +73,18 @@ pub(crate) const UDP: &[(&str, Here)] = &[
     ("write_timeout", Same),
     ("set_broadcast", Same),
     ("broadcast", Same),
-    ("set_multicast_loop_v4", NO_LOOP),
-    ("multicast_loop_v4", NO_LOOP),
+    ("set_multicast_loop_v4", Differs("is for IPv6, too")),
+    ("multicast_loop_v4", Same),
     ("set_multicast_ttl_v4", Differs("also sets the hop limit of IPv6; refuses 0")),
     ("multicast_ttl_v4", Same),
-    ("set_multicast_loop_v6", NO_LOOP),
-    ("multicast_loop_v6", NO_LOOP),
+    ("set_multicast_loop_v6", Differs("is for IPv4, too")),
+    ("multicast_loop_v6", Same),
     ("set_ttl", Differs("also sets the hop limit of IPv6")),
     ("ttl", Same),
-    ("join_multicast_v4", NO_GROUPS),
-    ("join_multicast_v6", NO_GROUPS),
-    ("leave_multicast_v4", NO_GROUPS),
-    ("leave_multicast_v6", NO_GROUPS),
+    ("join_multicast_v4", INTERFACE),
+    ("join_multicast_v6", INTERFACE),
+    ("leave_multicast_v4", Same),
+    ("leave_multicast_v6", Same),
     ("take_error", Same),
     ("connect", Same),
     ("send", Same),
