@@ -59,7 +59,7 @@ impl UdpSocket {
     /// # Errors
     /// Never, while the socket lives.
     pub fn set_multicast_loop_v4(&self, on: bool) -> io::Result<()> {
-        self.stack(|stack, id| stack.udp_set_multicast_loop(id, on))
+        self.option(|options| options.multicast_loop = on)
     }
 
     /// Returns the value set by [`UdpSocket::set_multicast_loop_v4`].
@@ -67,7 +67,7 @@ impl UdpSocket {
     /// # Errors
     /// Never, while the socket lives.
     pub fn multicast_loop_v4(&self) -> io::Result<bool> {
-        self.stack(Stack::udp_multicast_loop)
+        self.option(|options| options.multicast_loop)
     }
 
     /// The same as [`UdpSocket::set_multicast_loop_v4`].

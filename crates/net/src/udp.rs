@@ -5,7 +5,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
-use towpath_stack::{Received, SocketError, SocketId, Stack, UdpId};
+use towpath_stack::{Received, SocketError, SocketId, Stack, UdpId, UdpOptions};
 
 use crate::datagram::{DatagramToSend, ReceivedDatagram};
 use crate::driver::{Core, SharedNetwork};
@@ -101,6 +101,10 @@ impl UdpSocket {
     ) -> io::Result<R> {
         let (shared, id) = self.shared()?;
         f(&mut shared.core().stack, id).map_err(error::socket)
+    }
+
+    pub(crate) fn option<T>(&self, f: impl FnOnce(&mut UdpOptions) -> T) -> io::Result<T> {
+        self.stack(|stack, id| stack.udp_options(id).map(f))
     }
 
     /// Sets the peer of [`UdpSocket::send`]. From now on the socket receives only from that peer.
@@ -334,7 +338,7 @@ impl UdpSocket {
     /// If it is outside 1 to 255.
     pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
         let ttl = options::hop_limit(ttl)?;
-        self.stack(|stack, id| stack.udp_set_hop_limit(id, ttl))
+        self.option(|options| options.hop_limit = ttl)
     }
 
     /// Returns the value set by [`UdpSocket::set_ttl`].
@@ -342,7 +346,7 @@ impl UdpSocket {
     /// # Errors
     /// Never, while the socket lives.
     pub fn ttl(&self) -> io::Result<u32> {
-        self.stack(Stack::udp_hop_limit).map(u32::from)
+        self.option(|options| options.hop_limit).map(u32::from)
     }
 
     /// Sets the type of service (IPv4) or traffic class (IPv6) of sent packets, congestion notification included. Default 0.
@@ -351,7 +355,7 @@ impl UdpSocket {
     /// If it is over 255.
     pub fn set_tos(&self, tos: u32) -> io::Result<()> {
         let class = options::traffic_class(tos)?;
-        self.stack(|stack, id| stack.udp_set_traffic_class(id, class))
+        self.option(|options| options.traffic_class = class)
     }
 
     /// Returns the value set by [`UdpSocket::set_tos`].
@@ -359,7 +363,7 @@ impl UdpSocket {
     /// # Errors
     /// Never, while the socket lives.
     pub fn tos(&self) -> io::Result<u32> {
-        self.stack(Stack::udp_traffic_class).map(u32::from)
+        self.option(|options| options.traffic_class).map(u32::from)
     }
 
     /// Sets the time to live (IPv4) or hop limit (IPv6) of datagrams to multicast groups. Default
@@ -370,7 +374,7 @@ impl UdpSocket {
     /// its sockets would not receive them here.
     pub fn set_multicast_ttl_v4(&self, ttl: u32) -> io::Result<()> {
         let ttl = options::hop_limit(ttl)?;
-        self.stack(|stack, id| stack.udp_set_multicast_hop_limit(id, ttl))
+        self.option(|options| options.multicast_hop_limit = ttl)
     }
 
     /// Returns the value set by [`UdpSocket::set_multicast_ttl_v4`].
@@ -378,7 +382,7 @@ impl UdpSocket {
     /// # Errors
     /// Never, while the socket lives.
     pub fn multicast_ttl_v4(&self) -> io::Result<u32> {
-        self.stack(Stack::udp_multicast_hop_limit).map(u32::from)
+        self.option(|options| options.multicast_hop_limit).map(u32::from)
     }
 
     /// Sets whether the socket may send to broadcast addresses. Default `false`.
@@ -386,7 +390,7 @@ impl UdpSocket {
     /// # Errors
     /// Never, while the socket lives.
     pub fn set_broadcast(&self, broadcast: bool) -> io::Result<()> {
-        self.stack(|stack, id| stack.udp_set_broadcast(id, broadcast))
+        self.option(|options| options.broadcast = broadcast)
     }
 
     /// Returns the value set by [`UdpSocket::set_broadcast`].
@@ -394,7 +398,7 @@ impl UdpSocket {
     /// # Errors
     /// Never, while the socket lives.
     pub fn broadcast(&self) -> io::Result<bool> {
-        self.stack(Stack::udp_broadcast)
+        self.option(|options| options.broadcast)
     }
 
     /// Returns another handle to the same socket.

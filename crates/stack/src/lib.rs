@@ -96,4 +96,4 @@ pub use tcp::{Shutdown, TcpInfo, TcpState};
 pub use time::Instant;
 pub use towpath_packet::meta::{Checksum, Meta, Segmentation, SegmentationKind};
 pub use transmit::Transmit;
-pub use udp::{Outgoing, Received};
+pub use udp::{Outgoing, Received, UdpOptions};

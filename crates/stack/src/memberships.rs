@@ -5,8 +5,9 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use towpath_packet::{igmp, mld};
 
+use crate::bindings::Bound;
 use crate::host::Host;
-use crate::{Instant, ndp};
+use crate::{Instant, SocketError, ndp};
 
 /// A time that has come, in microseconds.
 const AT_ONCE: u64 = 0;
@@ -119,5 +120,66 @@ impl Memberships {
             host.send_to_group(report.frame(mac, source));
         }
         !v4.is_empty() || !v6.is_empty()
+    }
+}
+
+/// The groups that a socket has joined.
+#[derive(Default)]
+pub(crate) struct JoinedGroups(Vec<IpAddr>);
+
+impl JoinedGroups {
+    /// Joins a group; see [`Stack::udp_join`](crate::Stack::udp_join). `bound`: the socket's address.
+    pub(crate) fn join(
+        &mut self,
+        host: &Host,
+        memberships: &mut Memberships,
+        bound: &Bound,
+        group: IpAddr,
+    ) -> Result<(), SocketError> {
+        if !group.is_multicast() || !bound.takes(group.is_ipv4()) {
+            return Err(SocketError::InvalidAddress);
+        }
+        if host.config.shares_addresses {
+            return Err(SocketError::NoGroups);
+        }
+        let has_address =
+            if group.is_ipv4() { host.config.ipv4.is_some() } else { !host.ipv6.is_empty() };
+        if !has_address {
+            return Err(SocketError::AddressNotAvailable);
+        }
+        if self.0.contains(&group) {
+            return Err(SocketError::AddressInUse);
+        }
+        if memberships.len() >= host.config.limits.memberships {
+            return Err(SocketError::LimitReached);
+        }
+        self.0.push(group);
+        memberships.join(group);
+        Ok(())
+    }
+
+    /// Leaves a group.
+    pub(crate) fn leave(
+        &mut self,
+        host: &Host,
+        memberships: &mut Memberships,
+        group: IpAddr,
+    ) -> Result<(), SocketError> {
+        if !group.is_multicast() {
+            return Err(SocketError::InvalidAddress);
+        }
+        let at = self.0.iter().position(|one| *one == group);
+        self.0.swap_remove(at.ok_or(SocketError::AddressNotAvailable)?);
+        memberships.leave(host, group);
+        Ok(())
+    }
+
+    pub(crate) fn leave_all(&mut self, host: &Host, memberships: &mut Memberships) {
+        self.0.drain(..).for_each(|group| memberships.leave(host, group));
+    }
+
+    /// Returns `true` if the socket receives datagrams to an address. Each socket receives those to all nodes.
+    pub(crate) fn receives(&self, dst: IpAddr) -> bool {
+        !dst.is_multicast() || dst == IpAddr::V6(ndp::ALL_NODES) || self.0.contains(&dst)
     }
 }

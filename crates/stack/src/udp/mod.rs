@@ -1,7 +1,6 @@
 //! UDP sockets (RFC 768).
 
 mod datagram;
-mod groups;
 mod options;
 mod queue;
 mod recent;
@@ -13,11 +12,11 @@ use crate::checksum::Sum;
 use crate::host::{Host, Route};
 use crate::icmp::{Problem, Quoted};
 use crate::ip::{self, Header, Packet};
-use crate::memberships::Memberships;
+use crate::memberships::{JoinedGroups, Memberships};
 use crate::outbox::NextHop;
 use crate::{Instant, Readiness, SocketError, SocketId, SocketInfo, UdpId, fragment, path};
 pub use datagram::{Outgoing, Received};
-use options::Options;
+pub use options::UdpOptions;
 use queue::{Arrived, Queue};
 use recent::Recent;
 
@@ -37,9 +36,8 @@ struct Socket {
     told: bool,
     /// `true` if the socket is in the list of sockets that found no room to send.
     waits: bool,
-    options: Options,
-    /// The multicast groups that the socket has joined.
-    groups: Vec<IpAddr>,
+    options: UdpOptions,
+    groups: JoinedGroups,
 }
 
 impl Socket {
@@ -124,8 +122,8 @@ impl Udp {
             revoked: false,
             told: false,
             waits: false,
-            options: Options::default(),
-            groups: Vec::new(),
+            options: UdpOptions::default(),
+            groups: JoinedGroups::default(),
         };
         if self.free.pop().is_some() {
             self.sockets[index as usize] = Some(socket);
@@ -143,7 +141,7 @@ impl Udp {
     ) -> Result<(), SocketError> {
         let socket = self.get(id)?;
         let bound = socket.bound;
-        std::mem::take(&mut socket.groups).iter().for_each(|one| memberships.leave(host, *one));
+        socket.groups.leave_all(host, memberships);
         self.sockets[id.index as usize] = None;
         self.free.push(id.index);
         self.bindings.unbind(bound);
@@ -322,7 +320,28 @@ impl Udp {
         Ok(self.get(id)?.dropped)
     }
 
-    pub(crate) fn options(&mut self, id: UdpId) -> Result<&mut Options, SocketError> {
+    pub(crate) fn join(
+        &mut self,
+        host: &Host,
+        memberships: &mut Memberships,
+        id: UdpId,
+        group: IpAddr,
+    ) -> Result<(), SocketError> {
+        let socket = self.get(id)?;
+        socket.groups.join(host, memberships, &socket.bound, group)
+    }
+
+    pub(crate) fn leave(
+        &mut self,
+        host: &Host,
+        memberships: &mut Memberships,
+        id: UdpId,
+        group: IpAddr,
+    ) -> Result<(), SocketError> {
+        self.get(id)?.groups.leave(host, memberships, group)
+    }
+
+    pub(crate) fn options(&mut self, id: UdpId) -> Result<&mut UdpOptions, SocketError> {
         Ok(&mut self.get(id)?.options)
     }
 
@@ -371,7 +390,7 @@ impl Udp {
         let Some(socket) = self.sockets[index as usize].as_mut() else { return false };
         let from = SocketAddr::new(packet.src, src_port);
         let is_other = |peer: SocketAddr| (peer.ip(), peer.port()) != (from.ip(), src_port);
-        if socket.peer.is_some_and(is_other) || !groups::receives(&socket.groups, packet.dst) {
+        if socket.peer.is_some_and(is_other) || !socket.groups.receives(packet.dst) {
             host.counters.udp_no_socket += 1;
             return false;
         }

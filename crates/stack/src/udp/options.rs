@@ -2,23 +2,24 @@
 
 use crate::ip;
 
-/// What an application sets. A hop limit of 0 counts as 1.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Options {
-    /// The hop limit of packets to other destinations than multicast groups.
-    pub(crate) hop_limit: u8,
-    /// The hop limit of packets to multicast groups.
-    pub(crate) multicast_hop_limit: u8,
-    pub(crate) traffic_class: u8,
-    /// `true` if the socket may send to broadcast addresses.
-    pub(crate) broadcast: bool,
-    /// `true` if this host receives what the socket sends to groups that this host listens to.
-    pub(crate) multicast_loop: bool,
+/// The options of a UDP socket, which an application may change at any time. A hop limit of 0 counts as 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UdpOptions {
+    /// The hop limit (IPv4's time to live) of packets to other destinations than multicast groups. Default 64.
+    pub hop_limit: u8,
+    /// The hop limit of packets to multicast groups. Default 1: no router forwards them.
+    pub multicast_hop_limit: u8,
+    /// The traffic class (IPv6) or type of service (IPv4), congestion notification included. Default 0.
+    pub traffic_class: u8,
+    /// `true` if the socket may send to broadcast addresses. Default `false`.
+    pub broadcast: bool,
+    /// `true` if the sockets of this host receive what this socket sends to groups that they have joined. Default `true`.
+    pub multicast_loop: bool,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for UdpOptions {
+    fn default() -> UdpOptions {
+        UdpOptions {
             hop_limit: ip::HOP_LIMIT,
             multicast_hop_limit: 1,
             traffic_class: 0,

@@ -47,8 +47,8 @@ fn traffic_classes_of_packets() {
         assert_eq!(class(&sent_datagram(&mut world, socket, to)), 0);
         let stack = &mut world.nodes[0].stack;
         // Expedited forwarding, with congestion notification.
-        stack.udp_set_traffic_class(socket, 0xba).unwrap();
-        assert_eq!(stack.udp_traffic_class(socket), Ok(0xba));
+        stack.udp_options(socket).unwrap().traffic_class = 0xba;
+        assert_eq!(stack.udp_options(socket).unwrap().traffic_class, 0xba);
         assert_eq!(class(&sent_datagram(&mut world, socket, to)), 0xba);
 
         world.received.clear();
@@ -74,10 +74,10 @@ fn hop_limits_of_datagrams() {
         assert_eq!(hop_limit(&mut world, socket, to), 64);
         assert_eq!(hop_limit(&mut world, socket, group), 1);
         let stack = &mut world.nodes[0].stack;
-        stack.udp_set_hop_limit(socket, 7).unwrap();
-        stack.udp_set_multicast_hop_limit(socket, 3).unwrap();
-        assert_eq!(stack.udp_hop_limit(socket), Ok(7));
-        assert_eq!(stack.udp_multicast_hop_limit(socket), Ok(3));
+        stack.udp_options(socket).unwrap().hop_limit = 7;
+        stack.udp_options(socket).unwrap().multicast_hop_limit = 3;
+        assert_eq!(stack.udp_options(socket).unwrap().hop_limit, 7);
+        assert_eq!(stack.udp_options(socket).unwrap().multicast_hop_limit, 3);
         // The ICMP error about the first datagram is not for this socket, which is not connected.
         assert_eq!(hop_limit(&mut world, socket, to), 7);
         assert_eq!(hop_limit(&mut world, socket, group), 3);
@@ -94,12 +94,12 @@ fn a_broadcast_needs_permission() {
     for broadcast in ["10.0.0.255:9", "255.255.255.255:9"] {
         let broadcast = Some(broadcast.parse().unwrap());
         let stack = &mut world.nodes[0].stack;
-        assert_eq!(stack.udp_broadcast(from), Ok(false));
+        assert_eq!(stack.udp_options(from).unwrap().broadcast, false);
         let refused = stack.udp_send(now, from, b"all", broadcast);
         assert_eq!(refused, Err(SocketError::BroadcastNotEnabled));
-        stack.udp_set_broadcast(from, true).unwrap();
+        stack.udp_options(from).unwrap().broadcast = true;
         stack.udp_send(now, from, b"all", broadcast).unwrap();
-        stack.udp_set_broadcast(from, false).unwrap();
+        stack.udp_options(from).unwrap().broadcast = false;
         world.idle(Duration::from_millis(10));
         let received = world.nodes[1].stack.udp_recv(to, &mut [0; 10], false).unwrap();
         assert_eq!(received.len, 3);

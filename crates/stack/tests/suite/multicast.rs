@@ -110,10 +110,10 @@ fn a_host_receives_its_own_datagrams_if_it_listens() {
         for (node, id) in [(0, socket), (1, member)] {
             world.nodes[node].stack.udp_join(id, group).unwrap();
         }
-        assert!(world.nodes[0].stack.udp_multicast_loop(socket).unwrap());
+        assert!(world.nodes[0].stack.udp_options(socket).unwrap().multicast_loop);
         send(&mut world, 0, socket, to);
         assert_eq!((received(&mut world, 0, socket), received(&mut world, 1, member)), (1, 1));
-        world.nodes[0].stack.udp_set_multicast_loop(socket, false).unwrap();
+        world.nodes[0].stack.udp_options(socket).unwrap().multicast_loop = false;
         send(&mut world, 0, socket, to);
         assert_eq!((received(&mut world, 0, socket), received(&mut world, 1, member)), (0, 1));
     }

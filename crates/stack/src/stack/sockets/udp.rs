@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use crate::stack::Stack;
-use crate::udp::{Outgoing, Received};
+use crate::udp::{Outgoing, Received, UdpOptions};
 use crate::{Instant, Readiness, SocketError, UdpId};
 
 /// UDP.
@@ -120,79 +120,12 @@ impl Stack {
         self.udp.peer(id)
     }
 
-    /// Sets the hop limit (IPv4's time to live) of the socket's packets to other destinations than
-    /// multicast groups, at least 1. Default 64.
+    /// Returns the socket's options, to read and to change.
     ///
     /// # Errors
     /// If there is no such socket.
-    pub fn udp_set_hop_limit(&mut self, id: UdpId, hop_limit: u8) -> Result<(), SocketError> {
-        self.udp.options(id)?.hop_limit = hop_limit.max(1);
-        Ok(())
-    }
-
-    /// Returns the value set by [`Stack::udp_set_hop_limit`].
-    ///
-    /// # Errors
-    /// If there is no such socket.
-    pub fn udp_hop_limit(&mut self, id: UdpId) -> Result<u8, SocketError> {
-        Ok(self.udp.options(id)?.hop_limit)
-    }
-
-    /// Sets the traffic class (IPv6) or type of service (IPv4) of the socket's packets, congestion notification included.
-    /// Default 0.
-    ///
-    /// # Errors
-    /// If there is no such socket.
-    pub fn udp_set_traffic_class(&mut self, id: UdpId, class: u8) -> Result<(), SocketError> {
-        self.udp.options(id)?.traffic_class = class;
-        Ok(())
-    }
-
-    /// Returns the value set by [`Stack::udp_set_traffic_class`].
-    ///
-    /// # Errors
-    /// If there is no such socket.
-    pub fn udp_traffic_class(&mut self, id: UdpId) -> Result<u8, SocketError> {
-        Ok(self.udp.options(id)?.traffic_class)
-    }
-
-    /// Sets the hop limit of the socket's packets to multicast groups, at least 1. Default 1: no
-    /// router forwards them.
-    ///
-    /// # Errors
-    /// If there is no such socket.
-    pub fn udp_set_multicast_hop_limit(
-        &mut self,
-        id: UdpId,
-        hop_limit: u8,
-    ) -> Result<(), SocketError> {
-        self.udp.options(id)?.multicast_hop_limit = hop_limit.max(1);
-        Ok(())
-    }
-
-    /// Returns the value set by [`Stack::udp_set_multicast_hop_limit`].
-    ///
-    /// # Errors
-    /// If there is no such socket.
-    pub fn udp_multicast_hop_limit(&mut self, id: UdpId) -> Result<u8, SocketError> {
-        Ok(self.udp.options(id)?.multicast_hop_limit)
-    }
-
-    /// Sets whether the socket may send to broadcast addresses. Default `false`.
-    ///
-    /// # Errors
-    /// If there is no such socket.
-    pub fn udp_set_broadcast(&mut self, id: UdpId, broadcast: bool) -> Result<(), SocketError> {
-        self.udp.options(id)?.broadcast = broadcast;
-        Ok(())
-    }
-
-    /// Returns the value set by [`Stack::udp_set_broadcast`].
-    ///
-    /// # Errors
-    /// If there is no such socket.
-    pub fn udp_broadcast(&mut self, id: UdpId) -> Result<bool, SocketError> {
-        Ok(self.udp.options(id)?.broadcast)
+    pub fn udp_options(&mut self, id: UdpId) -> Result<&mut UdpOptions, SocketError> {
+        self.udp.options(id)
     }
 
     /// Joins a multicast group: the socket receives the datagrams to it. Hosts of the link learn of the group by IGMP or MLD
@@ -212,23 +145,6 @@ impl Stack {
     /// If the address is no group's, or the socket has not joined the group.
     pub fn udp_leave(&mut self, id: UdpId, group: IpAddr) -> Result<(), SocketError> {
         self.udp.leave(&self.host, &mut self.memberships, id, group)
-    }
-
-    /// Sets whether the sockets of this host receive what this socket sends to groups that they have joined. Default `true`.
-    ///
-    /// # Errors
-    /// If there is no such socket.
-    pub fn udp_set_multicast_loop(&mut self, id: UdpId, on: bool) -> Result<(), SocketError> {
-        self.udp.options(id)?.multicast_loop = on;
-        Ok(())
-    }
-
-    /// Returns the value set by [`Stack::udp_set_multicast_loop`].
-    ///
-    /// # Errors
-    /// If there is no such socket.
-    pub fn udp_multicast_loop(&mut self, id: UdpId) -> Result<bool, SocketError> {
-        Ok(self.udp.options(id)?.multicast_loop)
     }
 
     /// Returns the number of datagrams dropped because the receive queue was full.
