@@ -195,6 +195,16 @@ pub trait Link: Send {
         Ok((local, false))
     }
 
+    /// Prepares for the reports of multicast groups of a family: a socket joins one. Links that need no preparation keep
+    /// this default.
+    ///
+    /// # Errors
+    /// If the reports are not allowed, or the link is dead.
+    fn open_groups(&mut self, is_ipv4: bool) -> io::Result<()> {
+        let _ = is_ipv4;
+        Ok(())
+    }
+
     /// Returns the next open port, with its protocol and `true` for IPv4, that the link has taken
     /// away since the last call. The network fails the sockets of the port, and closes it.
     fn next_revoked_port(&mut self) -> Option<(PortProtocol, bool, u16)> {

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use towpath_stack::{SocketError, Stack, UdpId};
+use towpath_stack::Stack;
 
 use crate::{UdpSocket, error};
 
@@ -21,7 +21,7 @@ impl UdpSocket {
     /// addresses.
     pub fn join_multicast_v4(&self, group: &Ipv4Addr, interface: &Ipv4Addr) -> io::Result<()> {
         self.check_interface(*interface)?;
-        self.change_group(Stack::udp_join, (*group).into())
+        self.join((*group).into())
     }
 
     /// Joins a multicast group of IPv6 as [`UdpSocket::join_multicast_v4`] does. `interface` is 0: a network has one
@@ -31,7 +31,7 @@ impl UdpSocket {
     /// As [`UdpSocket::join_multicast_v4`].
     pub fn join_multicast_v6(&self, group: &Ipv6Addr, interface: u32) -> io::Result<()> {
         check_index(interface)?;
-        self.change_group(Stack::udp_join, (*group).into())
+        self.join((*group).into())
     }
 
     /// Leaves a group that [`UdpSocket::join_multicast_v4`] joined.
@@ -41,7 +41,7 @@ impl UdpSocket {
     /// not joined the group, or the network has another address than `interface`.
     pub fn leave_multicast_v4(&self, group: &Ipv4Addr, interface: &Ipv4Addr) -> io::Result<()> {
         self.check_interface(*interface)?;
-        self.change_group(Stack::udp_leave, (*group).into())
+        self.leave((*group).into())
     }
 
     /// Leaves a group that [`UdpSocket::join_multicast_v6`] joined.
@@ -50,7 +50,7 @@ impl UdpSocket {
     /// As [`UdpSocket::leave_multicast_v4`].
     pub fn leave_multicast_v6(&self, group: &Ipv6Addr, interface: u32) -> io::Result<()> {
         check_index(interface)?;
-        self.change_group(Stack::udp_leave, (*group).into())
+        self.leave((*group).into())
     }
 
     /// Sets whether sockets of this network receive what this socket sends to groups that they have joined, for both IPv4
@@ -86,14 +86,15 @@ impl UdpSocket {
         self.multicast_loop_v4()
     }
 
-    /// Joins or leaves a group, and sends the report of it.
-    fn change_group(
-        &self,
-        change: impl FnOnce(&mut Stack, UdpId, IpAddr) -> Result<(), SocketError>,
-        group: IpAddr,
-    ) -> io::Result<()> {
+    fn join(&self, group: IpAddr) -> io::Result<()> {
         let (shared, id) = self.shared()?;
-        shared.with(|core, _| change(&mut core.stack, id, group)).map_err(error::socket)
+        shared.open_groups(group.is_ipv4())?;
+        shared.with(|core, _| core.stack.udp_join(id, group)).map_err(error::socket)
+    }
+
+    fn leave(&self, group: IpAddr) -> io::Result<()> {
+        let (shared, id) = self.shared()?;
+        shared.with(|core, _| core.stack.udp_leave(id, group)).map_err(error::socket)
     }
 
     /// Checks that an address names the network's only interface.

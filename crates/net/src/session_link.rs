@@ -337,6 +337,13 @@ impl Link for SessionLink {
         }
     }
 
+    fn open_groups(&mut self, is_ipv4: bool) -> io::Result<()> {
+        match &mut self.endpoints {
+            Endpoints::Whole(_) => Ok(()),
+            Endpoints::ByPort(ports) => ports.open_groups(&mut self.session, is_ipv4),
+        }
+    }
+
     fn next_revoked_port(&mut self) -> Option<(PortProtocol, bool, u16)> {
         match &mut self.endpoints {
             Endpoints::Whole(_) => None,

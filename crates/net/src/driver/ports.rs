@@ -76,6 +76,15 @@ fn open_for<R>(
 }
 
 impl SharedNetwork {
+    /// Prepares the link for reports of groups, if the link demands it.
+    ///
+    /// # Errors
+    /// The link's error.
+    pub(crate) fn open_groups(&self, is_ipv4: bool) -> io::Result<()> {
+        self.check_link()?;
+        if self.opens_ports { lock(&self.link).open_groups(is_ipv4) } else { Ok(()) }
+    }
+
     /// Opens a local port, if the link demands it, and calls `f` with the stack and the address.
     /// Closes the port again if `f` fails. Then sends the frames that result. A socket at `[::]` with `is_dual` also gets the
     /// port of IPv4.

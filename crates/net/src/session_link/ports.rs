@@ -13,6 +13,7 @@ const ETHERTYPE_ARP: u16 = 0x0806;
 const ETHERTYPE_IPV4: u16 = 0x0800;
 const ETHERTYPE_IPV6: u16 = 0x86dd;
 const PROTOCOL_ICMP: u8 = 1;
+const PROTOCOL_IGMP: u8 = 2;
 const PROTOCOL_TCP: u8 = 6;
 const PROTOCOL_UDP: u8 = 17;
 const PROTOCOL_ICMPV6: u8 = 58;
@@ -40,8 +41,13 @@ struct Open {
 
 /// The endpoints for packets without a port.
 enum Base {
-    /// The session has addresses of its own.
-    Own { arp: Option<Endpoint>, icmp: Option<Endpoint>, icmpv6: Option<Endpoint> },
+    /// The session has addresses of its own. IGMP has an endpoint once a socket has joined a group.
+    Own {
+        arp: Option<Endpoint>,
+        icmp: Option<Endpoint>,
+        icmpv6: Option<Endpoint>,
+        igmp: Option<Endpoint>,
+    },
     /// The session shares the host's addresses, and asks the server for link addresses.
     Shared { neighbours: Endpoint },
 }
@@ -77,6 +83,7 @@ impl Ports {
                 arp: open_base(session, &arp, has_ipv4)?,
                 icmp: open_base(session, &icmp.with_group(), has_ipv4)?,
                 icmpv6: open_base(session, &icmpv6.with_group(), needs_ipv6)?,
+                igmp: None,
             }
         };
         Ok(Ports { base, rule, open: HashMap::new(), revoked: (0, Vec::new()), lost_by_closed: 0 })
@@ -123,6 +130,19 @@ impl Ports {
         self.open
             .insert(Port::new(protocol, opened), Open { endpoint, sockets: 1, is_reported: false });
         Ok((opened, true))
+    }
+
+    /// Opens the endpoint that reports groups of a family, if it is not open.
+    pub(super) fn open_groups(&mut self, session: &mut Session, is_ipv4: bool) -> io::Result<()> {
+        match &mut self.base {
+            Base::Own { igmp: igmp @ None, .. } if is_ipv4 => {
+                let rule = self.rule.ethertype(ETHERTYPE_IPV4).protocol(PROTOCOL_IGMP);
+                *igmp = Some(session.open(&rule.with_group()).map_err(refused)?);
+                Ok(())
+            }
+            // MLD is ICMPv6. The stack of a host with shared addresses joins no groups.
+            _ => Ok(()),
+        }
     }
 
     /// Closes a port, once no socket uses it.
@@ -199,6 +219,7 @@ impl Ports {
             }
             (Base::Own { icmp, .. }, PROTOCOL_ICMP) => *icmp,
             (Base::Own { icmpv6, .. }, PROTOCOL_ICMPV6) => *icmpv6,
+            (Base::Own { igmp, .. }, PROTOCOL_IGMP) => *igmp,
             // The server takes only solicitations, and counts any other message against the session.
             (Base::Shared { neighbours }, PROTOCOL_ICMPV6) => {
                 (*frame.get(transport)? == NEIGHBOUR_SOLICITATION).then_some(*neighbours)
@@ -239,7 +260,8 @@ fn rule(common: Rule, info: &Info, port: Port, local: IpAddr) -> io::Result<Rule
     let rule = common.protocol(port.protocol).port(port.port);
     if !info.shared {
         let ethertype = if port.is_ipv4 { ETHERTYPE_IPV4 } else { ETHERTYPE_IPV6 };
-        return Ok(rule.ethertype(ethertype));
+        let rule = rule.ethertype(ethertype);
+        return Ok(if port.protocol == PROTOCOL_UDP { rule.with_group() } else { rule });
     }
     let own = match local {
         IpAddr::V4(_) => info.ipv4.map(|(ip, _)| IpAddr::from(ip)),

@@ -7,6 +7,7 @@ use towpath_engine::reach::Reach;
 use towpath_engine::roles::Roles;
 use towpath_packet::FlowRule;
 use towpath_packet::headers::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, PROTOCOL_ICMP, PROTOCOL_ICMPV6};
+use towpath_packet::igmp::PROTOCOL_IGMP;
 use towpath_protocol::settings::Setting;
 
 /// The first port that needs no privilege by default (ip(7), `ip_unprivileged_port_start`).
@@ -191,7 +192,7 @@ impl Terms {
             return Ok(());
         }
         match (rule.protocol, rule.port) {
-            (Some(PROTOCOL_ICMP | PROTOCOL_ICMPV6), _) => Ok(()),
+            (Some(PROTOCOL_ICMP | PROTOCOL_ICMPV6 | PROTOCOL_IGMP), _) => Ok(()),
             // The server chooses one of the ports.
             (Some(protocol), Some(0)) => match granted.iter().any(|one| one.protocol == protocol) {
                 true => Ok(()),
@@ -259,6 +260,7 @@ mod tests {
             FlowRule { protocol: Some(17), port: Some(53), ..rule() },
             FlowRule { protocol: Some(PROTOCOL_ICMP), ..rule() },
             FlowRule { protocol: Some(PROTOCOL_ICMPV6), ..rule() },
+            FlowRule { protocol: Some(PROTOCOL_IGMP), ..rule() },
             FlowRule { ethertype: Some(ETHERTYPE_ARP), ..rule() },
             FlowRule { ethertype: Some(0x88b5), ..rule() },
             FlowRule { ethertype: Some(ETHERTYPE_IPV4), ..tcp(80) },
