@@ -17,13 +17,15 @@ pub(crate) fn socket(error: SocketError) -> Error {
         SocketError::Aborted => ErrorKind::ConnectionAborted,
         SocketError::NotConnected | SocketError::NoSocket => ErrorKind::NotConnected,
         SocketError::Closed => ErrorKind::BrokenPipe,
-        SocketError::AddressInUse => ErrorKind::AddrInUse,
-        SocketError::AddressNotAvailable => ErrorKind::AddrNotAvailable,
+        SocketError::AddressInUse | SocketError::AlreadyJoined => ErrorKind::AddrInUse,
+        SocketError::AddressNotAvailable | SocketError::NotJoined => ErrorKind::AddrNotAvailable,
         SocketError::Unreachable => ErrorKind::HostUnreachable,
         SocketError::Revoked | SocketError::BroadcastNotEnabled => ErrorKind::PermissionDenied,
         SocketError::NoGroups => ErrorKind::Unsupported,
         SocketError::LimitReached => ErrorKind::QuotaExceeded,
-        SocketError::MessageTooLong | SocketError::InvalidAddress => ErrorKind::InvalidInput,
+        SocketError::MessageTooLong | SocketError::InvalidAddress | SocketError::NotGroup => {
+            ErrorKind::InvalidInput
+        }
     };
     Error::new(kind, error)
 }

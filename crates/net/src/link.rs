@@ -195,8 +195,8 @@ pub trait Link: Send {
         Ok((local, false))
     }
 
-    /// Prepares for the reports of multicast groups of a family: a socket joins one. Links that need no preparation keep
-    /// this default.
+    /// Prepares to send and receive IGMP or MLD, before a socket joins a group of the family (`true`: IPv4). Links that need
+    /// no preparation keep this default.
     ///
     /// # Errors
     /// If the reports are not allowed, or the link is dead.

@@ -105,7 +105,8 @@ impl UdpSocket {
         if interface.is_unspecified() || self.stack(is_own)? {
             return Ok(());
         }
-        let message = "no interface of the network has this address: name 0.0.0.0, or the network's own address";
+        let message =
+            "no interface of the network has this address: pass 0.0.0.0, or the network's address";
         Err(io::Error::new(io::ErrorKind::AddrNotAvailable, message))
     }
 }
@@ -115,6 +116,6 @@ fn check_index(interface: u32) -> io::Result<()> {
     if interface == 0 {
         return Ok(());
     }
-    let message = "a network has one interface, without an index: name the interface 0";
+    let message = "a network has one interface, which has no index: pass 0";
     Err(io::Error::new(io::ErrorKind::AddrNotAvailable, message))
 }

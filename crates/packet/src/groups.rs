@@ -1,8 +1,8 @@
 //! The multicast groups that a host listens to, and when it reports them (RFC 3376, RFC 3810, and their older versions).
 //!
-//! A switch that snoops on reports (RFC 4541) forwards a group's frames only to stations that report the group. So reports
+//! A switch that snoops on reports (RFC 4541) forwards a group's frames only to hosts that report the group. So reports
 //! of other hosts do not suppress those of this host, although older versions allow it (RFC 2236, 3; RFC 2710, 4): a switch
-//! needs the report of each station.
+//! needs the report of each host.
 //!
 //! The state is the same for IPv4 and IPv6. `igmp.rs` and `mld.rs` read queries and write reports.
 //!
@@ -47,25 +47,23 @@ impl<A: Copy> Query<A> {
     }
 }
 
-/// What a report says about its groups.
+/// The type of a group record, without its sources (RFC 3376, 4.2.12; RFC 3810, 5.2.12).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
     /// The host listens to all sources of the group.
-    Listens,
-    /// The host has begun to listen.
-    Begins,
+    IsExclude,
+    /// The host has begun to listen to all sources.
+    ToExclude,
     /// The host listens to no source any more.
-    Ends,
+    ToInclude,
 }
 
 /// Returns the type of a group record with no source addresses (RFC 3376, 4.2.12; RFC 3810, 5.2.12).
 pub(crate) fn record_type(record: Record) -> u8 {
     match record {
-        // Excludes no source, still, or from now on.
-        Record::Listens => 2,
-        Record::Begins => 4,
-        // Includes no source from now on.
-        Record::Ends => 3,
+        Record::IsExclude => 2,
+        Record::ToInclude => 3,
+        Record::ToExclude => 4,
     }
 }
 
@@ -90,9 +88,9 @@ pub trait Group: Copy + Ord {
 
 /// A group that the host listens to.
 #[derive(Debug)]
-struct Member<A> {
+struct ListenedGroup<A> {
     group: A,
-    /// The number of reports that have yet to announce the group as new.
+    /// The number of reports of the new group that the host still has to send.
     changes: u8,
     /// The time of the answer to a query about the group.
     answer: Option<u64>,
@@ -102,8 +100,8 @@ struct Member<A> {
 #[derive(Debug)]
 pub struct Groups<A> {
     /// In the order of their addresses.
-    members: Vec<Member<A>>,
-    /// The groups that the host has left, and the number of reports that have yet to say so.
+    listened: Vec<ListenedGroup<A>>,
+    /// The groups that the host has left, each with the number of reports of it that the host still has to send.
     left: Vec<(A, u8)>,
     /// The time of the next report of new and left groups.
     change: Option<u64>,
@@ -118,7 +116,7 @@ pub struct Groups<A> {
 impl<A> Default for Groups<A> {
     fn default() -> Groups<A> {
         Groups {
-            members: Vec::new(),
+            listened: Vec::new(),
             left: Vec::new(),
             change: None,
             answered: None,
@@ -132,9 +130,9 @@ impl<A: Group> Groups<A> {
     /// Starts listening to a group. The first report is due at `now_us`, the second within a second. Does nothing if
     /// the host listens to the group already.
     pub fn join(&mut self, now_us: u64, group: A) {
-        if let Err(at) = self.members.binary_search_by_key(&group, |one| one.group) {
+        if let Err(at) = self.listened.binary_search_by_key(&group, |one| one.group) {
             self.left.retain(|(one, _)| *one != group);
-            self.members.insert(at, Member { group, changes: ROBUSTNESS, answer: None });
+            self.listened.insert(at, ListenedGroup { group, changes: ROBUSTNESS, answer: None });
             self.change = Some(now_us);
             self.schedule();
         }
@@ -143,7 +141,7 @@ impl<A: Group> Groups<A> {
     /// Returns `true` if the host listens to a group.
     #[must_use]
     pub fn has(&self, group: A) -> bool {
-        self.members.binary_search_by_key(&group, |one| one.group).is_ok()
+        self.listened.binary_search_by_key(&group, |one| one.group).is_ok()
     }
 
     /// Stops listening to a group. The first report of it is due at `now_us`, the second within a second. Does nothing
@@ -159,13 +157,13 @@ impl<A: Group> Groups<A> {
 
     /// Stops listening to a group, without a report.
     pub fn leave_unreported(&mut self, group: A) {
-        self.members.retain(|one| one.group != group);
+        self.listened.retain(|one| one.group != group);
         self.change = self.change.filter(|_| self.has_changes());
         self.schedule();
     }
 
     fn has_changes(&self) -> bool {
-        !self.left.is_empty() || self.members.iter().any(|one| one.changes > 0)
+        !self.left.is_empty() || self.listened.iter().any(|one| one.changes > 0)
     }
 
     /// Handles a query. The answer waits for a random part of the querier's delay (RFC 3376, 5.2; RFC 3810, 6.2).
@@ -178,7 +176,7 @@ impl<A: Group> Groups<A> {
         }
         let earliest = self.answered.map_or(now_us, |at| now_us.max(at + ANSWER_PAUSE_US));
         let together = random_time(&mut random, query.delay_us);
-        for one in &mut self.members {
+        for one in &mut self.listened {
             if query.group.is_none_or(|asked| asked == one.group) {
                 // In older versions, each group has its own time (RFC 2236, 3; RFC 2710, 4).
                 let delay =
@@ -197,7 +195,7 @@ impl<A: Group> Groups<A> {
     }
 
     fn schedule(&mut self) {
-        let answers = self.members.iter().map(|one| one.answer);
+        let answers = self.listened.iter().map(|one| one.answer);
         self.next = answers.chain([self.change]).flatten().min();
     }
 
@@ -223,7 +221,7 @@ impl<A: Group> Groups<A> {
             self.change = self.has_changes().then_some(next);
         }
         let mut asked = Vec::new();
-        for one in &mut self.members {
+        for one in &mut self.listened {
             if one.answer.is_some_and(|at| at <= now_us) {
                 one.answer = None;
                 asked.push(one.group);
@@ -233,13 +231,13 @@ impl<A: Group> Groups<A> {
             self.answered = Some(now_us);
         }
         self.schedule();
-        A::add_reports(&asked, Record::Listens, version, &mut reports);
+        A::add_reports(&asked, Record::IsExclude, version, &mut reports);
         reports
     }
 
     fn report_changes(&mut self, version: Version, reports: &mut Vec<Report<A>>) {
         let mut begun = Vec::new();
-        for one in self.members.iter_mut().filter(|one| one.changes > 0) {
+        for one in self.listened.iter_mut().filter(|one| one.changes > 0) {
             one.changes -= 1;
             begun.push(one.group);
         }
@@ -254,8 +252,8 @@ impl<A: Group> Groups<A> {
             // One message says it (RFC 2236, 3; RFC 2710, 4), and IGMPv1 has none.
             self.left.clear();
         }
-        A::add_reports(&begun, Record::Begins, version, reports);
-        A::add_reports(&ended, Record::Ends, version, reports);
+        A::add_reports(&begun, Record::ToExclude, version, reports);
+        A::add_reports(&ended, Record::ToInclude, version, reports);
     }
 }
 

@@ -21,7 +21,7 @@ const LEAVE_V2: u8 = 0x17;
 const ALL_ROUTERS: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 2);
 /// The destination of reports of version 3 (RFC 3376, 4.2.14).
 const ALL_ROUTERS_V3: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 22);
-/// The most records of a report: it fits into 576 bytes, which each link carries.
+/// The most records of a report: it fits into 576 bytes, which each IPv4 host accepts (RFC 791, 3.1).
 const MOST_RECORDS: usize = 60;
 /// The delay of a query of version 1, which names none: ten seconds (RFC 2236, 4).
 const DELAY_V1_US: u64 = 10_000_000;
@@ -108,9 +108,9 @@ impl Group for Ipv4Addr {
             })
         };
         match (version, record) {
-            (Version::First, Record::Ends) => {}
+            (Version::First, Record::ToInclude) => {}
             (Version::First, _) => reports.extend(about(REPORT_V1, None)),
-            (Version::Second, Record::Ends) => {
+            (Version::Second, Record::ToInclude) => {
                 reports.extend(about(LEAVE_V2, Some(ALL_ROUTERS)));
             }
             (Version::Second, _) => reports.extend(about(REPORT_V2, None)),

@@ -150,8 +150,8 @@ impl Group for Ipv6Addr {
             return;
         }
         let (kind, dst) = match record {
-            Record::Listens | Record::Begins => (REPORT_V1, None),
-            Record::Ends => (DONE_V1, Some(ALL_ROUTERS)),
+            Record::IsExclude | Record::ToExclude => (REPORT_V1, None),
+            Record::ToInclude => (DONE_V1, Some(ALL_ROUTERS)),
         };
         reports.extend(groups.iter().map(|&group| {
             let message = [&[kind, 0, 0, 0, 0, 0, 0, 0][..], &group.octets()].concat();

@@ -69,7 +69,7 @@ counters! {
     ndp_received,
     /// NDP messages sent.
     ndp_sent,
-    /// IGMP messages received.
+    /// IGMP messages received, malformed ones included.
     igmp_received,
     /// IGMP reports sent.
     igmp_sent,

@@ -164,7 +164,7 @@ impl Host {
         }
     }
 
-    /// Sends a whole frame to its destination's station.
+    /// Queues a frame for the multicast MAC address in its header.
     pub(crate) fn send_to_group(&mut self, bytes: Vec<u8>) {
         let to = NextHop::Station(*bytes.first_chunk().unwrap_or(&ethernet::BROADCAST));
         let taken = self.outbox.push(Frame { bytes, meta: Meta::FULL, to });

@@ -9,7 +9,7 @@ use crate::bindings::Bound;
 use crate::host::Host;
 use crate::{Instant, SocketError, ndp};
 
-/// A time that has come, in microseconds.
+/// A time in the past, in microseconds: a report with it is due at the next poll.
 const AT_ONCE: u64 = 0;
 
 /// The groups, the number of sockets in each, and when to report the groups.
@@ -19,7 +19,7 @@ pub(crate) struct Memberships {
     ipv6: mld::Groups,
 }
 
-/// Returns `true` if no host reports the group: that of all hosts of a link, or one that stays in a host or has no scope
+/// Returns `true` if no host reports the group: the group of all hosts, or a group of interface-local or reserved scope
 /// (RFC 3376, 5; RFC 3810, 6).
 fn is_unreported(group: IpAddr) -> bool {
     match group {
@@ -137,7 +137,7 @@ impl JoinedGroups {
         group: IpAddr,
     ) -> Result<(), SocketError> {
         if !group.is_multicast() || !bound.takes(group.is_ipv4()) {
-            return Err(SocketError::InvalidAddress);
+            return Err(SocketError::NotGroup);
         }
         if host.config.shares_addresses {
             return Err(SocketError::NoGroups);
@@ -148,7 +148,7 @@ impl JoinedGroups {
             return Err(SocketError::AddressNotAvailable);
         }
         if self.0.contains(&group) {
-            return Err(SocketError::AddressInUse);
+            return Err(SocketError::AlreadyJoined);
         }
         if memberships.len() >= host.config.limits.memberships {
             return Err(SocketError::LimitReached);
@@ -166,10 +166,10 @@ impl JoinedGroups {
         group: IpAddr,
     ) -> Result<(), SocketError> {
         if !group.is_multicast() {
-            return Err(SocketError::InvalidAddress);
+            return Err(SocketError::NotGroup);
         }
         let at = self.0.iter().position(|one| *one == group);
-        self.0.swap_remove(at.ok_or(SocketError::AddressNotAvailable)?);
+        self.0.swap_remove(at.ok_or(SocketError::NotJoined)?);
         memberships.leave(host, group);
         Ok(())
     }

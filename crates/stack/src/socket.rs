@@ -101,6 +101,15 @@ pub enum SocketError {
     /// Another socket uses the address and port.
     #[error("the address is in use")]
     AddressInUse,
+    /// The socket has joined the multicast group already.
+    #[error("the socket has already joined the group")]
+    AlreadyJoined,
+    /// The socket has not joined the multicast group.
+    #[error("the socket has not joined the group")]
+    NotJoined,
+    /// The address is no multicast group's, or of a family that the socket does not take.
+    #[error("the address is no multicast group of the socket's family")]
+    NotGroup,
     /// The address does not belong to this stack. Or the connection names no local port, and no ephemeral port (49152 to
     /// 65535) is free for this peer.
     #[error("the address is not this host's, or no ephemeral port is free for the peer")]
@@ -115,7 +124,7 @@ pub enum SocketError {
     /// The destination is a broadcast address, and the socket may not send to such addresses.
     #[error("the socket may not send to a broadcast address: enable broadcasts")]
     BroadcastNotEnabled,
-    /// This host shares its addresses with another one, which alone receives datagrams to multicast groups.
+    /// This host shares its addresses with the kernel, and only the kernel receives datagrams to multicast groups.
     #[error(
         "a host that shares its addresses with the kernel joins no multicast groups: use a kernel socket, or an \
          address of the application's own"
@@ -129,7 +138,7 @@ pub enum SocketError {
     Revoked,
     /// A limit of this stack is reached.
     #[error(
-        "a limit of this host is reached: close sockets, or raise `Limits` of its configuration"
+        "a limit of this host is reached: close sockets or leave groups, or raise `Limits` of its configuration"
     )]
     LimitReached,
     /// The port is zero, or no packet can be sent to the address.

@@ -143,7 +143,7 @@ fn groups_of_sockets_are_reported() {
     };
     let expected = vec![(to_routers, begins.clone()); 2];
     assert_eq!(without_sum(igmp(&mut world)), expected, "twice, for two sockets");
-    // That of all hosts is not reported.
+    // The host does not report the group of all hosts.
     world.nodes[0].stack.udp_join(sockets[2], Ipv4Addr::new(224, 0, 0, 1).into()).unwrap();
     world.nodes[0].stack.udp_leave(sockets[0], GROUP).unwrap();
     world.idle(Duration::from_secs(2));
@@ -209,14 +209,14 @@ fn mistakes_are_errors() {
     let v4 = stack.udp_bind(unspecified(GROUP, 0)).unwrap();
     let v6 = stack.udp_bind(unspecified(group_v6(), 0)).unwrap();
     let dual = stack.udp_bind_dual(unspecified(group_v6(), 0)).unwrap();
-    assert_eq!(stack.udp_join(v4, "10.0.0.2".parse().unwrap()), Err(SocketError::InvalidAddress));
-    assert_eq!(stack.udp_join(v4, group_v6()), Err(SocketError::InvalidAddress));
-    assert_eq!(stack.udp_join(v6, GROUP), Err(SocketError::InvalidAddress));
+    assert_eq!(stack.udp_join(v4, "10.0.0.2".parse().unwrap()), Err(SocketError::NotGroup));
+    assert_eq!(stack.udp_join(v4, group_v6()), Err(SocketError::NotGroup));
+    assert_eq!(stack.udp_join(v6, GROUP), Err(SocketError::NotGroup));
     assert_eq!(stack.udp_join(dual, GROUP), Ok(()));
     assert_eq!(stack.udp_join(dual, group_v6()), Ok(()));
-    assert_eq!(stack.udp_join(dual, GROUP), Err(SocketError::AddressInUse));
-    assert_eq!(stack.udp_leave(dual, OTHER), Err(SocketError::AddressNotAvailable));
-    assert_eq!(stack.udp_leave(dual, "::1".parse().unwrap()), Err(SocketError::InvalidAddress));
+    assert_eq!(stack.udp_join(dual, GROUP), Err(SocketError::AlreadyJoined));
+    assert_eq!(stack.udp_leave(dual, OTHER), Err(SocketError::NotJoined));
+    assert_eq!(stack.udp_leave(dual, "::1".parse().unwrap()), Err(SocketError::NotGroup));
     stack.udp_close(dual).unwrap();
     assert_eq!(stack.udp_join(dual, GROUP), Err(SocketError::NoSocket));
 

@@ -89,7 +89,7 @@ fn behind_a_bridge(test: &str, limited: Option<&User>) {
         let sender = far.run(|| KernelSocket::bind((from, 0)).unwrap()).unwrap();
         let any = if group.is_ipv4() { "0.0.0.0:7" } else { "[::]:7" };
         let receiver = UdpSocket::bind(&network, any).unwrap();
-        // Other packets to groups: queries, reports, solicitations.
+        // Far more than the other packets that `rx_group` counts: queries, reports, solicitations.
         const MANY: u64 = 1000;
         let send_many = || {
             let before = groups();

@@ -128,11 +128,11 @@ impl Stack {
         self.udp.options(id)
     }
 
-    /// Joins a multicast group: the socket receives the datagrams to it. Hosts of the link learn of the group by IGMP or MLD
-    /// at the next poll.
+    /// Joins a multicast group: the socket receives the datagrams to it. Routers and switches learn of the group by IGMP
+    /// or MLD at the next poll.
     ///
     /// # Errors
-    /// If the address is no group's, or of a family that the socket does not take; if this host has no address of the family,
+    /// If there is no such socket; if the address is no group's, or of a family that the socket does not take; if this host has no address of the family,
     /// or shares its addresses; if the socket has joined the group already, or all sockets are in too many groups
     /// ([`Limits::memberships`](crate::Limits::memberships)).
     pub fn udp_join(&mut self, id: UdpId, group: IpAddr) -> Result<(), SocketError> {
@@ -142,7 +142,7 @@ impl Stack {
     /// Leaves a multicast group.
     ///
     /// # Errors
-    /// If the address is no group's, or the socket has not joined the group.
+    /// If there is no such socket, the address is no group's, or the socket has not joined the group.
     pub fn udp_leave(&mut self, id: UdpId, group: IpAddr) -> Result<(), SocketError> {
         self.udp.leave(&self.host, &mut self.memberships, id, group)
     }
