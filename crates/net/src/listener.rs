@@ -55,13 +55,12 @@ impl TcpListener {
         local: impl ToSocketAddrs,
         options: BindOptions,
     ) -> io::Result<TcpListener> {
-        let BindOptions { backlog, only_v6 } = options;
         each(network, local, |local| {
-            let listen = |core: &mut Core, _, local| match only_v6 {
-                true => core.stack.tcp_listen(local, backlog),
-                false => core.stack.tcp_listen_dual(local, backlog),
+            let listen = |core: &mut Core, _, local| {
+                core.stack.tcp_listen_with(local, options.mode(), options.backlog)
             };
-            let id = network.checked()?.with_port(PortProtocol::Tcp, local, !only_v6, listen)?;
+            let is_dual = options.mode().is_dual;
+            let id = network.checked()?.with_port(PortProtocol::Tcp, local, is_dual, listen)?;
             let waiter = network.register(SocketId::Listener(id));
             let (options, ttl) = (Options::default(), AtomicU8::new(DEFAULT_TTL));
             let inner = Inner { network: network.clone(), id, waiter, options, ttl };

@@ -6,6 +6,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant as StdInstant};
 
+use towpath_stack::BindMode;
+
 use crate::Network;
 use crate::lock::lock;
 use crate::wait::Patience;
@@ -20,11 +22,23 @@ pub struct BindOptions {
     /// `true` if a socket at `[::]` takes IPv6 only, so that another one may have the port at `0.0.0.0` (`IPV6_V6ONLY`;
     /// RFC 3493, 5.3). Default `false`, as on Linux. Sockets at other addresses ignore it.
     pub only_v6: bool,
+    /// `true` if other sockets of the network with this option may be bound to the same address and port (`SO_REUSEPORT`), for
+    /// instance one per thread. Each peer's address and port choose one of the listeners, or one of the UDP sockets without
+    /// a peer; a UDP socket that is connected to the sender comes first. Each UDP socket receives the datagrams to
+    /// broadcast addresses and to its groups. When a listener is dropped, the connections that wait in it are reset.
+    /// Default `false`.
+    pub reuse_port: bool,
+}
+
+impl BindOptions {
+    pub(crate) fn mode(&self) -> BindMode {
+        BindMode { is_dual: !self.only_v6, reuse_port: self.reuse_port }
+    }
 }
 
 impl Default for BindOptions {
     fn default() -> BindOptions {
-        BindOptions { backlog: 1024, only_v6: false }
+        BindOptions { backlog: 1024, only_v6: false, reuse_port: false }
     }
 }
 

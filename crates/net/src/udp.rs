@@ -70,10 +70,7 @@ impl UdpSocket {
     ) -> io::Result<UdpSocket> {
         let is_dual = !options.only_v6;
         each(network, local, |local| {
-            let bind = |core: &mut Core, _, local| match is_dual {
-                true => core.stack.udp_bind_dual(local),
-                false => core.stack.udp_bind(local),
-            };
+            let bind = |core: &mut Core, _, local| core.stack.udp_bind_with(local, options.mode());
             let id = network.checked()?.with_port(PortProtocol::Udp, local, is_dual, bind)?;
             let waiter = network.register(SocketId::Udp(id));
             let options = Arc::new(Options::default());

@@ -17,18 +17,31 @@ pub(crate) fn mapped(address: IpAddr) -> IpAddr {
     }
 }
 
+/// How a socket is bound to its address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BindMode {
+    /// `true` if a socket at `[::]` also takes IPv4: the addresses of IPv4 hosts then have the prefix `::ffff:0:0/96`
+    /// (RFC 3493, 3.7). Sockets at other addresses ignore it.
+    pub is_dual: bool,
+    /// `true` if other sockets may be bound to the same address and port, all in this mode (`SO_REUSEPORT` of Linux).
+    pub reuse_port: bool,
+}
+
 /// An address that a socket is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bound {
     pub(crate) local: SocketAddr,
     /// `true` for `[::]` with IPv4: a dual-stack socket (RFC 3493, 3.7).
     pub(crate) is_dual: bool,
+    /// `true` if other sockets may share the port.
+    reuse_port: bool,
 }
 
 impl Bound {
     /// Returns the binding of a socket to `local`. Only at `[::]` a socket may also take IPv4.
-    pub(crate) fn new(local: SocketAddr, only_v6: bool) -> Bound {
-        Bound { local, is_dual: !only_v6 && local.is_ipv6() && local.ip().is_unspecified() }
+    pub(crate) fn new(local: SocketAddr, mode: BindMode) -> Bound {
+        let is_dual = mode.is_dual && local.is_ipv6() && local.ip().is_unspecified();
+        Bound { local, is_dual, reuse_port: mode.reuse_port }
     }
 
     /// Returns `true` if the socket exchanges packets of a family.
@@ -66,14 +79,28 @@ impl Bound {
     }
 }
 
+/// The sockets that are bound to one address and port. There are several only if each of them reuses the port.
+struct Sharing<T> {
+    sockets: Vec<T>,
+    reuse_port: bool,
+}
+
+/// The numbers of sockets that are bound to a port.
+#[derive(Clone, Copy, Default)]
+struct Users {
+    all: u32,
+    /// Those that reuse the port.
+    reusing: u32,
+}
+
 /// Addresses and ports, and the sockets bound to them. An unspecified address stands for every
 /// address of its family.
 pub(crate) struct Bindings<T> {
-    bound: HashMap<(IpAddr, u16), T>,
+    bound: HashMap<(IpAddr, u16), Sharing<T>>,
     /// The number of sockets.
     sockets: usize,
-    /// The number of sockets bound to a port, at any address of a family (`true`: IPv4).
-    ports: HashMap<(bool, u16), u32>,
+    /// The sockets bound to a port, at any address of a family (`true`: IPv4).
+    ports: HashMap<(bool, u16), Users>,
 }
 
 fn unspecified(of: IpAddr) -> IpAddr {
@@ -90,49 +117,70 @@ pub(crate) fn ephemeral_ports(random: &mut Random) -> impl Iterator<Item = u16> 
     (0..count).map(move |step| EPHEMERAL.start() + ((start + step) % count) as u16)
 }
 
-impl<T: Copy> Bindings<T> {
+impl<T: Copy + PartialEq> Bindings<T> {
     pub(crate) fn new() -> Self {
         Bindings { bound: HashMap::new(), sockets: 0, ports: HashMap::new() }
     }
 
-    /// Returns `true` if a socket at `address` would conflict with another socket.
+    /// Returns `true` if a socket at `address` that does not reuse the port would conflict with another socket.
     pub(crate) fn is_taken(&self, address: IpAddr, port: u16) -> bool {
-        if address.is_unspecified() {
-            return self.ports.contains_key(&(address.is_ipv4(), port));
-        }
-        self.bound.contains_key(&(address, port))
-            || self.bound.contains_key(&(unspecified(address), port))
+        self.conflicts(address, port, false)
     }
 
-    /// Binds a socket. If the port is zero, chooses a free port. Returns the binding with its port.
+    fn conflicts(&self, address: IpAddr, port: u16, reuse_port: bool) -> bool {
+        if address.is_unspecified() {
+            let users = self.ports.get(&(address.is_ipv4(), port)).copied().unwrap_or_default();
+            return users.all > if reuse_port { users.reusing } else { 0 };
+        }
+        [address, unspecified(address)].into_iter().any(|address| {
+            let there = self.bound.get(&(address, port));
+            there.is_some_and(|there| !(reuse_port && there.reuse_port))
+        })
+    }
+
+    /// Binds a socket. If the port is zero, chooses a port that no socket has. Returns the binding with its port.
     pub(crate) fn bind(
         &mut self,
         mut wanted: Bound,
         what: T,
         random: &mut Random,
     ) -> Result<Bound, SocketError> {
-        let is_free = |port| !wanted.addresses().any(|one| self.is_taken(one.ip(), port));
+        let is_free = |port, reuse_port| {
+            !wanted.addresses().any(|one| self.conflicts(one.ip(), port, reuse_port))
+        };
         let port = match wanted.local.port() {
-            0 => ephemeral_ports(random).find(|&port| is_free(port)),
-            port => Some(port).filter(|&port| is_free(port)),
+            0 => ephemeral_ports(random).find(|&port| is_free(port, false)),
+            port => Some(port).filter(|&port| is_free(port, wanted.reuse_port)),
         };
         wanted.local.set_port(port.ok_or(SocketError::AddressInUse)?);
+        let reuse_port = wanted.reuse_port;
         for local in wanted.addresses() {
-            self.bound.insert((local.ip(), local.port()), what);
-            *self.ports.entry((local.is_ipv4(), local.port())).or_default() += 1;
+            let new = || Sharing { sockets: Vec::new(), reuse_port };
+            let there = self.bound.entry((local.ip(), local.port())).or_insert_with(new);
+            there.sockets.push(what);
+            let users = self.ports.entry((local.is_ipv4(), local.port())).or_default();
+            users.all += 1;
+            users.reusing += u32::from(reuse_port);
         }
         self.sockets += 1;
         Ok(wanted)
     }
 
     /// Releases the address of a socket that is bound.
-    pub(crate) fn unbind(&mut self, bound: Bound) {
+    pub(crate) fn unbind(&mut self, bound: Bound, what: T) {
         for local in bound.addresses() {
-            self.bound.remove(&(local.ip(), local.port()));
+            let key = (local.ip(), local.port());
+            if let Some(there) = self.bound.get_mut(&key) {
+                there.sockets.retain(|one| *one != what);
+                if there.sockets.is_empty() {
+                    self.bound.remove(&key);
+                }
+            }
             let key = (local.is_ipv4(), local.port());
-            if let Some(count) = self.ports.get_mut(&key) {
-                *count -= 1;
-                if *count == 0 {
+            if let Some(users) = self.ports.get_mut(&key) {
+                users.all -= 1;
+                users.reusing -= u32::from(bound.reuse_port);
+                if users.all == 0 {
                     self.ports.remove(&key);
                 }
             }
@@ -140,9 +188,22 @@ impl<T: Copy> Bindings<T> {
         self.sockets -= 1;
     }
 
-    /// Finds the socket that receives packets for this address and port.
-    pub(crate) fn find(&self, address: IpAddr, port: u16) -> Option<&T> {
-        self.bound.get(&(address, port)).or_else(|| self.bound.get(&(unspecified(address), port)))
+    fn at(&self, address: IpAddr, port: u16) -> &[T] {
+        self.bound.get(&(address, port)).map_or(&[], |there| &there.sockets)
+    }
+
+    /// Returns the sockets for packets to an address and port: those at the address, or else those at the unspecified
+    /// address.
+    pub(crate) fn find(&self, address: IpAddr, port: u16) -> &[T] {
+        match self.at(address, port) {
+            [] => self.at(unspecified(address), port),
+            there => there,
+        }
+    }
+
+    /// Returns all sockets for packets to a group's address and port.
+    pub(crate) fn all(&self, group: IpAddr, port: u16) -> impl Iterator<Item = &T> {
+        self.at(group, port).iter().chain(self.at(unspecified(group), port))
     }
 
     pub(crate) fn len(&self) -> usize {

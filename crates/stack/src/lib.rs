@@ -88,6 +88,7 @@ mod transmit;
 mod udp;
 mod wheel;
 
+pub use bindings::BindMode;
 pub use config::{Config, ConfigError, CongestionControl, KeepAlive, Limits, Offload, TcpConfig};
 pub use counters::Counters;
 pub use socket::{ListenerId, Readiness, SocketError, SocketId, SocketInfo, TcpId, UdpId};

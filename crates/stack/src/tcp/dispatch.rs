@@ -63,7 +63,7 @@ impl Tcp {
         }
         host.counters.tcp_no_connection += 1;
         // A listener drops what neither opens nor acknowledges (RFC 9293, 3.10.7.2).
-        let is_ignored = kind == 0 && self.listeners.find(tuple.local).is_some();
+        let is_ignored = kind == 0 && self.listeners.find(&host.random, &tuple).is_some();
         if !seg.has(RST) && !is_ignored {
             self.refuse(now, host, &tuple, &seg);
         }
@@ -74,7 +74,7 @@ impl Tcp {
         let is_open = self.find(tuple).is_some()
             || self.half_open.get(tuple).is_some()
             || self.time_wait.get(now, tuple).is_some()
-            || self.listeners.find(tuple.local).is_some();
+            || self.listeners.find(&host.random, tuple).is_some();
         if is_open || seg.has(RST) {
             host.counters.tcp_malformed += 1;
             return;

@@ -1,10 +1,11 @@
 //! Listeners, and the connections that wait to be accepted.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
 
+use super::tuple::Tuple;
 use crate::bindings::{Bindings, Bound};
 use crate::host::Host;
+use crate::random::Random;
 use crate::{ListenerId, SocketError, SocketId, TcpId};
 
 pub(super) struct Listener {
@@ -45,9 +46,18 @@ impl Listeners {
             .ok_or(SocketError::NoSocket)
     }
 
-    /// Returns the listener at an address.
-    pub(super) fn find(&mut self, local: SocketAddr) -> Option<(ListenerId, &mut Listener)> {
-        let &index = self.bindings.find(local.ip(), local.port())?;
+    /// Returns the listener of a connection. Of several at one port, each peer's address and port choose one, in a way that
+    /// the network cannot predict.
+    pub(super) fn find(
+        &mut self,
+        random: &Random,
+        tuple: &Tuple,
+    ) -> Option<(ListenerId, &mut Listener)> {
+        let index = match self.bindings.find(tuple.local.ip(), tuple.local.port()) {
+            [] => return None,
+            [one] => *one,
+            several => several[(random.keyed(tuple) % several.len() as u64) as usize],
+        };
         let listener = self.listeners.get_mut(index as usize)?.as_mut()?;
         Some((ListenerId { index, generation: listener.generation }, listener))
     }

@@ -8,7 +8,7 @@ use super::connection::Owner;
 use super::listener::Listener;
 use super::segment::{ACK, RST};
 use super::table::Tcp;
-use crate::bindings::Bound;
+use crate::bindings::{BindMode, Bound};
 use crate::host::Host;
 use crate::{Instant, ListenerId, Readiness, SocketError, SocketId, TcpId};
 
@@ -18,7 +18,7 @@ impl Tcp {
         &mut self,
         host: &mut Host,
         local: SocketAddr,
-        only_v6: bool,
+        mode: BindMode,
         backlog: usize,
     ) -> Result<ListenerId, SocketError> {
         if !local.ip().is_unspecified() && !host.is_ours(local.ip()) {
@@ -29,7 +29,7 @@ impl Tcp {
             return Err(SocketError::LimitReached);
         }
         let index = listeners.free.last().copied().unwrap_or(listeners.listeners.len() as u32);
-        let bound = listeners.bindings.bind(Bound::new(local, only_v6), index, &mut host.random)?;
+        let bound = listeners.bindings.bind(Bound::new(local, mode), index, &mut host.random)?;
         bound.addresses().for_each(|local| self.ports.add(local));
         listeners.generation += 1;
         let generation = listeners.generation;
@@ -91,7 +91,7 @@ impl Tcp {
         let waiting = std::mem::take(&mut listener.accept);
         self.listeners.listeners[id.index as usize] = None;
         self.listeners.free.push(id.index);
-        self.listeners.bindings.unbind(bound);
+        self.listeners.bindings.unbind(bound, id.index);
         self.forget_half_open(now, host, id);
         bound.addresses().for_each(|local| self.ports.remove(local));
         for tcp in waiting {

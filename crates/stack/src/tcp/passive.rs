@@ -30,7 +30,7 @@ impl Tcp {
         seg: &Segment,
         after: Option<Seq>,
     ) -> bool {
-        let Some((id, listener)) = self.listeners.find(tuple.local) else { return false };
+        let Some((id, listener)) = self.listeners.find(&host.random, &tuple) else { return false };
         if listener.revoked {
             return false;
         }
@@ -222,7 +222,7 @@ impl Tcp {
         seg: &Segment,
         data: &[u8],
     ) -> bool {
-        let Some((id, listener)) = self.listeners.find(tuple.local) else { return false };
+        let Some((id, listener)) = self.listeners.find(&host.random, &tuple) else { return false };
         if listener.revoked {
             return false;
         }

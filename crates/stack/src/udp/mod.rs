@@ -4,10 +4,11 @@ mod datagram;
 mod options;
 mod queue;
 mod recent;
+mod socket;
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::bindings::{Bindings, Bound};
+use crate::bindings::{BindMode, Bindings, Bound};
 use crate::checksum::Sum;
 use crate::host::{Host, Route};
 use crate::icmp::{Problem, Quoted};
@@ -17,35 +18,9 @@ use crate::outbox::NextHop;
 use crate::{Instant, Readiness, SocketError, SocketId, SocketInfo, UdpId, fragment, path};
 pub use datagram::{Outgoing, Received};
 pub use options::UdpOptions;
-use queue::{Arrived, Queue};
+use queue::Queue;
 use recent::Recent;
-
-/// The header's length, in bytes.
-const HEADER_BYTES: usize = 8;
-
-struct Socket {
-    generation: u32,
-    bound: Bound,
-    /// The peer, by an IPv4 address if it is an IPv4 host.
-    peer: Option<SocketAddr>,
-    queue: Queue,
-    dropped: u64,
-    error: Option<SocketError>,
-    /// `true` if the port belongs to this host no more.
-    revoked: bool,
-    told: bool,
-    /// `true` if the socket is in the list of sockets that found no room to send.
-    waits: bool,
-    options: UdpOptions,
-    groups: JoinedGroups,
-}
-
-impl Socket {
-    /// Takes the pending error. That of a revoked port stays.
-    fn take_error(&mut self) -> Option<SocketError> {
-        self.error.take().or(self.revoked.then_some(SocketError::Revoked))
-    }
-}
+use socket::{Datagram, HEADER_BYTES, Socket};
 
 /// Returns the source address of a datagram: the one that the application names, that of the socket, or that of the route.
 fn source(
@@ -99,7 +74,7 @@ impl Udp {
         &mut self,
         host: &mut Host,
         local: SocketAddr,
-        only_v6: bool,
+        mode: BindMode,
     ) -> Result<UdpId, SocketError> {
         let ip = local.ip();
         if !(ip.is_unspecified() || ip.is_multicast() || host.is_ours(ip)) {
@@ -109,7 +84,7 @@ impl Udp {
             return Err(SocketError::LimitReached);
         }
         let index = self.free.last().copied().unwrap_or(self.sockets.len() as u32);
-        let bound = self.bindings.bind(Bound::new(local, only_v6), index, &mut host.random)?;
+        let bound = self.bindings.bind(Bound::new(local, mode), index, &mut host.random)?;
         self.generation += 1;
         let generation = self.generation;
         let socket = Socket {
@@ -144,7 +119,7 @@ impl Udp {
         socket.groups.leave_all(host, memberships);
         self.sockets[id.index as usize] = None;
         self.free.push(id.index);
-        self.bindings.unbind(bound);
+        self.bindings.unbind(bound, id.index);
         Ok(())
     }
 
@@ -383,32 +358,42 @@ impl Udp {
                 return true;
             }
         }
-        let Some(&index) = self.bindings.find(packet.dst, dst_port) else {
-            host.counters.udp_no_socket += 1;
-            return false;
-        };
-        let Some(socket) = self.sockets[index as usize].as_mut() else { return false };
-        let from = SocketAddr::new(packet.src, src_port);
-        let is_other = |peer: SocketAddr| (peer.ip(), peer.port()) != (from.ip(), src_port);
-        if socket.peer.is_some_and(is_other) || !socket.groups.receives(packet.dst) {
-            host.counters.udp_no_socket += 1;
-            return false;
+        let datagram = Datagram { packet, from: SocketAddr::new(packet.src, src_port), payload };
+        let mut is_received = false;
+        if packet.dst.is_multicast() || host.is_broadcast(packet.dst) {
+            for &index in self.bindings.all(packet.dst, dst_port) {
+                let Some(socket) = self.sockets[index as usize].as_mut() else { continue };
+                if socket.accepts(&datagram) {
+                    socket.receive(host, index, &datagram);
+                    is_received = true;
+                }
+            }
+        } else if let Some(index) = self.receiver(host, &datagram, dst_port)
+            && let Some(socket) = self.sockets[index as usize].as_mut()
+        {
+            socket.receive(host, index, &datagram);
+            is_received = true;
         }
-        let data = &payload[HEADER_BYTES..];
-        let (from, to) = (socket.bound.shown(from), socket.bound.shown_ip(packet.dst));
-        let Packet { traffic_class, hop_limit, .. } = *packet;
-        if !socket.queue.push(&Arrived { from, to, traffic_class, hop_limit }, data) {
-            socket.dropped += 1;
-            host.counters.udp_queue_full += 1;
-            return true;
+        host.counters.udp_no_socket += u64::from(!is_received);
+        is_received
+    }
+
+    /// Returns the socket for a datagram to one host: the one that is connected to the sender, or one without a peer.
+    fn receiver(&self, host: &Host, datagram: &Datagram<'_>, port: u16) -> Option<u32> {
+        let sockets = self.bindings.find(datagram.packet.dst, port);
+        let get = |index: &u32| self.sockets.get(*index as usize)?.as_ref();
+        let accepts = |index: &&u32| get(index).is_some_and(|socket| socket.accepts(datagram));
+        if sockets.len() < 2 {
+            return sockets.first().filter(accepts).copied();
         }
-        host.counters.udp_received += 1;
-        if !socket.told {
-            socket.told = true;
-            let generation = socket.generation;
-            host.news.push_back(SocketId::Udp(UdpId { index, generation }));
+        let has_peer = |index: &&u32| get(index).is_some_and(|socket| socket.peer.is_some());
+        let accepting = || sockets.iter().filter(accepts);
+        if let Some(connected) = accepting().find(has_peer) {
+            return Some(*connected);
         }
-        true
+        let count = accepting().count() as u64;
+        let choice = host.random.keyed(&(datagram.from, datagram.packet.dst)).checked_rem(count)?;
+        accepting().nth(choice as usize).copied()
     }
 
     /// Handles an ICMP error about a datagram of ours. Returns `true` if a socket sent the
@@ -421,28 +406,39 @@ impl Udp {
         problem: Problem,
         quoted: &Quoted,
     ) -> bool {
-        let Some(&index) = self.bindings.find(quoted.src, quoted.src_port) else { return false };
-        let Some(socket) = self.sockets[index as usize].as_mut() else { return false };
-        let id = UdpId { index, generation: socket.generation };
         let to = SocketAddr::new(quoted.dst, quoted.dst_port);
-        let connected =
-            socket.peer.is_some_and(|peer| (peer.ip(), peer.port()) == (to.ip(), to.port()));
         let error = match problem {
             Problem::Refused => SocketError::Refused,
             Problem::Unreachable => SocketError::Unreachable,
             Problem::TooBig(_) => {
-                return connected || self.recent.contains(now, &host.random, id, to);
+                let mut ids = self.senders(quoted);
+                return ids.any(|(id, connected)| {
+                    connected || self.recent.contains(now, &host.random, id, to)
+                });
             }
         };
         // Only a connected socket can know which of its datagrams the error is about (RFC 1122,
         // 4.1.3.3).
-        if connected {
+        let Some((id, _)) = self.senders(quoted).find(|(_, connected)| *connected) else {
+            return false;
+        };
+        if let Ok(socket) = self.get(id) {
             socket.error = Some(error);
-            if !socket.told {
-                socket.told = true;
+            if !std::mem::replace(&mut socket.told, true) {
                 host.news.push_back(SocketId::Udp(id));
             }
         }
-        connected
+        true
+    }
+
+    /// Returns the sockets that may have sent a packet, each with `true` if it is connected to the packet's destination.
+    fn senders(&self, quoted: &Quoted) -> impl Iterator<Item = (UdpId, bool)> {
+        let to = (quoted.dst, quoted.dst_port);
+        let sockets = self.bindings.find(quoted.src, quoted.src_port).iter();
+        sockets.filter_map(move |&index| {
+            let socket = self.sockets.get(index as usize)?.as_ref()?;
+            let connected = socket.peer.is_some_and(|peer| (peer.ip(), peer.port()) == to);
+            Some((UdpId { index, generation: socket.generation }, connected))
+        })
     }
 }

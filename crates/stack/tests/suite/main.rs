@@ -13,6 +13,7 @@ mod own;
 mod path_mtu;
 mod peer;
 mod peers;
+mod reused_ports;
 mod scenarios;
 mod simulation;
 mod sockets;

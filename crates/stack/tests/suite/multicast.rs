@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::simulation::{World, config, finished};
 use crate::wire::sum;
-use towpath_stack::{Meta, SocketError, UdpId};
+use towpath_stack::{BindMode, Meta, SocketError, UdpId};
 
 const GROUP: IpAddr = IpAddr::V4(Ipv4Addr::new(239, 1, 2, 3));
 const OTHER: IpAddr = IpAddr::V4(Ipv4Addr::new(239, 1, 2, 4));
@@ -208,7 +208,12 @@ fn mistakes_are_errors() {
     let stack = &mut world.nodes[0].stack;
     let v4 = stack.udp_bind(unspecified(GROUP, 0)).unwrap();
     let v6 = stack.udp_bind(unspecified(group_v6(), 0)).unwrap();
-    let dual = stack.udp_bind_dual(unspecified(group_v6(), 0)).unwrap();
+    let dual = stack
+        .udp_bind_with(
+            unspecified(group_v6(), 0),
+            BindMode { is_dual: true, ..BindMode::default() },
+        )
+        .unwrap();
     assert_eq!(stack.udp_join(v4, "10.0.0.2".parse().unwrap()), Err(SocketError::NotGroup));
     assert_eq!(stack.udp_join(v4, group_v6()), Err(SocketError::NotGroup));
     assert_eq!(stack.udp_join(v6, GROUP), Err(SocketError::NotGroup));

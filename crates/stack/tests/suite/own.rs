@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use towpath_stack::{Meta, Offload, Shutdown, SocketError, Stack};
+use towpath_stack::{BindMode, Meta, Offload, Shutdown, SocketError, Stack};
 
 use crate::simulation::{V4, World, bytes, config};
 
@@ -195,7 +195,12 @@ fn the_link_cannot_report_about_the_hosts_own_packets() {
 #[test]
 fn mapped_addresses_of_the_link_are_dropped() {
     let mut world = world(Offload::default());
-    let receiver = host(&mut world).udp_bind_dual("[::]:53".parse().unwrap()).unwrap();
+    let receiver = host(&mut world)
+        .udp_bind_with(
+            "[::]:53".parse().unwrap(),
+            BindMode { is_dual: true, ..BindMode::default() },
+        )
+        .unwrap();
     let ours = addresses(&world, 53)[1];
     for source in ["::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:10.0.0.2"] {
         let source: std::net::Ipv6Addr = source.parse().unwrap();

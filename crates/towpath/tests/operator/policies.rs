@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use towpath_client::{
     AttachError, Lost, OpenError, Options, Rule, SendError, Session, Setting, Violation,
 };
-use towpath_net::{Network, SessionLink, UdpSocket};
+use towpath_net::{BindOptions, Network, SessionLink, UdpSocket};
 use towpath_testkit::{PacketSocket, User};
 
 use crate::running::*;
@@ -117,6 +117,36 @@ fn a_socket_of_both_families_gets_a_port_of_both() {
             both.send_to(b"answer", from).unwrap();
             assert_eq!((len, kernel.recv(&mut [0; 16]).unwrap()), (8, 6));
         }
+    });
+}
+
+/// A granted port stays open until the last of the sockets that share it has been dropped.
+#[test]
+fn several_sockets_share_a_granted_port() {
+    towpath_testkit::isolated!(|| {
+        let test = "policies::several_sockets_share_a_granted_port";
+        let ports =
+            "[[grant]]\nusers = [61002]\nports = [\"udp:5000\"]\nendpoints-per-session = 8\n";
+        let Some(policed) = Policed::start(test, ports) else { return };
+        let options = Options { endpoints: 8, ..SessionLink::options("shared") };
+        let session = attach_by(&policed.users[0], &policed.server.socket, &options).unwrap();
+        let network = Network::builder().over(session).unwrap();
+        let ours = network.addresses().into_iter().find(std::net::IpAddr::is_ipv4).unwrap();
+        let mut reuse = BindOptions::default();
+        reuse.reuse_port = true;
+        let bind = |_| UdpSocket::bind_with(&network, "0.0.0.0:5000", reuse).unwrap();
+        let mut sockets: Vec<UdpSocket> = (0..3).map(bind).collect();
+        let kernel = std::net::UdpSocket::bind("10.77.0.1:0").unwrap();
+        while let Some(last) = sockets.pop() {
+            drop(last);
+            sockets.iter().for_each(|socket| socket.set_nonblocking(true).unwrap());
+            let receives = |socket: &UdpSocket| socket.recv_from(&mut [0; 8]).is_ok();
+            if !sockets.is_empty() {
+                kernel.send_to(b"question", (ours, 5000)).unwrap();
+                until("one of the others receives", || sockets.iter().any(receives));
+            }
+        }
+        UdpSocket::bind(&network, "0.0.0.0:5000").unwrap();
     });
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::config::KeepAlive;
 use crate::stack::Stack;
 use crate::tcp::{Shutdown, TcpInfo, TcpState};
-use crate::{Instant, ListenerId, Readiness, SocketError, TcpId};
+use crate::{BindMode, Instant, ListenerId, Readiness, SocketError, TcpId};
 
 /// TCP.
 ///
@@ -22,20 +22,21 @@ impl Stack {
         local: SocketAddr,
         backlog: usize,
     ) -> Result<ListenerId, SocketError> {
-        self.tcp.listen(&mut self.host, local, true, backlog)
+        self.tcp_listen_with(local, BindMode::default(), backlog)
     }
 
-    /// Listens as [`Stack::tcp_listen`] does, and at `[::]` also for IPv4: the addresses of IPv4 hosts then have the prefix
-    /// `::ffff:0:0/96` (RFC 3493, 3.7).
+    /// Listens as [`Stack::tcp_listen`] does, in a mode. Of several listeners that reuse a port, each peer's address and
+    /// port choose one.
     ///
     /// # Errors
-    /// As [`Stack::tcp_listen`], and if the port is in use with IPv4.
-    pub fn tcp_listen_dual(
+    /// As [`Stack::tcp_listen`].
+    pub fn tcp_listen_with(
         &mut self,
         local: SocketAddr,
+        mode: BindMode,
         backlog: usize,
     ) -> Result<ListenerId, SocketError> {
-        self.tcp.listen(&mut self.host, local, false, backlog)
+        self.tcp.listen(&mut self.host, local, mode, backlog)
     }
 
     /// Returns the listener's local address.

@@ -4,28 +4,33 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::stack::Stack;
 use crate::udp::{Outgoing, Received, UdpOptions};
-use crate::{Instant, Readiness, SocketError, UdpId};
+use crate::{BindMode, Instant, Readiness, SocketError, UdpId};
 
 /// UDP.
 ///
 /// Every operation fails with [`SocketError::NoSocket`] if the id is no longer valid.
 impl Stack {
     /// Binds a UDP socket. An unspecified address stands for every address of its family, port 0
-    /// for any free port. A socket at `[::]` does not receive IPv4: see [`Stack::udp_bind_dual`].
+    /// for any free port. A socket at `[::]` does not receive IPv4: see [`Stack::udp_bind_with`].
     ///
     /// # Errors
     /// If the address is not ours or in use, or there are too many sockets.
     pub fn udp_bind(&mut self, local: SocketAddr) -> Result<UdpId, SocketError> {
-        self.udp.bind(&mut self.host, local, true)
+        self.udp_bind_with(local, BindMode::default())
     }
 
-    /// Binds a socket as [`Stack::udp_bind`] does, at `[::]` also for IPv4: the addresses of IPv4 hosts then have the prefix
-    /// `::ffff:0:0/96` (RFC 3493, 3.7).
+    /// Binds a socket as [`Stack::udp_bind`] does, in a mode. Of several sockets that reuse a port, the one that is connected
+    /// to the sender receives a datagram; or else each sender's address and port choose one of those without a peer. Each
+    /// of them receives the datagrams to broadcast addresses and to its groups.
     ///
     /// # Errors
-    /// As [`Stack::udp_bind`], and if the port is in use with IPv4.
-    pub fn udp_bind_dual(&mut self, local: SocketAddr) -> Result<UdpId, SocketError> {
-        self.udp.bind(&mut self.host, local, false)
+    /// As [`Stack::udp_bind`].
+    pub fn udp_bind_with(
+        &mut self,
+        local: SocketAddr,
+        mode: BindMode,
+    ) -> Result<UdpId, SocketError> {
+        self.udp.bind(&mut self.host, local, mode)
     }
 
     /// Closes a socket and drops its received datagrams.
