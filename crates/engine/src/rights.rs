@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use towpath_packet::headers::{
     Arp, ETHERTYPE_SERVICE_VLAN, ETHERTYPE_VLAN, Fragment, Headers, Ip, Network, PROTOCOL_ICMPV6,
 };
-use towpath_packet::mld::{REPORT_V1 as MLD_REPORT_V1, REPORT_V2 as MLD_REPORT_V2};
+use towpath_packet::mld;
 use towpath_packet::plain::{Plain, kind, link};
 use towpath_packet::transport::{NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_SOLICITATION, Transport};
 use towpath_packet::{FlowRule, FlowVlan};
@@ -308,20 +308,21 @@ impl Rights {
     fn check_icmpv6(&self, ip: &Ip<u128>) -> Result<(), Refused> {
         let source = ip.source;
         let ours = self.addresses.ipv6.contains(&Some(source));
-        let allowed = match &ip.transport {
-            // The source `::` asks whether a host has the target address (RFC 4862, 5.4.2).
-            Transport::Neighbour { kind: NEIGHBOUR_SOLICITATION, target } if source == 0 => {
-                self.addresses.ipv6.contains(&Some(*target))
-            }
-            // A host without a link-local address reports its groups from `::` (RFC 3590; RFC 3810, 5.2.13).
-            Transport::Icmp { kind: MLD_REPORT_V1 | MLD_REPORT_V2, .. } if source == 0 => {
-                ip.hops == 1 && self.addresses.ipv6.iter().any(Option::is_some)
-            }
-            Transport::Neighbour { kind: NEIGHBOUR_ADVERTISEMENT, target } => {
-                ours && self.addresses.ipv6.contains(&Some(*target))
-            }
-            _ => ours,
-        };
+        let allowed =
+            match &ip.transport {
+                // The source `::` asks whether a host has the target address (RFC 4862, 5.4.2).
+                Transport::Neighbour { kind: NEIGHBOUR_SOLICITATION, target } if source == 0 => {
+                    self.addresses.ipv6.contains(&Some(*target))
+                }
+                // A host without a link-local address reports its groups, and their end, from `::` (RFC 3590; RFC 3810, 5.2.13).
+                Transport::Icmp {
+                    kind: mld::REPORT_V1 | mld::DONE_V1 | mld::REPORT_V2, ..
+                } if source == 0 => ip.hops == 1 && self.addresses.ipv6.iter().any(Option::is_some),
+                Transport::Neighbour { kind: NEIGHBOUR_ADVERTISEMENT, target } => {
+                    ours && self.addresses.ipv6.contains(&Some(*target))
+                }
+                _ => ours,
+            };
         if allowed { Ok(()) } else { Err(Refused::TxSourceAddress) }
     }
 }
@@ -372,8 +373,10 @@ mod tests {
         assert_eq!(check(&without, &frame), Err(Refused::TxSourceAddress));
         frame[21] = 2;
         assert_eq!(check(&rights, &frame), Err(Refused::TxSourceAddress));
-        // Another message from `::`.
-        (frame[21], frame[62]) = (1, 128);
+        // The end of a group in MLDv1, and another message from `::`.
+        (frame[21], frame[62]) = (1, 132);
+        assert_eq!(check(&rights, &frame), Ok(()));
+        frame[62] = 128;
         assert_eq!(check(&rights, &frame), Err(Refused::TxSourceAddress));
     }
 

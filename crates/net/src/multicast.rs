@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use towpath_stack::Stack;
+use towpath_stack::{SocketError, Stack};
 
 use crate::{UdpSocket, error};
 
@@ -13,12 +13,30 @@ impl UdpSocket {
     ///
     /// Unlike a kernel socket, the socket receives no datagrams to groups that only other sockets have joined.
     ///
+    /// ```no_run
+    /// # fn main() -> std::io::Result<()> {
+    /// # use std::net::Ipv4Addr;
+    /// # use towpath_net::{Network, UdpSocket};
+    /// let network = Network::attach("/run/towpath/tap0.sock").map_err(std::io::Error::other)?;
+    /// let socket = UdpSocket::bind(&network, "0.0.0.0:5353")?;
+    /// socket.join_multicast_v4(&Ipv4Addr::new(224, 0, 0, 251), &Ipv4Addr::UNSPECIFIED)?;
+    /// socket.set_multicast_ttl_v4(255)?;
+    /// let mut buffer = [0; 9000];
+    /// let received = socket.recv_datagram(&mut buffer)?;
+    /// println!("{} bytes from {} to {}", received.len, received.from, received.to);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] if the address is no group's; [`io::ErrorKind::AddrNotAvailable`] if the network has no
-    /// IPv4 address or another one than `interface`; [`io::ErrorKind::AddrInUse`] if the socket has joined the group already;
-    /// [`io::ErrorKind::QuotaExceeded`] if there are too many memberships
-    /// ([`Limits::memberships`](crate::Limits::memberships)); [`io::ErrorKind::Unsupported`] if the network shares the host's
-    /// addresses.
+    /// - [`io::ErrorKind::InvalidInput`] if `group` is no multicast address, or of a family that the socket does not take;
+    /// - [`io::ErrorKind::AddrNotAvailable`] if the network has no IPv4 address, or another one than `interface`;
+    /// - [`io::ErrorKind::AddrInUse`] if the socket has already joined the group;
+    /// - [`io::ErrorKind::QuotaExceeded`] if there are too many memberships
+    ///   ([`Limits::memberships`](crate::Limits::memberships)), or too many endpoints where a grant limits the ports;
+    /// - [`io::ErrorKind::PermissionDenied`] if the server does not allow the endpoint for IGMP that such a grant demands, or
+    ///   has revoked the socket's port;
+    /// - [`io::ErrorKind::Unsupported`] if the network shares the host's addresses.
     pub fn join_multicast_v4(&self, group: &Ipv4Addr, interface: &Ipv4Addr) -> io::Result<()> {
         self.check_interface(*interface)?;
         self.join((*group).into())
@@ -28,7 +46,8 @@ impl UdpSocket {
     /// interface, which has no index. Routers and switches learn of the group by MLD.
     ///
     /// # Errors
-    /// As [`UdpSocket::join_multicast_v4`].
+    /// As [`UdpSocket::join_multicast_v4`]; [`io::ErrorKind::AddrNotAvailable`] if the network has no IPv6 address, or
+    /// `interface` is not 0.
     pub fn join_multicast_v6(&self, group: &Ipv6Addr, interface: u32) -> io::Result<()> {
         check_index(interface)?;
         self.join((*group).into())
@@ -37,8 +56,8 @@ impl UdpSocket {
     /// Leaves a group that [`UdpSocket::join_multicast_v4`] joined.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] if the address is no group's; [`io::ErrorKind::AddrNotAvailable`] if the socket has
-    /// not joined the group, or the network has another address than `interface`.
+    /// [`io::ErrorKind::InvalidInput`] if `group` is no multicast address; [`io::ErrorKind::AddrNotAvailable`] if the socket
+    /// has not joined the group, or the network has another address than `interface`.
     pub fn leave_multicast_v4(&self, group: &Ipv4Addr, interface: &Ipv4Addr) -> io::Result<()> {
         self.check_interface(*interface)?;
         self.leave((*group).into())
@@ -53,8 +72,9 @@ impl UdpSocket {
         self.leave((*group).into())
     }
 
-    /// Sets whether sockets of this network receive what this socket sends to groups that they have joined, for both IPv4
-    /// and IPv6. Default `true`. Other applications of the host receive it in any case.
+    /// Sets whether the sockets of this network receive the datagrams that this socket sends to their groups, of IPv4 and
+    /// IPv6. Default `true`. Other applications of the server receive the datagrams in both cases, and so do the kernel's
+    /// sockets on this host, but only over a TAP. Linux's option is about all sockets of the host.
     ///
     /// # Errors
     /// Never, while the socket lives.
@@ -88,6 +108,9 @@ impl UdpSocket {
 
     fn join(&self, group: IpAddr) -> io::Result<()> {
         let (shared, id) = self.shared()?;
+        if !group.is_multicast() {
+            return Err(error::socket(SocketError::NotGroup));
+        }
         shared.open_groups(group.is_ipv4())?;
         shared.with(|core, _| core.stack.udp_join(id, group)).map_err(error::socket)
     }

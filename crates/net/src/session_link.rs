@@ -339,7 +339,7 @@ impl Link for SessionLink {
 
     fn open_groups(&mut self, is_ipv4: bool) -> io::Result<()> {
         match &mut self.endpoints {
-            Endpoints::Whole(_) => Ok(()),
+            Endpoints::Whole(_) => self.check_session(),
             Endpoints::ByPort(ports) => ports.open_groups(&mut self.session, is_ipv4),
         }
     }

@@ -49,12 +49,13 @@ impl Drop for Closing {
 }
 
 impl UdpSocket {
-    /// Binds a socket to an address of the network. An unspecified address stands for all addresses
+    /// Binds a socket to an address of the network, or to that of a multicast group, which the socket still has to join. An
+    /// unspecified address stands for all addresses
     /// of its family, port 0 for any free port. A socket at `[::]` also exchanges datagrams with IPv4 hosts, whose addresses
     /// then have the prefix `::ffff:0:0/96` ([`BindOptions::only_v6`]).
     ///
     /// # Errors
-    /// If the address is not the network's, in use, or not allowed to this application.
+    /// If the address is neither the network's nor a group's, in use, or not allowed to this application.
     pub fn bind(network: &Network, local: impl ToSocketAddrs) -> io::Result<UdpSocket> {
         UdpSocket::bind_with(network, local, BindOptions::default())
     }
@@ -368,7 +369,7 @@ impl UdpSocket {
     ///
     /// # Errors
     /// If it is outside 1 to 255. The kernel also takes 0, for datagrams that stay on this host;
-    /// its sockets would not receive them here.
+    /// the kernel's sockets would not receive them here.
     pub fn set_multicast_ttl_v4(&self, ttl: u32) -> io::Result<()> {
         let ttl = options::hop_limit(ttl)?;
         self.option(|options| options.multicast_hop_limit = ttl)

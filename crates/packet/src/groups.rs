@@ -8,6 +8,8 @@
 //!
 //! Times are microseconds since an origin of the caller's choice.
 
+use crate::AnswerRate;
+
 /// The number of times that a host reports a change: the robustness variable (RFC 3376, 8.1; RFC 3810, 9.1).
 const ROBUSTNESS: u8 = 2;
 /// The longest time until a host reports a change again (RFC 3376, 8.11; RFC 3810, 9.11), in microseconds.
@@ -17,6 +19,11 @@ const UNSOLICITED_INTERVAL_US: u64 = 1_000_000;
 const OLDER_QUERIER_US: u64 = 260_000_000;
 /// The least time between answers to queries, in microseconds. Any host on the link may forge queries.
 const ANSWER_PAUSE_US: u64 = 100_000;
+/// The least time between two queries for all groups that a host handles, in microseconds; in older versions, whose answer
+/// is a report per group, this time for each group.
+const GENERAL_PAUSE_US: u64 = 10_000;
+/// The queries for one group that a host handles per second.
+const QUERIES_PER_SECOND: u32 = 100;
 
 /// A version of the protocol, in which a host answers a querier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -86,12 +93,39 @@ pub trait Group: Copy + Ord {
     );
 }
 
+/// The reports of a joined or left group that the host still has to send.
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    reports: u8,
+    /// The time of the next of them.
+    at: u64,
+}
+
+impl Change {
+    fn new(now_us: u64) -> Change {
+        Change { reports: ROBUSTNESS, at: now_us }
+    }
+
+    /// Returns the time of the next report.
+    fn due(&self) -> Option<u64> {
+        (self.reports > 0).then_some(self.at)
+    }
+
+    /// Returns `true` if a report is due, and sets the time of the next one.
+    fn take(&mut self, now_us: u64, next: u64) -> bool {
+        let is_due = self.due().is_some_and(|at| at <= now_us);
+        if is_due {
+            *self = Change { reports: self.reports - 1, at: next };
+        }
+        is_due
+    }
+}
+
 /// A group that the host listens to.
 #[derive(Debug)]
 struct ListenedGroup<A> {
     group: A,
-    /// The number of reports of the new group that the host still has to send.
-    changes: u8,
+    change: Change,
     /// The time of the answer to a query about the group.
     answer: Option<u64>,
 }
@@ -101,12 +135,13 @@ struct ListenedGroup<A> {
 pub struct Groups<A> {
     /// In the order of their addresses.
     listened: Vec<ListenedGroup<A>>,
-    /// The groups that the host has left, each with the number of reports of it that the host still has to send.
-    left: Vec<(A, u8)>,
-    /// The time of the next report of new and left groups.
-    change: Option<u64>,
+    /// The groups that the host has left and still reports.
+    left: Vec<(A, Change)>,
     /// The time of the last answers.
     answered: Option<u64>,
+    /// The time of the last query for all groups that the host handled.
+    queried: Option<u64>,
+    rate: AnswerRate,
     /// The times until which queriers of the first and of the second version count as present.
     older_until: [Option<u64>; 2],
     /// The time of the next reports, kept because each poll asks for it.
@@ -118,8 +153,9 @@ impl<A> Default for Groups<A> {
         Groups {
             listened: Vec::new(),
             left: Vec::new(),
-            change: None,
             answered: None,
+            queried: None,
+            rate: AnswerRate::new(QUERIES_PER_SECOND, 0),
             older_until: [None; 2],
             next: None,
         }
@@ -132,8 +168,8 @@ impl<A: Group> Groups<A> {
     pub fn join(&mut self, now_us: u64, group: A) {
         if let Err(at) = self.listened.binary_search_by_key(&group, |one| one.group) {
             self.left.retain(|(one, _)| *one != group);
-            self.listened.insert(at, ListenedGroup { group, changes: ROBUSTNESS, answer: None });
-            self.change = Some(now_us);
+            let change = Change::new(now_us);
+            self.listened.insert(at, ListenedGroup { group, change, answer: None });
             self.schedule();
         }
     }
@@ -144,13 +180,12 @@ impl<A: Group> Groups<A> {
         self.listened.binary_search_by_key(&group, |one| one.group).is_ok()
     }
 
-    /// Stops listening to a group. The first report of it is due at `now_us`, the second within a second. Does nothing
-    /// if the host does not listen to the group.
+    /// Stops listening to a group. The first report of it is due at `now_us`, the second within a second; a querier of an
+    /// older version gets one report, and of IGMPv1 none. Does nothing if the host does not listen to the group.
     pub fn leave(&mut self, now_us: u64, group: A) {
         if self.has(group) {
             self.leave_unreported(group);
-            self.left.push((group, ROBUSTNESS));
-            self.change = Some(now_us);
+            self.left.push((group, Change::new(now_us)));
             self.schedule();
         }
     }
@@ -158,17 +193,26 @@ impl<A: Group> Groups<A> {
     /// Stops listening to a group, without a report.
     pub fn leave_unreported(&mut self, group: A) {
         self.listened.retain(|one| one.group != group);
-        self.change = self.change.filter(|_| self.has_changes());
         self.schedule();
     }
 
-    fn has_changes(&self) -> bool {
-        !self.left.is_empty() || self.listened.iter().any(|one| one.changes > 0)
-    }
-
-    /// Handles a query. The answer waits for a random part of the querier's delay (RFC 3376, 5.2; RFC 3810, 6.2).
+    /// Handles a query. The answer waits for a random part of the querier's delay (RFC 3376, 5.2; RFC 3810, 6.2). Ignores
+    /// queries beyond a rate: an attacker may forge them, and each costs time and reports.
     pub fn handle_query(&mut self, now_us: u64, mut random: impl FnMut() -> u64, query: &Query<A>) {
         let is_older = query.version != Version::Third;
+        let is_in_time = match query.group {
+            Some(_) => self.rate.take(now_us * 1000, random()),
+            None => {
+                let reports = if is_older { self.listened.len() as u64 } else { 1 };
+                self.queried.is_none_or(|at| now_us >= at + GENERAL_PAUSE_US * reports)
+            }
+        };
+        if !is_in_time {
+            return;
+        }
+        if query.group.is_none() {
+            self.queried = Some(now_us);
+        }
         match query.version {
             Version::First => self.older_until[0] = Some(now_us + OLDER_QUERIER_US),
             Version::Second => self.older_until[1] = Some(now_us + OLDER_QUERIER_US),
@@ -195,8 +239,9 @@ impl<A: Group> Groups<A> {
     }
 
     fn schedule(&mut self) {
-        let answers = self.listened.iter().map(|one| one.answer);
-        self.next = answers.chain([self.change]).flatten().min();
+        let listened = self.listened.iter().flat_map(|one| [one.answer, one.change.due()]);
+        let left = self.left.iter().map(|(_, change)| change.due());
+        self.next = listened.chain(left).flatten().min();
     }
 
     /// Returns the version of the oldest querier that counts as present.
@@ -215,11 +260,8 @@ impl<A: Group> Groups<A> {
         }
         let version = self.version(now_us);
         let mut reports = Vec::new();
-        if self.change.is_some_and(|at| at <= now_us) {
-            let next = now_us + random_time(&mut random, UNSOLICITED_INTERVAL_US);
-            self.report_changes(version, &mut reports);
-            self.change = self.has_changes().then_some(next);
-        }
+        let next = now_us + random_time(&mut random, UNSOLICITED_INTERVAL_US);
+        self.report_changes(now_us, next, version, &mut reports);
         let mut asked = Vec::new();
         for one in &mut self.listened {
             if one.answer.is_some_and(|at| at <= now_us) {
@@ -235,23 +277,28 @@ impl<A: Group> Groups<A> {
         reports
     }
 
-    fn report_changes(&mut self, version: Version, reports: &mut Vec<Report<A>>) {
-        let mut begun = Vec::new();
-        for one in self.listened.iter_mut().filter(|one| one.changes > 0) {
-            one.changes -= 1;
-            begun.push(one.group);
-        }
-        let mut ended = Vec::new();
-        for (group, changes) in &mut self.left {
-            *changes -= 1;
-            ended.push(*group);
-        }
-        if version == Version::Third {
-            self.left.retain(|(_, changes)| *changes > 0);
-        } else {
-            // One message says it (RFC 2236, 3; RFC 2710, 4), and IGMPv1 has none.
-            self.left.clear();
-        }
+    /// Adds the reports of joined and left groups that are due. `next`: the time of the next reports of these groups.
+    fn report_changes(
+        &mut self,
+        now_us: u64,
+        next: u64,
+        version: Version,
+        reports: &mut Vec<Report<A>>,
+    ) {
+        let begun = self.listened.iter_mut().filter_map(|one| {
+            let is_due = one.change.take(now_us, next);
+            is_due.then_some(one.group)
+        });
+        let begun: Vec<A> = begun.collect();
+        let ended = self.left.iter_mut().filter_map(|(group, change)| {
+            let is_due = change.take(now_us, next);
+            is_due.then_some(*group)
+        });
+        let ended: Vec<A> = ended.collect();
+        // In older versions one message says it (RFC 2236, 3; RFC 2710, 4), and IGMPv1 has none.
+        let reports_again = version == Version::Third;
+        let is_done = |group: &A| !reports_again && ended.contains(group);
+        self.left.retain(|(group, change)| change.reports > 0 && !is_done(group));
         A::add_reports(&begun, Record::ToExclude, version, reports);
         A::add_reports(&ended, Record::ToInclude, version, reports);
     }

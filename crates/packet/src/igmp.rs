@@ -11,7 +11,7 @@ pub const PROTOCOL_IGMP: u8 = 2;
 /// The group of all hosts of the link, which no host reports (RFC 3376, 5).
 pub const ALL_SYSTEMS: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 1);
 /// The message type of a query.
-const QUERY: u8 = 0x11;
+pub const QUERY: u8 = 0x11;
 /// The message types of reports, by version.
 const REPORT_V1: u8 = 0x12;
 const REPORT_V2: u8 = 0x16;
@@ -40,6 +40,12 @@ pub type Report = groups::Report<Ipv4Addr>;
 pub type Groups = groups::Groups<Ipv4Addr>;
 
 impl Query {
+    /// Returns `true` for a query of version 1.
+    #[must_use]
+    pub fn is_v1(&self) -> bool {
+        self.version == Version::First
+    }
+
     /// Parses a query: an IGMP message, whose checksum the caller has checked. Returns `None` for another message, and for
     /// a malformed one.
     #[must_use]
@@ -56,7 +62,9 @@ impl Query {
             _ if !is_v3 => (Version::Second, code_us),
             0..0x80 => (Version::Third, code_us),
             // RFC 3376, 4.1.1: a floating-point value.
-            _ => (Version::Third, u64::from(code & 0xf | 0x10) * 100_000 << ((code >> 4 & 7) + 3)),
+            _ => {
+                (Version::Third, (u64::from(code & 0xf | 0x10) * 100_000) << ((code >> 4 & 7) + 3))
+            }
         };
         let group = Ipv4Addr::new(a, b, c, d);
         let group = (!group.is_unspecified()).then_some(group);

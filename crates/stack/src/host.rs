@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use towpath_packet::AnswerRate;
+use towpath_packet::{AnswerRate, igmp};
 
 use crate::checksum::Sum;
 use crate::fragment::{self, Making};
@@ -15,6 +15,11 @@ use crate::own_frames::OwnFrames;
 use crate::path::PathMtus;
 use crate::random::Random;
 use crate::{Checksum, Config, Counters, Instant, Meta, SocketId, ethernet, ip, ndp};
+
+/// Returns `true` for a group of interface-local or reserved scope, whose packets leave no host (RFC 4291, 2.7).
+pub(crate) fn stays_in_host(group: IpAddr) -> bool {
+    matches!(group, IpAddr::V6(v6) if v6.is_multicast() && v6.octets()[1] & 0xf < 2)
+}
 
 /// The route to a destination.
 #[derive(Clone, Copy, Debug)]
@@ -106,6 +111,24 @@ impl Host {
             })
     }
 
+    /// Returns `true` for a group that this host always listens to: that of all hosts of the link, or that for solicitations
+    /// of an address.
+    pub(crate) fn is_own_group(&self, group: IpAddr) -> bool {
+        match group {
+            IpAddr::V4(v4) => v4 == igmp::ALL_SYSTEMS,
+            IpAddr::V6(v6) => {
+                v6 == ndp::ALL_NODES
+                    || self.ipv6.iter().any(|&(ours, _)| ndp::solicited_node(ours) == v6)
+            }
+        }
+    }
+
+    /// Returns `true` for an IPv4 address in this host's network.
+    pub(crate) fn is_near(&self, address: IpAddr) -> bool {
+        let IpAddr::V4(v4) = address else { return false };
+        self.config.ipv4.is_some_and(|(ours, prefix)| same_net_v4(ours, v4, prefix))
+    }
+
     /// Returns `true` if the address can belong to one host, and so be a packet's source.
     pub(crate) fn is_host(&self, address: IpAddr) -> bool {
         !address.is_unspecified()
@@ -152,7 +175,9 @@ impl Host {
                     None if local => self.ipv6.first()?,
                     None => global().or(self.ipv6.first())?,
                 };
-                let to = if v6.is_multicast() {
+                let to = if stays_in_host(dst) {
+                    NextHop::Own
+                } else if v6.is_multicast() {
                     NextHop::Station(ethernet::multicast(dst))
                 } else if self.config.shares_addresses || on_link.is_some() || local {
                     NextHop::Neighbour(dst)

@@ -278,24 +278,31 @@ pub(crate) fn parse_v6(bytes: &[u8], large: bool) -> Result<Packet<'_>, Refusal>
     Err(Refusal::Extension)
 }
 
-/// Returns `true` if a parsed IPv6 packet has the router alert option (RFC 2711) in its hop-by-hop options.
+/// Returns `true` if a parsed packet has the router alert option (RFC 2113), over IPv6 in its hop-by-hop options (RFC 2711).
 pub(crate) fn has_router_alert(packet: &Packet<'_>) -> bool {
-    const ROUTER_ALERT: u8 = 5;
-    if packet.bytes[6] != HOP_BY_HOP {
+    const OF_IPV4: u8 = 148;
+    const OF_IPV6: u8 = 5;
+    let bytes = packet.bytes;
+    // The kind and the length of the option; the length of one of IPv4 includes both.
+    let (mut options, alert) = if packet.src.is_ipv4() {
+        (&bytes[20..usize::from(bytes[0] & 15) * 4], [OF_IPV4, 4])
+    } else if bytes[6] == HOP_BY_HOP {
+        (&bytes[42..40 + 8 + usize::from(bytes[41]) * 8], [OF_IPV6, 2])
+    } else {
         return false;
-    }
-    let len = 8 + usize::from(packet.bytes[41]) * 8;
-    let mut options = &packet.bytes[42..40 + len];
+    };
+    let padding = if packet.src.is_ipv4() { 1 } else { 0 };
     while let [kind, rest @ ..] = options {
-        if *kind == 0 {
+        if *kind == padding {
             options = rest;
             continue;
         }
-        let Some((&len, rest)) = rest.split_first() else { return false };
-        if *kind == ROUTER_ALERT && len == 2 {
+        let Some(&len) = rest.first() else { return false };
+        if [*kind, len] == alert {
             return true;
         }
-        options = rest.get(usize::from(len)..).unwrap_or_default();
+        let whole = usize::from(len) + if packet.src.is_ipv4() { 0 } else { 2 };
+        options = options.get(whole.max(1)..).unwrap_or_default();
     }
     false
 }

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use towpath_packet::{igmp, mld};
 
 use crate::bindings::Bound;
-use crate::host::Host;
+use crate::host::{Host, stays_in_host};
 use crate::{Instant, SocketError, ndp};
 
 /// A time in the past, in microseconds: a report with it is due at the next poll.
@@ -17,15 +17,6 @@ pub(crate) struct Memberships {
     sockets: HashMap<IpAddr, usize>,
     ipv4: igmp::Groups,
     ipv6: mld::Groups,
-}
-
-/// Returns `true` if no host reports the group: the group of all hosts, or a group of interface-local or reserved scope
-/// (RFC 3376, 5; RFC 3810, 6).
-fn is_unreported(group: IpAddr) -> bool {
-    match group {
-        IpAddr::V4(v4) => v4 == igmp::ALL_SYSTEMS,
-        IpAddr::V6(v6) => v6 == ndp::ALL_NODES || v6.octets()[1] & 0xf < 2,
-    }
 }
 
 impl Memberships {
@@ -40,6 +31,11 @@ impl Memberships {
         Memberships { sockets: HashMap::new(), ipv4: igmp::Groups::default(), ipv6 }
     }
 
+    /// Returns `true` if this host receives what it sends to a group.
+    pub(crate) fn loops(&self, group: IpAddr) -> bool {
+        self.has(group) || is_of_all(group)
+    }
+
     /// Returns `true` if a socket has joined a group.
     pub(crate) fn has(&self, group: IpAddr) -> bool {
         self.sockets.contains_key(&group)
@@ -51,10 +47,11 @@ impl Memberships {
     }
 
     /// Records that a socket has joined a group. A report is due at the next poll if the socket is the first.
-    pub(crate) fn join(&mut self, group: IpAddr) {
+    pub(crate) fn join(&mut self, host: &Host, group: IpAddr) {
         let sockets = self.sockets.entry(group).or_default();
         *sockets += 1;
-        if *sockets > 1 || is_unreported(group) {
+        // Those of all hosts are never reported, and those for solicitations always (RFC 3376, 5; RFC 3810, 6).
+        if *sockets > 1 || host.is_own_group(group) || stays_in_host(group) {
             return;
         }
         match group {
@@ -71,11 +68,12 @@ impl Memberships {
             return;
         }
         self.sockets.remove(&group);
+        // The host still listens to these.
+        if host.is_own_group(group) {
+            return;
+        }
         match group {
             IpAddr::V4(group) => self.ipv4.leave(AT_ONCE, group),
-            // The host still listens for solicitations of its addresses.
-            IpAddr::V6(group)
-                if host.ipv6.iter().any(|&(own, _)| ndp::solicited_node(own) == group) => {}
             IpAddr::V6(group) => self.ipv6.leave(AT_ONCE, group),
         }
     }
@@ -123,6 +121,10 @@ impl Memberships {
     }
 }
 
+fn is_of_all(group: IpAddr) -> bool {
+    group == IpAddr::V4(igmp::ALL_SYSTEMS) || group == IpAddr::V6(ndp::ALL_NODES)
+}
+
 /// The groups that a socket has joined.
 #[derive(Default)]
 pub(crate) struct JoinedGroups(Vec<IpAddr>);
@@ -154,7 +156,7 @@ impl JoinedGroups {
             return Err(SocketError::LimitReached);
         }
         self.0.push(group);
-        memberships.join(group);
+        memberships.join(host, group);
         Ok(())
     }
 
@@ -178,8 +180,8 @@ impl JoinedGroups {
         self.0.drain(..).for_each(|group| memberships.leave(host, group));
     }
 
-    /// Returns `true` if the socket receives datagrams to an address. Each socket receives those to all nodes.
+    /// Returns `true` if the socket receives datagrams to an address. Each socket receives those to all hosts of the link.
     pub(crate) fn receives(&self, dst: IpAddr) -> bool {
-        !dst.is_multicast() || dst == IpAddr::V6(ndp::ALL_NODES) || self.0.contains(&dst)
+        !dst.is_multicast() || is_of_all(dst) || self.0.contains(&dst)
     }
 }

@@ -82,7 +82,13 @@ impl SharedNetwork {
     /// The link's error.
     pub(crate) fn open_groups(&self, is_ipv4: bool) -> io::Result<()> {
         self.check_link()?;
-        if self.opens_ports { lock(&self.link).open_groups(is_ipv4) } else { Ok(()) }
+        if !self.opens_ports {
+            return Ok(());
+        }
+        let outcome = lock(&self.link).open_groups(is_ipv4);
+        // Another thread may have found the lock taken, and left its frames to this one.
+        self.kick();
+        outcome
     }
 
     /// Opens a local port, if the link demands it, and calls `f` with the stack and the address.

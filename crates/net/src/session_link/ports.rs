@@ -135,7 +135,9 @@ impl Ports {
     /// Opens the endpoint that reports groups of a family, if it is not open.
     pub(super) fn open_groups(&mut self, session: &mut Session, is_ipv4: bool) -> io::Result<()> {
         match &mut self.base {
-            Base::Own { igmp: igmp @ None, .. } if is_ipv4 => {
+            Base::Own { igmp, .. }
+                if is_ipv4 && igmp.is_none_or(|endpoint| session.is_revoked(endpoint)) =>
+            {
                 let rule = self.rule.ethertype(ETHERTYPE_IPV4).protocol(PROTOCOL_IGMP);
                 *igmp = Some(session.open(&rule.with_group()).map_err(refused)?);
                 Ok(())

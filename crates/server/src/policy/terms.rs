@@ -23,7 +23,7 @@ pub struct Terms {
     pub addresses: Option<Vec<AddressRange>>,
     /// The local ports of endpoints; `None` for any, and of the host's own addresses any from 1024
     /// on. With `Some`, an endpoint for IP packets has a protocol and one of these ports, or is for
-    /// ICMP or ICMPv6.
+    /// ICMP, ICMPv6 or IGMP.
     pub ports: Option<Vec<PortRange>>,
     /// The ethertypes of endpoints; `None` for any. With `Some`, an endpoint has an ethertype, or a
     /// field of IP.

@@ -7,7 +7,7 @@ use towpath_packet::{igmp, mld};
 use super::Stack;
 use crate::arp::Arp;
 use crate::checksum::Sum;
-use crate::host::Host;
+use crate::host::{Host, stays_in_host};
 use crate::icmp::{self, Message, Problem, Report};
 use crate::ip::{self, Header, Packet, Parameter, Refusal};
 use crate::ndp::{self, Ndp};
@@ -21,8 +21,11 @@ const NO_LINK_ADDRESS: [u8; 6] = [0; 6];
 /// Time between two defences of an address (RFC 5227, 2.4 (b)).
 const DEFEND_INTERVAL: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// Returns `true` for a message of neighbour discovery, of routers or of multicast listeners (ICMPv6).
+/// Returns `true` for a message of neighbour discovery, of routers or of multicast groups (ICMPv6, IGMP).
 fn is_of_link(packet: &Packet<'_>) -> bool {
+    if packet.src.is_ipv4() {
+        return packet.protocol == igmp::PROTOCOL_IGMP;
+    }
     packet.protocol == ip::ICMPV6
         && packet.payload.first().is_some_and(|kind| matches!(kind, 130..=137 | 143))
 }
@@ -120,11 +123,9 @@ impl Stack {
         let host = &mut self.host;
         let is_igmp = packet.protocol == igmp::PROTOCOL_IGMP && packet.src.is_ipv4();
         let dst_ok = match packet.dst {
-            group if self.memberships.has(group) => true,
-            IpAddr::V4(v4) if v4 == igmp::ALL_SYSTEMS => is_igmp,
-            IpAddr::V6(v6) if v6.is_multicast() => {
-                v6 == ndp::ALL_NODES
-                    || host.ipv6.iter().any(|&(ours, _)| ndp::solicited_node(ours) == v6)
+            group if group.is_multicast() => {
+                (self.memberships.has(group) || host.is_own_group(group))
+                    && (is_own || !stays_in_host(group))
             }
             dst => host.is_ours(dst) || host.is_broadcast(dst),
         };
@@ -251,11 +252,13 @@ impl Stack {
         // The stack answers no IPv4 broadcast, because that would allow a smurf attack (RFC 1122, 3.2.2.6). It answers IPv6
         // requests to its own groups (RFC 4443, 4.2): routers do not forward those, so the request comes from the link. The
         // groups of sockets may be routed.
-        let is_own_group = packet.src.is_ipv6()
-            && !self.host.config.shares_addresses
-            && !self.memberships.has(packet.dst);
+        let is_own_group = packet.src.is_ipv6() && self.host.is_own_group(packet.dst);
         match icmp::parse(packet.src, message) {
-            Message::EchoRequest if unicast || is_own_group => self.echo(now, packet),
+            Message::EchoRequest
+                if unicast || is_own_group && !self.host.config.shares_addresses =>
+            {
+                self.echo(now, packet);
+            }
             Message::Error(problem, quoted) => self.problem(now, packet.src, problem, &quoted),
             Message::Unreadable => self.host.counters.icmp_errors_unmatched += 1,
             Message::EchoRequest | Message::Other => {}
@@ -330,8 +333,8 @@ impl Stack {
         }
     }
 
-    /// Handles a query for the groups that this host listens to (RFC 3376, 5.2). Queries of version 1 have no router alert
-    /// (RFC 1112, appendix I), and those of switches come from 0.0.0.0 (RFC 4541, 2.1.1).
+    /// Handles a query for the groups that this host listens to (RFC 3376, 5.2). A query comes from a host of the link, or as
+    /// that of a switch from 0.0.0.0 (RFC 4541, 2.1.1). Queries of version 1 have no router alert (RFC 1112, appendix I).
     fn igmp(&mut self, now: Instant, packet: &Packet<'_>) {
         self.host.counters.igmp_received += 1;
         if Sum::default().add(packet.payload).folded() != 0xffff {
@@ -339,9 +342,16 @@ impl Stack {
             return;
         }
         // Reports of other hosts, and messages among routers, go to groups that a socket has joined.
-        let query = igmp::Query::parse(packet.payload).filter(|_| packet.hop_limit == 1);
-        if let Some(query) = query {
-            self.memberships.handle_igmp(now, &mut self.host, &query);
+        if packet.payload.first() != Some(&igmp::QUERY) {
+            return;
+        }
+        let is_near =
+            packet.hop_limit == 1 && (packet.src.is_unspecified() || self.host.is_near(packet.src));
+        let query = igmp::Query::parse(packet.payload)
+            .filter(|query| is_near && (query.is_v1() || ip::has_router_alert(packet)));
+        match query {
+            Some(query) => self.memberships.handle_igmp(now, &mut self.host, &query),
+            None => self.host.counters.rx_malformed += 1,
         }
     }
 

@@ -168,10 +168,13 @@ impl Stack {
     }
 
     /// Returns the number of frames that wait for a neighbour's answer, or for room in the link: datagrams, fragments
-    /// and the stack's own answers. Data of TCP connections does not count.
+    /// and the stack's own answers, and a report of groups that have changed. Data of TCP connections does not count.
     #[must_use]
     pub fn unsent(&self) -> usize {
-        self.host.outbox.len() + self.host.neighbours.held() + self.host.own_frames.len()
+        self.host.outbox.len()
+            + self.host.neighbours.held()
+            + self.host.own_frames.len()
+            + usize::from(self.memberships.has_changed())
     }
 
     /// Returns, for each UDP datagram that [`Stack::unsent`] counts, whether it is of IPv4, and its local port. Visits all
@@ -223,7 +226,7 @@ impl Stack {
 
     /// Fails the sockets of a UDP port with [`SocketError::Revoked`](crate::SocketError::Revoked).
     pub fn udp_revoke(&mut self, is_ipv4: bool, port: u16) {
-        self.udp.revoke(&mut self.host, is_ipv4, port);
+        self.udp.revoke(&mut self.host, &mut self.memberships, is_ipv4, port);
     }
 
     /// Returns all sockets: those bound to UDP ports, listeners, and the connections that an application has or has not

@@ -2,6 +2,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use super::socket::HEADER_BYTES;
+use crate::SocketError;
+use crate::bindings::Bound;
+use crate::host::{Host, Route};
+
 /// A datagram taken from a socket's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
@@ -40,4 +45,30 @@ impl<'a> Outgoing<'a> {
     pub fn new(data: &'a [u8], to: Option<SocketAddr>) -> Outgoing<'a> {
         Outgoing { data, to, from: None, traffic_class: None, hop_limit: None }
     }
+}
+
+/// Returns the source address of a datagram: the one that the application names, that of the socket, or that of the route.
+pub(super) fn source(
+    host: &Host,
+    bound: &Bound,
+    route: &Route,
+    named: Option<IpAddr>,
+) -> Result<IpAddr, SocketError> {
+    let named = named.map(|named| bound.meant(SocketAddr::new(named, 0)).ip());
+    match named {
+        Some(named) if named.is_ipv4() != route.src.is_ipv4() => Err(SocketError::InvalidAddress),
+        Some(named) if !host.is_ours(named) => Err(SocketError::AddressNotAvailable),
+        Some(named) => Ok(named),
+        None if !host.is_ours(bound.local.ip()) => Ok(route.src),
+        None => Ok(bound.local.ip()),
+    }
+}
+
+/// Returns the header of a datagram, without its checksum. `len`: that of the header and the data, in bytes.
+pub(super) fn header(from_port: u16, to_port: u16, len: usize) -> [u8; HEADER_BYTES] {
+    let mut header = [0; HEADER_BYTES];
+    header[..2].copy_from_slice(&from_port.to_be_bytes());
+    header[2..4].copy_from_slice(&to_port.to_be_bytes());
+    header[4..6].copy_from_slice(&(len as u16).to_be_bytes());
+    header
 }

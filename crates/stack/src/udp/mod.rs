@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::bindings::{BindMode, Bindings, Bound};
 use crate::checksum::Sum;
-use crate::host::{Host, Route};
+use crate::host::Host;
 use crate::icmp::{Problem, Quoted};
 use crate::ip::{self, Header, Packet};
 use crate::memberships::{JoinedGroups, Memberships};
@@ -21,23 +21,6 @@ pub use options::UdpOptions;
 use queue::Queue;
 use recent::Recent;
 use socket::{Datagram, HEADER_BYTES, Socket};
-
-/// Returns the source address of a datagram: the one that the application names, that of the socket, or that of the route.
-fn source(
-    host: &Host,
-    bound: &Bound,
-    route: &Route,
-    named: Option<IpAddr>,
-) -> Result<IpAddr, SocketError> {
-    let named = named.map(|named| bound.meant(SocketAddr::new(named, 0)).ip());
-    match named {
-        Some(named) if named.is_ipv4() != route.src.is_ipv4() => Err(SocketError::InvalidAddress),
-        Some(named) if !host.is_ours(named) => Err(SocketError::AddressNotAvailable),
-        Some(named) => Ok(named),
-        None if !host.is_ours(bound.local.ip()) => Ok(route.src),
-        None => Ok(bound.local.ip()),
-    }
-}
 
 /// All UDP sockets.
 pub(crate) struct Udp {
@@ -168,7 +151,7 @@ impl Udp {
         let is_multicast = to.ip().is_multicast();
         let usual_hop_limit =
             if is_multicast { options.multicast_hop_limit } else { options.hop_limit };
-        let src = source(host, &socket.bound, &route, from)?;
+        let src = datagram::source(host, &socket.bound, &route, from)?;
         let len = HEADER_BYTES + data.len();
         if len + if src.is_ipv4() { 20 } else { 0 } > 65_535 {
             return Err(SocketError::MessageTooLong);
@@ -193,10 +176,7 @@ impl Udp {
             }
             return Err(SocketError::WouldBlock);
         }
-        let mut head = [0; HEADER_BYTES];
-        head[..2].copy_from_slice(&local_port.to_be_bytes());
-        head[2..4].copy_from_slice(&to.port().to_be_bytes());
-        head[4..6].copy_from_slice(&(len as u16).to_be_bytes());
+        let mut head = datagram::header(local_port, to.port(), len);
         // Every allowed path MTU has room for a shorter datagram.
         if socket.peer != Some(to) && header.len() + len > path::least(to.ip()) {
             self.recent.note(now, &host.random, id, SocketAddr::new(to.ip(), to.port()));
@@ -207,7 +187,8 @@ impl Udp {
         if !host.send(now, header, route.to, &mut head, data, 6) {
             return Err(SocketError::WouldBlock);
         }
-        if is_multicast && options.multicast_loop && memberships.has(to.ip()) {
+        let is_looped = is_multicast && options.multicast_loop && memberships.loops(to.ip());
+        if is_looped && route.to != NextHop::Own && !host.config.shares_addresses {
             host.send(now, header, NextHop::Own, &mut own_head, data, 6);
         }
         Ok(())
@@ -303,6 +284,9 @@ impl Udp {
         group: IpAddr,
     ) -> Result<(), SocketError> {
         let socket = self.get(id)?;
+        if socket.revoked {
+            return Err(SocketError::Revoked);
+        }
         socket.groups.join(host, memberships, &socket.bound, group)
     }
 
@@ -325,11 +309,18 @@ impl Udp {
     }
 
     /// Fails all operations of the sockets of a port, apart from receiving what they have.
-    pub(crate) fn revoke(&mut self, host: &mut Host, is_ipv4: bool, port: u16) {
+    pub(crate) fn revoke(
+        &mut self,
+        host: &mut Host,
+        memberships: &mut Memberships,
+        is_ipv4: bool,
+        port: u16,
+    ) {
         for (socket, index) in self.sockets.iter_mut().zip(0..) {
             let Some(socket) = socket else { continue };
             if socket.bound.takes(is_ipv4) && socket.bound.local.port() == port {
                 socket.revoked = true;
+                socket.groups.leave_all(host, memberships);
                 let id = UdpId { index, generation: socket.generation };
                 host.news.push_back(SocketId::Udp(id));
             }

@@ -94,7 +94,7 @@ fn a_broadcast_needs_permission() {
     for broadcast in ["10.0.0.255:9", "255.255.255.255:9"] {
         let broadcast = Some(broadcast.parse().unwrap());
         let stack = &mut world.nodes[0].stack;
-        assert_eq!(stack.udp_options(from).unwrap().broadcast, false);
+        assert!(!stack.udp_options(from).unwrap().broadcast);
         let refused = stack.udp_send(now, from, b"all", broadcast);
         assert_eq!(refused, Err(SocketError::BroadcastNotEnabled));
         stack.udp_options(from).unwrap().broadcast = true;

@@ -165,9 +165,15 @@ fn query(src: [u8; 4], time_to_live: u8) -> Vec<u8> {
     frame.extend_from_slice(&src);
     frame.extend_from_slice(&[224, 0, 0, 1, 0x94, 4, 0, 0]);
     frame.extend_from_slice(&[0x11, 10, 0xee, 0xf5, 0, 0, 0, 0]);
+    complete(&mut frame);
+    frame
+}
+
+/// Writes the checksum of the IPv4 header.
+fn complete(frame: &mut [u8]) {
+    frame[24..26].fill(0);
     let header_sum = (!sum(&frame[14..38])).to_be_bytes();
     frame[24..26].copy_from_slice(&header_sum);
-    frame
 }
 
 /// A switch asks from 0.0.0.0 (RFC 4541, 2.1.1), and a router from its address.
@@ -180,10 +186,24 @@ fn queries_are_answered() {
     igmp(&mut world);
     let mut wrong_sum = query([10, 0, 0, 9], 1);
     wrong_sum[39] ^= 1;
+    let mut without_alert = query([10, 0, 0, 9], 1);
+    without_alert[34] ^= 1;
+    complete(&mut without_alert);
+    // Of the first fragment, which has the whole query, and of the last one, which has nothing that counts.
+    let mut fragments = [query([10, 0, 0, 9], 1), query([10, 0, 0, 9], 1)];
+    fragments[0][20] = 0x20;
+    fragments[1][21] = 1;
+    fragments.iter_mut().for_each(|frame| complete(frame));
+    let [first, second] = fragments;
     for (frame, answers) in [
         (query([0; 4], 1), 1),
         (query([10, 0, 0, 9], 1), 1),
         (query([10, 0, 0, 9], 2), 0),
+        // From beyond the link: a sender that many routers away can choose the time to live.
+        (query([203, 0, 113, 5], 1), 0),
+        (without_alert, 0),
+        (first, 0),
+        (second, 0),
         (wrong_sum, 0),
     ] {
         let now = world.now;
@@ -197,7 +217,28 @@ fn queries_are_answered() {
         );
     }
     let counters = world.nodes[0].stack.counters();
-    assert_eq!((counters.igmp_received, counters.rx_checksum), (4, 1));
+    assert_eq!((counters.igmp_received, counters.rx_checksum, counters.rx_malformed), (6, 1, 4));
+}
+
+/// A flood of forged queries of an old version leads to few reports, whatever the number of groups.
+#[test]
+fn a_flood_of_queries_gets_few_reports() {
+    let mut world = World::new(68, [config(0), config(1)]);
+    let socket = world.nodes[0].stack.udp_bind(unspecified(GROUP, 0)).unwrap();
+    for n in 0..500_u16 {
+        let [high, low] = n.to_be_bytes();
+        world.nodes[0].stack.udp_join(socket, Ipv4Addr::new(239, 9, high, low).into()).unwrap();
+    }
+    world.idle(Duration::from_secs(3));
+    let before = world.nodes[0].stack.counters().igmp_sent;
+    for _ in 0..1000 {
+        let now = world.now;
+        world.nodes[0].stack.input(now, &query([10, 0, 0, 9], 1), Meta::FULL);
+        world.idle(Duration::from_millis(10));
+    }
+    let reports = world.nodes[0].stack.counters().igmp_sent - before;
+    // In ten seconds, a report per group for each of two queries.
+    assert!((500..=1500).contains(&reports), "{reports}");
 }
 
 #[test]
@@ -257,6 +298,8 @@ fn echo_requests_to_groups_of_sockets_are_not_answered() {
     let mut world = World::new(67, [config(0), config(1)]);
     let socket = world.nodes[1].stack.udp_bind(unspecified(group_v6(), 0)).unwrap();
     world.nodes[1].stack.udp_join(socket, group_v6()).unwrap();
+    // The host answers requests to all nodes, whether a socket has joined them or not.
+    world.nodes[1].stack.udp_join(socket, "ff02::1".parse().unwrap()).unwrap();
     world.idle(Duration::from_secs(2));
     for (group, answers) in [("ff05::1:3", 0), ("ff02::1", 1)] {
         let IpAddr::V6(group) = group.parse().unwrap() else { unreachable!() };
@@ -275,4 +318,69 @@ fn echo_requests_to_groups_of_sockets_are_not_answered() {
         world.idle(Duration::from_millis(10));
         assert_eq!(world.nodes[1].stack.counters().icmp_echoes, answers, "{group}");
     }
+}
+
+/// Packets to groups of interface-local scope leave no host, and come from none (RFC 4291, 2.7).
+#[test]
+fn groups_of_interface_local_scope_stay_in_the_host() {
+    let mut world = World::new(69, [config(0), config(1)]);
+    let group: IpAddr = "ff01::5".parse().unwrap();
+    let bind = |world: &mut World, node: usize| {
+        let id = world.nodes[node].stack.udp_bind(unspecified(group, 5000)).unwrap();
+        world.nodes[node].stack.udp_join(id, group).unwrap();
+        id
+    };
+    let (own, other) = (bind(&mut world, 0), bind(&mut world, 1));
+    world.idle(Duration::from_secs(3));
+    world.received.clear();
+    send(&mut world, 0, own, SocketAddr::new(group, 5000));
+    assert_eq!((received(&mut world, 0, own), received(&mut world, 1, other)), (1, 0));
+    assert!(world.received.is_empty(), "{:x?}", world.received);
+    // The same datagram to a group of the link, changed on its way.
+    send(&mut world, 0, own, "[ff02::5]:5000".parse().unwrap());
+    let (mut frame, _) = world.received.pop().unwrap();
+    assert_eq!(frame[38..40], [0xff, 2]);
+    frame[39] = 1;
+    let sum_at = 60;
+    let sum = u16::from_be_bytes([frame[sum_at], frame[sum_at + 1]]);
+    frame[sum_at..sum_at + 2].copy_from_slice(&(sum + 1).to_be_bytes());
+    let now = world.now;
+    world.nodes[1].stack.input(now, &frame, Meta::FULL);
+    world.idle(Duration::from_millis(10));
+    assert_eq!(received(&mut world, 1, other), 0);
+    assert_eq!(world.nodes[1].stack.counters().rx_checksum, 0);
+}
+
+/// Each socket receives datagrams to all hosts of the link, without a membership. So does the sender's host.
+#[test]
+fn datagrams_to_all_hosts_reach_each_socket() {
+    for group in ["224.0.0.1", "ff02::1"] {
+        let mut world = World::new(70, [config(0), config(1)]);
+        let to = SocketAddr::new(group.parse().unwrap(), 5000);
+        let bind = |world: &mut World, node: usize| {
+            world.nodes[node].stack.udp_bind(unspecified(to.ip(), 5000)).unwrap()
+        };
+        let (own, other) = (bind(&mut world, 0), bind(&mut world, 1));
+        send(&mut world, 0, own, to);
+        assert_eq!(
+            (received(&mut world, 0, own), received(&mut world, 1, other)),
+            (1, 1),
+            "{group}"
+        );
+    }
+}
+
+/// A socket whose port has been revoked is in no group any more.
+#[test]
+fn a_revoked_port_leaves_its_groups() {
+    let mut world = World::new(76, [config(0), config(1)]);
+    let socket = world.nodes[0].stack.udp_bind(unspecified(GROUP, 5000)).unwrap();
+    world.nodes[0].stack.udp_join(socket, GROUP).unwrap();
+    world.idle(Duration::from_secs(2));
+    igmp(&mut world);
+    world.nodes[0].stack.udp_revoke(true, 5000);
+    world.idle(Duration::from_secs(2));
+    let reports = igmp(&mut world);
+    assert_eq!(reports.iter().map(|(_, message)| message[8]).collect::<Vec<_>>(), [3, 3]);
+    assert_eq!(world.nodes[0].stack.udp_join(socket, OTHER), Err(SocketError::Revoked));
 }

@@ -305,6 +305,7 @@ fn link(caller: &mut Caller, mut link: SessionLink) {
     caller.silent("SessionLink::sends_in_order", || link.sends_in_order());
     caller.silent("SessionLink::next_revoked_port", || link.next_revoked_port().is_none());
     caller.denied("SessionLink::sleep_fd", || link.sleep_fd());
+    caller.denied("SessionLink::open_groups", || link.open_groups(true));
     caller.denied("SessionLink::open_port", || link.open_port(PortProtocol::Udp, any));
     caller.denied_link("SessionLink::receive", || link.receive(8, &mut |_, _| panic!("a packet")));
     caller.denied_link("SessionLink::has_news", || link.has_news());

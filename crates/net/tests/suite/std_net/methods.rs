@@ -13,7 +13,9 @@ pub(crate) enum Here {
 }
 
 const NETWORK: Here = Differs("takes the network as first argument");
-const INTERFACE: Here = Differs("the interface is `0.0.0.0` or the network's address, or 0");
+const V4: Here = Differs("the interface is `0.0.0.0` or the network's address");
+const V6: Here = Differs("the interface is 0");
+const LOOP: Here = Differs("for both families, and the sockets of this network");
 const ONLY_V6: Here = Omitted("deprecated in `std::net`; `BindOptions::only_v6` in `bind_with`");
 
 pub(crate) const STREAM: &[(&str, Here)] = &[
@@ -73,18 +75,18 @@ pub(crate) const UDP: &[(&str, Here)] = &[
     ("write_timeout", Same),
     ("set_broadcast", Same),
     ("broadcast", Same),
-    ("set_multicast_loop_v4", Differs("is for IPv6, too")),
+    ("set_multicast_loop_v4", LOOP),
     ("multicast_loop_v4", Same),
     ("set_multicast_ttl_v4", Differs("also sets the hop limit of IPv6; refuses 0")),
     ("multicast_ttl_v4", Same),
-    ("set_multicast_loop_v6", Differs("is for IPv4, too")),
+    ("set_multicast_loop_v6", LOOP),
     ("multicast_loop_v6", Same),
     ("set_ttl", Differs("also sets the hop limit of IPv6")),
     ("ttl", Same),
-    ("join_multicast_v4", INTERFACE),
-    ("join_multicast_v6", INTERFACE),
-    ("leave_multicast_v4", Same),
-    ("leave_multicast_v6", Same),
+    ("join_multicast_v4", V4),
+    ("join_multicast_v6", V6),
+    ("leave_multicast_v4", V4),
+    ("leave_multicast_v6", V6),
     ("take_error", Same),
     ("connect", Same),
     ("send", Same),

@@ -10,11 +10,11 @@ use crate::{BindMode, Instant, Readiness, SocketError, UdpId};
 ///
 /// Every operation fails with [`SocketError::NoSocket`] if the id is no longer valid.
 impl Stack {
-    /// Binds a UDP socket. An unspecified address stands for every address of its family, port 0
+    /// Binds a UDP socket to an address of this host, or to that of a multicast group. An unspecified address stands for every address of its family, port 0
     /// for any free port. A socket at `[::]` does not receive IPv4: see [`Stack::udp_bind_with`].
     ///
     /// # Errors
-    /// If the address is not ours or in use, or there are too many sockets.
+    /// If the address is neither ours nor a group's, or in use, or there are too many sockets.
     pub fn udp_bind(&mut self, local: SocketAddr) -> Result<UdpId, SocketError> {
         self.udp_bind_with(local, BindMode::default())
     }
