@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use towpath_stack::{SocketError, Stack};
+use towpath_stack::Stack;
 
 use crate::{UdpSocket, error};
 
@@ -108,9 +108,7 @@ impl UdpSocket {
 
     fn join(&self, group: IpAddr) -> io::Result<()> {
         let (shared, id) = self.shared()?;
-        if !group.is_multicast() {
-            return Err(error::socket(SocketError::NotGroup));
-        }
+        self.stack(|stack, id| stack.udp_may_join(id, group))?;
         shared.open_groups(group.is_ipv4())?;
         shared.with(|core, _| core.stack.udp_join(id, group)).map_err(error::socket)
     }

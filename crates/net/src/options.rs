@@ -24,7 +24,10 @@ pub struct BindOptions {
     pub only_v6: bool,
     /// `true` if other sockets of the network with this option may be bound to the same address and port (`SO_REUSEPORT`), for
     /// instance one per thread. Each peer's address and port choose one of the listeners, or one of the UDP sockets without
-    /// a peer; a UDP socket that is connected to the sender comes first. Each UDP socket receives the datagrams to
+    /// a peer; sockets at the network's address come before those at the unspecified address. A UDP socket that is
+    /// connected to the sender comes first. Sockets at `[::]` that take both families and those at `0.0.0.0` share
+    /// the peers of IPv4. A datagram visits the sockets of its port in turn, so a port of thousands of
+    /// connected sockets is slow. Each UDP socket receives the datagrams to
     /// broadcast addresses and to its groups. When a listener is dropped, the connections that wait in it are reset.
     /// Default `false`.
     pub reuse_port: bool,

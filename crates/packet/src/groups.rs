@@ -199,9 +199,15 @@ impl<A: Group> Groups<A> {
     /// Handles a query. The answer waits for a random part of the querier's delay (RFC 3376, 5.2; RFC 3810, 6.2). Ignores
     /// queries beyond a rate: an attacker may forge them, and each costs time and reports.
     pub fn handle_query(&mut self, now_us: u64, mut random: impl FnMut() -> u64, query: &Query<A>) {
-        let is_older = query.version != Version::Third;
+        // Only queries for all groups tell of the querier's version (RFC 3376, 7.2.1; RFC 3810, 8.2.1).
+        match (query.group, query.version) {
+            (None, Version::First) => self.older_until[0] = Some(now_us + OLDER_QUERIER_US),
+            (None, Version::Second) => self.older_until[1] = Some(now_us + OLDER_QUERIER_US),
+            _ => {}
+        }
+        let is_older = self.version(now_us) != Version::Third;
         let is_in_time = match query.group {
-            Some(_) => self.rate.take(now_us * 1000, random()),
+            Some(group) => self.has(group) && self.rate.take(now_us * 1000, random()),
             None => {
                 let reports = if is_older { self.listened.len() as u64 } else { 1 };
                 self.queried.is_none_or(|at| now_us >= at + GENERAL_PAUSE_US * reports)
@@ -212,11 +218,6 @@ impl<A: Group> Groups<A> {
         }
         if query.group.is_none() {
             self.queried = Some(now_us);
-        }
-        match query.version {
-            Version::First => self.older_until[0] = Some(now_us + OLDER_QUERIER_US),
-            Version::Second => self.older_until[1] = Some(now_us + OLDER_QUERIER_US),
-            Version::Third => {}
         }
         let earliest = self.answered.map_or(now_us, |at| now_us.max(at + ANSWER_PAUSE_US));
         let together = random_time(&mut random, query.delay_us);

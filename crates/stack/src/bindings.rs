@@ -192,18 +192,14 @@ impl<T: Copy + PartialEq> Bindings<T> {
         self.bound.get(&(address, port)).map_or(&[], |there| &there.sockets)
     }
 
-    /// Returns the sockets for packets to an address and port: those at the address, or else those at the unspecified
-    /// address.
-    pub(crate) fn find(&self, address: IpAddr, port: u16) -> &[T] {
-        match self.at(address, port) {
-            [] => self.at(unspecified(address), port),
-            there => there,
-        }
+    /// Returns the sockets for packets to an address and port: those at the address, and those at the unspecified address.
+    pub(crate) fn find(&self, address: IpAddr, port: u16) -> [&[T]; 2] {
+        [self.at(address, port), self.at(unspecified(address), port)]
     }
 
-    /// Returns all sockets for packets to a group's address and port.
-    pub(crate) fn all(&self, group: IpAddr, port: u16) -> impl Iterator<Item = &T> {
-        self.at(group, port).iter().chain(self.at(unspecified(group), port))
+    /// Returns all sockets for packets to an address and port.
+    pub(crate) fn all(&self, address: IpAddr, port: u16) -> impl Iterator<Item = &T> {
+        self.find(address, port).into_iter().flatten()
     }
 
     pub(crate) fn len(&self) -> usize {

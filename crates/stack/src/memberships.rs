@@ -6,7 +6,9 @@ use std::net::{IpAddr, Ipv6Addr};
 use towpath_packet::{igmp, mld};
 
 use crate::bindings::Bound;
+use crate::checksum::Sum;
 use crate::host::{Host, stays_in_host};
+use crate::ip::{self, Packet};
 use crate::{Instant, SocketError, ndp};
 
 /// A time in the past, in microseconds: a report with it is due at the next poll.
@@ -78,12 +80,47 @@ impl Memberships {
         }
     }
 
-    pub(crate) fn handle_igmp(&mut self, now: Instant, host: &mut Host, query: &igmp::Query) {
-        self.ipv4.handle_query(now.as_micros(), || host.random.next(), query);
+    /// Handles a query for the groups that this host listens to (RFC 3810, 6.2).
+    pub(crate) fn mld(&mut self, now: Instant, host: &mut Host, packet: &Packet<'_>) {
+        host.counters.mld_received += 1;
+        let is_near = matches!(packet.src, IpAddr::V6(src) if src.is_unicast_link_local())
+            && packet.hop_limit == 1
+            && ip::has_router_alert(packet);
+        match mld::Query::parse(packet.payload).filter(|_| is_near) {
+            Some(query) => {
+                self.ipv6.handle_query(now.as_micros(), || host.random.next(), &query);
+            }
+            None => host.counters.rx_malformed += 1,
+        }
     }
 
-    pub(crate) fn handle_mld(&mut self, now: Instant, host: &mut Host, query: &mld::Query) {
-        self.ipv6.handle_query(now.as_micros(), || host.random.next(), query);
+    /// Handles a query for the groups that this host listens to (RFC 3376, 5.2). It goes to all hosts of the link, or to the
+    /// group that it asks for. That of a switch may come from 0.0.0.0 (RFC 4541, 2.1.1). Queries of version 1 have no router alert (RFC 1112, appendix I).
+    pub(crate) fn igmp(&mut self, now: Instant, host: &mut Host, packet: &Packet<'_>) {
+        host.counters.igmp_received += 1;
+        if Sum::default().add(packet.payload).folded() != 0xffff {
+            host.counters.rx_checksum += 1;
+            return;
+        }
+        // Reports of other hosts, and messages among routers, go to groups that a socket has joined.
+        if packet.payload.first() != Some(&igmp::QUERY) {
+            return;
+        }
+        // No router forwards packets to all hosts. A sender beyond the link could send other ones with any time to live.
+        let is_of_link = packet.dst == IpAddr::V4(igmp::ALL_SYSTEMS) || host.is_near(packet.src);
+        let query = igmp::Query::parse(packet.payload).filter(|query| {
+            let group = query.group().map(IpAddr::V4);
+            is_of_link
+                && packet.hop_limit == 1
+                && (packet.dst == IpAddr::V4(igmp::ALL_SYSTEMS) || group == Some(packet.dst))
+                && (query.is_v1() || ip::has_router_alert(packet))
+        });
+        match query {
+            Some(query) => {
+                self.ipv4.handle_query(now.as_micros(), || host.random.next(), &query);
+            }
+            None => host.counters.rx_malformed += 1,
+        }
     }
 
     /// Returns `true` if a report is due since a socket joined or left a group.
@@ -130,11 +167,11 @@ fn is_of_all(group: IpAddr) -> bool {
 pub(crate) struct JoinedGroups(Vec<IpAddr>);
 
 impl JoinedGroups {
-    /// Joins a group; see [`Stack::udp_join`](crate::Stack::udp_join). `bound`: the socket's address.
-    pub(crate) fn join(
-        &mut self,
+    /// Checks whether the socket may join a group; see [`Stack::udp_join`](crate::Stack::udp_join). `bound`: its address.
+    pub(crate) fn may_join(
+        &self,
         host: &Host,
-        memberships: &mut Memberships,
+        memberships: &Memberships,
         bound: &Bound,
         group: IpAddr,
     ) -> Result<(), SocketError> {
@@ -155,9 +192,13 @@ impl JoinedGroups {
         if memberships.len() >= host.config.limits.memberships {
             return Err(SocketError::LimitReached);
         }
+        Ok(())
+    }
+
+    /// Joins a group. The caller has checked that the socket may.
+    pub(crate) fn join(&mut self, host: &Host, memberships: &mut Memberships, group: IpAddr) {
         self.0.push(group);
         memberships.join(host, group);
-        Ok(())
     }
 
     /// Leaves a group.

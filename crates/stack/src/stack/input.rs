@@ -160,7 +160,9 @@ impl Stack {
                     self.report(now, packet, Report::Port);
                 }
             }
-            igmp::PROTOCOL_IGMP if packet.src.is_ipv4() => self.igmp(now, packet),
+            igmp::PROTOCOL_IGMP if packet.src.is_ipv4() => {
+                self.memberships.igmp(now, &mut self.host, packet)
+            }
             ip::ICMP if packet.src.is_ipv4() => self.icmp(now, packet, unicast, verify),
             ip::ICMPV6 if packet.src.is_ipv6() => self.icmp(now, packet, unicast, verify),
             _ => {
@@ -235,7 +237,7 @@ impl Stack {
         }
         if packet.src.is_ipv6() {
             if message[0] == mld::QUERY {
-                return self.mld(now, packet);
+                return self.memberships.mld(now, &mut self.host, packet);
             }
             match Ndp::parse(message) {
                 Ok(Some(ndp)) if packet.hop_limit == ndp::HOP_LIMIT => {
@@ -318,40 +320,6 @@ impl Stack {
                     self.tcp.problem(now, &mut self.host, problem, quoted);
                 }
             }
-        }
-    }
-
-    /// Handles a query for the groups that this host listens to (RFC 3810, 6.2).
-    fn mld(&mut self, now: Instant, packet: &Packet<'_>) {
-        self.host.counters.mld_received += 1;
-        let is_near = matches!(packet.src, IpAddr::V6(src) if src.is_unicast_link_local())
-            && packet.hop_limit == 1
-            && ip::has_router_alert(packet);
-        match mld::Query::parse(packet.payload).filter(|_| is_near) {
-            Some(query) => self.memberships.handle_mld(now, &mut self.host, &query),
-            None => self.host.counters.rx_malformed += 1,
-        }
-    }
-
-    /// Handles a query for the groups that this host listens to (RFC 3376, 5.2). A query comes from a host of the link, or as
-    /// that of a switch from 0.0.0.0 (RFC 4541, 2.1.1). Queries of version 1 have no router alert (RFC 1112, appendix I).
-    fn igmp(&mut self, now: Instant, packet: &Packet<'_>) {
-        self.host.counters.igmp_received += 1;
-        if Sum::default().add(packet.payload).folded() != 0xffff {
-            self.host.counters.rx_checksum += 1;
-            return;
-        }
-        // Reports of other hosts, and messages among routers, go to groups that a socket has joined.
-        if packet.payload.first() != Some(&igmp::QUERY) {
-            return;
-        }
-        let is_near =
-            packet.hop_limit == 1 && (packet.src.is_unspecified() || self.host.is_near(packet.src));
-        let query = igmp::Query::parse(packet.payload)
-            .filter(|query| is_near && (query.is_v1() || ip::has_router_alert(packet)));
-        match query {
-            Some(query) => self.memberships.handle_igmp(now, &mut self.host, &query),
-            None => self.host.counters.rx_malformed += 1,
         }
     }
 

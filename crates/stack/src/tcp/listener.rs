@@ -46,17 +46,26 @@ impl Listeners {
             .ok_or(SocketError::NoSocket)
     }
 
-    /// Returns the listener of a connection. Of several at one port, each peer's address and port choose one, in a way that
-    /// the network cannot predict.
+    /// Returns the listener of a connection: one at the address, or else one at the unspecified address. Of several there, each
+    /// peer's address and port choose one, in a way that the network cannot predict.
     pub(super) fn find(
         &mut self,
         random: &Random,
         tuple: &Tuple,
     ) -> Option<(ListenerId, &mut Listener)> {
-        let index = match self.bindings.find(tuple.local.ip(), tuple.local.port()) {
+        let [specific, any] = self.bindings.find(tuple.local.ip(), tuple.local.port());
+        let index = match if specific.is_empty() { any } else { specific } {
             [] => return None,
             [one] => *one,
-            several => several[(random.keyed(tuple) % several.len() as u64) as usize],
+            several => {
+                let is_open = |index: &&u32| {
+                    let listener = self.listeners.get(**index as usize).and_then(Option::as_ref);
+                    listener.is_some_and(|one| !one.revoked)
+                };
+                let open = several.iter().filter(is_open).count() as u64;
+                let choice = random.keyed(&("listener", tuple)).checked_rem(open)?;
+                *several.iter().filter(is_open).nth(choice as usize)?
+            }
         };
         let listener = self.listeners.get_mut(index as usize)?.as_mut()?;
         Some((ListenerId { index, generation: listener.generation }, listener))

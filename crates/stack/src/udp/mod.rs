@@ -15,6 +15,7 @@ use crate::icmp::{Problem, Quoted};
 use crate::ip::{self, Header, Packet};
 use crate::memberships::{JoinedGroups, Memberships};
 use crate::outbox::NextHop;
+use crate::random::Random;
 use crate::{Instant, Readiness, SocketError, SocketId, SocketInfo, UdpId, fragment, path};
 pub use datagram::{Outgoing, Received};
 pub use options::UdpOptions;
@@ -148,9 +149,6 @@ impl Udp {
         if !options.broadcast && host.is_broadcast(to.ip()) {
             return Err(SocketError::BroadcastNotEnabled);
         }
-        let is_multicast = to.ip().is_multicast();
-        let usual_hop_limit =
-            if is_multicast { options.multicast_hop_limit } else { options.hop_limit };
         let src = datagram::source(host, &socket.bound, &route, from)?;
         let len = HEADER_BYTES + data.len();
         if len + if src.is_ipv4() { 20 } else { 0 } > 65_535 {
@@ -160,7 +158,7 @@ impl Udp {
             src,
             dst: to.ip(),
             protocol: ip::UDP,
-            hop_limit: hop_limit.unwrap_or(usual_hop_limit).max(1),
+            hop_limit: hop_limit.unwrap_or(options.hop_limit_to(to.ip())).max(1),
             traffic_class: traffic_class.unwrap_or(options.traffic_class),
             payload_bytes: len,
             fragment: None,
@@ -182,6 +180,10 @@ impl Udp {
             self.recent.note(now, &host.random, id, SocketAddr::new(to.ip(), to.port()));
         }
         host.counters.udp_sent += 1;
+        let is_multicast = to.ip().is_multicast();
+        if route.to == NextHop::Own && is_multicast && !options.multicast_loop {
+            return Ok(());
+        }
         // `send` writes the checksum.
         let mut own_head = head;
         if !host.send(now, header, route.to, &mut head, data, 6) {
@@ -283,11 +285,23 @@ impl Udp {
         id: UdpId,
         group: IpAddr,
     ) -> Result<(), SocketError> {
+        self.may_join(host, memberships, id, group)?;
+        self.get(id)?.groups.join(host, memberships, group);
+        Ok(())
+    }
+
+    pub(crate) fn may_join(
+        &mut self,
+        host: &Host,
+        memberships: &Memberships,
+        id: UdpId,
+        group: IpAddr,
+    ) -> Result<(), SocketError> {
         let socket = self.get(id)?;
         if socket.revoked {
             return Err(SocketError::Revoked);
         }
-        socket.groups.join(host, memberships, &socket.bound, group)
+        socket.groups.may_join(host, memberships, &socket.bound, group)
     }
 
     pub(crate) fn leave(
@@ -359,7 +373,7 @@ impl Udp {
                     is_received = true;
                 }
             }
-        } else if let Some(index) = self.receiver(host, &datagram, dst_port)
+        } else if let Some(index) = self.receiver(&host.random, &datagram, dst_port)
             && let Some(socket) = self.sockets[index as usize].as_mut()
         {
             socket.receive(host, index, &datagram);
@@ -369,22 +383,10 @@ impl Udp {
         is_received
     }
 
-    /// Returns the socket for a datagram to one host: the one that is connected to the sender, or one without a peer.
-    fn receiver(&self, host: &Host, datagram: &Datagram<'_>, port: u16) -> Option<u32> {
-        let sockets = self.bindings.find(datagram.packet.dst, port);
-        let get = |index: &u32| self.sockets.get(*index as usize)?.as_ref();
-        let accepts = |index: &&u32| get(index).is_some_and(|socket| socket.accepts(datagram));
-        if sockets.len() < 2 {
-            return sockets.first().filter(accepts).copied();
-        }
-        let has_peer = |index: &&u32| get(index).is_some_and(|socket| socket.peer.is_some());
-        let accepting = || sockets.iter().filter(accepts);
-        if let Some(connected) = accepting().find(has_peer) {
-            return Some(*connected);
-        }
-        let count = accepting().count() as u64;
-        let choice = host.random.keyed(&(datagram.from, datagram.packet.dst)).checked_rem(count)?;
-        accepting().nth(choice as usize).copied()
+    fn receiver(&self, random: &Random, datagram: &Datagram<'_>, port: u16) -> Option<u32> {
+        let lists = self.bindings.find(datagram.packet.dst, port);
+        let get = |index: u32| self.sockets.get(index as usize)?.as_ref();
+        socket::receiver(lists, get, random, datagram)
     }
 
     /// Handles an ICMP error about a datagram of ours. Returns `true` if a socket sent the
@@ -425,7 +427,7 @@ impl Udp {
     /// Returns the sockets that may have sent a packet, each with `true` if it is connected to the packet's destination.
     fn senders(&self, quoted: &Quoted) -> impl Iterator<Item = (UdpId, bool)> {
         let to = (quoted.dst, quoted.dst_port);
-        let sockets = self.bindings.find(quoted.src, quoted.src_port).iter();
+        let sockets = self.bindings.all(quoted.src, quoted.src_port);
         sockets.filter_map(move |&index| {
             let socket = self.sockets.get(index as usize)?.as_ref()?;
             let connected = socket.peer.is_some_and(|peer| (peer.ip(), peer.port()) == to);

@@ -1,5 +1,7 @@
 //! The options of a UDP socket.
 
+use std::net::IpAddr;
+
 use crate::ip;
 
 /// The options of a UDP socket, which an application may change at any time. A hop limit of 0 counts as 1.
@@ -15,6 +17,13 @@ pub struct UdpOptions {
     pub broadcast: bool,
     /// `true` if the sockets of this host receive what this socket sends to groups that they have joined. Default `true`.
     pub multicast_loop: bool,
+}
+
+impl UdpOptions {
+    /// Returns the hop limit of packets to an address.
+    pub(super) fn hop_limit_to(&self, to: IpAddr) -> u8 {
+        if to.is_multicast() { self.multicast_hop_limit } else { self.hop_limit }
+    }
 }
 
 impl Default for UdpOptions {

@@ -8,6 +8,7 @@ use crate::bindings::Bound;
 use crate::host::Host;
 use crate::ip::Packet;
 use crate::memberships::JoinedGroups;
+use crate::random::Random;
 use crate::{SocketError, SocketId, UdpId};
 
 /// The header's length, in bytes.
@@ -69,4 +70,36 @@ impl Socket {
             host.news.push_back(SocketId::Udp(UdpId { index, generation: self.generation }));
         }
     }
+}
+
+/// Returns the socket for a datagram to one host: the one that is connected to the sender, or else one without a peer, at
+/// the host's address before the unspecified one. `lists`: the indices of the sockets at these two addresses.
+pub(super) fn receiver<'a>(
+    lists: [&[u32]; 2],
+    get: impl Fn(u32) -> Option<&'a Socket>,
+    random: &Random,
+    datagram: &Datagram<'_>,
+) -> Option<u32> {
+    let to = datagram.packet.dst;
+    let mut without_peer = None;
+    for sockets in lists {
+        let mut candidates = 0;
+        for &index in sockets {
+            let Some(socket) = get(index).filter(|one| one.accepts(datagram)) else { continue };
+            if socket.peer.is_some() {
+                return Some(index);
+            }
+            candidates += u32::from(!socket.revoked);
+            without_peer = without_peer.or((sockets.len() == 1).then_some(index));
+        }
+        if without_peer.is_none() && candidates > 0 {
+            let choice = random.keyed(&("UDP", datagram.from, to)) % u64::from(candidates);
+            let is_candidate =
+                |one: &&Socket| one.accepts(datagram) && !one.revoked && one.peer.is_none();
+            let mut candidates =
+                sockets.iter().filter(|index| get(**index).as_ref().is_some_and(is_candidate));
+            without_peer = candidates.nth(choice as usize).copied();
+        }
+    }
+    without_peer
 }

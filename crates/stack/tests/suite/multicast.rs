@@ -186,6 +186,10 @@ fn queries_are_answered() {
     igmp(&mut world);
     let mut wrong_sum = query([10, 0, 0, 9], 1);
     wrong_sum[39] ^= 1;
+    let mut unicast = query([203, 0, 113, 5], 1);
+    unicast[..6].copy_from_slice(&config(0).mac);
+    unicast[30..34].copy_from_slice(&[10, 0, 0, 1]);
+    complete(&mut unicast);
     let mut without_alert = query([10, 0, 0, 9], 1);
     without_alert[34] ^= 1;
     complete(&mut without_alert);
@@ -199,8 +203,10 @@ fn queries_are_answered() {
         (query([0; 4], 1), 1),
         (query([10, 0, 0, 9], 1), 1),
         (query([10, 0, 0, 9], 2), 0),
-        // From beyond the link: a sender that many routers away can choose the time to live.
-        (query([203, 0, 113, 5], 1), 0),
+        // A switch may have any address. To another address than all hosts, a sender beyond the link can choose the time
+        // to live.
+        (query([203, 0, 113, 5], 1), 1),
+        (unicast, 0),
         (without_alert, 0),
         (first, 0),
         (second, 0),
@@ -217,7 +223,7 @@ fn queries_are_answered() {
         );
     }
     let counters = world.nodes[0].stack.counters();
-    assert_eq!((counters.igmp_received, counters.rx_checksum, counters.rx_malformed), (6, 1, 4));
+    assert_eq!((counters.igmp_received, counters.rx_checksum, counters.rx_malformed), (7, 1, 4));
 }
 
 /// A flood of forged queries of an old version leads to few reports, whatever the number of groups.
@@ -231,14 +237,23 @@ fn a_flood_of_queries_gets_few_reports() {
     }
     world.idle(Duration::from_secs(3));
     let before = world.nodes[0].stack.counters().igmp_sent;
-    for _ in 0..1000 {
+    // The same query of version 3, which leads to answers of version 2, too.
+    let mut latest = query([10, 0, 0, 9], 1);
+    latest[17] += 4;
+    latest[39] = 0;
+    latest[40..42].copy_from_slice(&[0xee, 0xff]);
+    latest.extend_from_slice(&[0; 4]);
+    complete(&mut latest);
+    for n in 0..1000 {
         let now = world.now;
-        world.nodes[0].stack.input(now, &query([10, 0, 0, 9], 1), Meta::FULL);
+        let frame = if n % 2 == 0 { query([10, 0, 0, 9], 1) } else { latest.clone() };
+        world.nodes[0].stack.input(now, &frame, Meta::FULL);
         world.idle(Duration::from_millis(10));
     }
     let reports = world.nodes[0].stack.counters().igmp_sent - before;
     // In ten seconds, a report per group for each of two queries.
     assert!((500..=1500).contains(&reports), "{reports}");
+    assert_eq!(world.nodes[0].stack.counters().rx_checksum, 0);
 }
 
 #[test]

@@ -184,3 +184,51 @@ fn an_error_finds_the_connected_socket() {
     let errors = sockets.iter().map(|&id| world.nodes[0].stack.udp_take_error(id).unwrap());
     assert_eq!(errors.collect::<Vec<_>>(), [None, Some(SocketError::Refused), None]);
 }
+
+/// A socket at the unspecified address takes the new peers, where the connected sockets are at the host's own address, and
+/// the other way round.
+#[test]
+fn connected_sockets_and_the_others_may_have_different_addresses() {
+    let specific = address("10.0.0.2:7");
+    let any = address("0.0.0.0:7");
+    for (of_peer, of_others) in [(specific, any), (any, specific)] {
+        let mut world = World::new(77, [config(0), config(1)]);
+        let stack = &mut world.nodes[0].stack;
+        let [known, unknown] = [0; 2]
+            .map(|port| stack.udp_bind(SocketAddr::new("0.0.0.0".parse().unwrap(), port)).unwrap());
+        let port = stack.udp_local(known).unwrap().port();
+        let stack = &mut world.nodes[1].stack;
+        let connected = stack.udp_bind_with(of_peer, REUSE).unwrap();
+        let others = stack.udp_bind_with(of_others, REUSE).unwrap();
+        let peer = SocketAddr::new("10.0.0.1".parse().unwrap(), port);
+        stack.udp_connect(connected, Some(peer)).unwrap();
+        for (sender, expected) in [(known, [1, 0]), (unknown, [0, 1])] {
+            let now = world.now;
+            world.nodes[0].stack.udp_send(now, sender, b"?", Some(specific)).unwrap();
+            world.idle(Duration::from_millis(5));
+            assert_eq!(received(&mut world, &[connected, others]), expected, "{of_peer}");
+        }
+        // The connected socket gets the error about its datagram, also beside the other.
+        world.nodes[0].stack.udp_close(known).unwrap();
+        let now = world.now;
+        world.nodes[1].stack.udp_send(now, connected, b"!", None).unwrap();
+        world.idle(Duration::from_millis(20));
+        let error = world.nodes[1].stack.udp_take_error(connected);
+        assert_eq!(error, Ok(Some(SocketError::Refused)), "{of_peer}");
+    }
+}
+
+/// With SYN cookies, the acknowledgement reaches the listener that the SYN reached.
+#[test]
+fn listeners_of_a_port_answer_with_cookies() {
+    let mut small = config(1);
+    small.limits.half_open = 0;
+    let mut world = World::new(78, [config(0), small]);
+    let any = address("0.0.0.0:80");
+    let listen = |world: &mut World| world.nodes[1].stack.tcp_listen_with(any, REUSE, 64).unwrap();
+    let listeners: Vec<ListenerId> = (0..3).map(|_| listen(&mut world)).collect();
+    let accepted = connect(&mut world, &listeners, address("10.0.0.2:80"), 30);
+    assert_eq!(accepted.iter().sum::<usize>(), 30);
+    assert!(accepted.iter().all(|&count| count > 0), "{accepted:?}");
+    assert!(world.nodes[1].stack.counters().tcp_cookies_sent > 0);
+}

@@ -144,6 +144,14 @@ impl Stack {
         self.udp.join(&self.host, &mut self.memberships, id, group)
     }
 
+    /// Checks whether [`Stack::udp_join`] would succeed now.
+    ///
+    /// # Errors
+    /// As [`Stack::udp_join`].
+    pub fn udp_may_join(&mut self, id: UdpId, group: IpAddr) -> Result<(), SocketError> {
+        self.udp.may_join(&self.host, &self.memberships, id, group)
+    }
+
     /// Leaves a multicast group.
     ///
     /// # Errors
