@@ -24,5 +24,5 @@ pub const fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
 pub const fn link_local(mac: [u8; 6]) -> Ipv6Addr {
     let [a, b, c, d, e, f] = mac;
     let octets = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f];
-    Ipv6Addr::from_octets(octets)
+    Ipv6Addr::from_bits(u128::from_be_bytes(octets))
 }

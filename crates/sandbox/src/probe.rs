@@ -113,14 +113,19 @@ pub fn peer_pidfd() -> Result<(), Errno> {
 pub fn hypervisor() -> Option<String> {
     #[cfg(target_arch = "x86_64")]
     {
-        use std::arch::x86_64::__cpuid;
+        use std::arch::x86_64::{__cpuid, CpuidResult};
         const HYPERVISOR_PRESENT: u32 = 1 << 31;
+        #[allow(unused_unsafe, reason = "the function is unsafe in older versions of Rust")]
+        fn cpuid(leaf: u32) -> CpuidResult {
+            // SAFETY: each processor of x86-64 has the instruction.
+            unsafe { __cpuid(leaf) }
+        }
         // Leaves 1 and 0x4000_0000: Intel's manual, volume 2, CPUID. The latter is reserved for
         // hypervisors, and read only where the former reports one.
-        if __cpuid(1).ecx & HYPERVISOR_PRESENT == 0 {
+        if cpuid(1).ecx & HYPERVISOR_PRESENT == 0 {
             return None;
         }
-        let leaf = __cpuid(0x4000_0000);
+        let leaf = cpuid(0x4000_0000);
         let bytes: Vec<u8> =
             [leaf.ebx, leaf.ecx, leaf.edx].iter().flat_map(|part| part.to_le_bytes()).collect();
         let text: String = bytes

@@ -53,14 +53,14 @@ impl Parts<'_> {
         let Some(queue) = session.extras.oob.queue(at.endpoint) else { return };
         match queue.connection {
             Connection::None => {}
-            Connection::Requested(peer) | Connection::Connected(peer)
-                if let Some(qpn) = peer.qpn() =>
-            {
-                self.close_remote(qpn);
-            }
-            Connection::Requested(peer) => self.forget_request(peer, own),
+            Connection::Requested(peer) => match peer.qpn() {
+                Some(qpn) => self.close_remote(qpn),
+                None => self.forget_request(peer, own),
+            },
             Connection::Connected(peer) => {
-                if let Some((at, queue)) = self.peer_queue(peer)
+                if let Some(qpn) = peer.qpn() {
+                    self.close_remote(qpn);
+                } else if let Some((at, queue)) = self.peer_queue(peer)
                     && queue.connection == Connection::Connected(own)
                 {
                     self.end(at, state);

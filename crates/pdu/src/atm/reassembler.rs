@@ -129,7 +129,8 @@ impl Reassembler {
         self.expire(now);
         self.counters.cells += 1;
         let (header, adaptation) = self.examine(cell).map_err(|reason| self.count(reason))?;
-        let payload = cell[HEADER_BYTES..].as_array().expect("the payload has 48 bytes");
+        let payload = <&[u8; PAYLOAD_BYTES]>::try_from(&cell[HEADER_BYTES..])
+            .expect("the payload has 48 bytes");
         let described = match adaptation {
             Adaptation::Aal5 => self.accept_aal5(now, header, payload),
             Adaptation::Aal34 => self.accept_aal34(now, header, payload),

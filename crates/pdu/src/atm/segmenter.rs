@@ -129,7 +129,8 @@ impl Segmenter {
         self.next += 1;
         let is_last = self.next == self.cells;
         let mut cell = [0; CELL_BYTES];
-        let payload = cell[HEADER_BYTES..].as_mut_array().expect("the payload has 48 bytes");
+        let payload = <&mut [u8; PAYLOAD_BYTES]>::try_from(&mut cell[HEADER_BYTES..])
+            .expect("the payload has 48 bytes");
         let payload_type = match &mut self.layer {
             LayerFields::Aal5 { user_to_user, crc } => {
                 let start = number * PAYLOAD_BYTES;

@@ -8,7 +8,7 @@
 //! Unsafe lives here for assembly on addresses.
 
 use core::arch::asm;
-use core::arch::x86_64::{__cpuid, __cpuid_count};
+use core::arch::x86_64::{__cpuid_count, CpuidResult};
 use core::sync::atomic::{AtomicU8, Ordering};
 
 /// Bytes that the loops move per round at most; they need a longer copy than this.
@@ -239,12 +239,19 @@ unsafe fn long(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
+/// Returns what `cpuid` says for a leaf, and its first subleaf where there are several.
+#[allow(unused_unsafe, reason = "the function is unsafe in older versions of Rust")]
+fn cpuid(leaf: u32) -> CpuidResult {
+    // SAFETY: each processor of x86-64 has the instruction.
+    unsafe { __cpuid_count(leaf, 0) }
+}
+
 /// Detects the widest moves that the processor has and whose registers the operating system saves.
 /// This chooses moves of 64 bytes only where `rep movsb` is fast for short copies, which came with
 /// Ice Lake. Earlier processors run slower for a while after such moves.
 #[cold]
 fn widest() -> u8 {
-    let basic = __cpuid(1);
+    let basic = cpuid(1);
     const OSXSAVE: u32 = 1 << 27;
     const AVX_THERE: u32 = 1 << 28;
     if basic.ecx & (OSXSAVE | AVX_THERE) != OSXSAVE | AVX_THERE {
@@ -263,7 +270,7 @@ fn widest() -> u8 {
     if kept & 0b110 != 0b110 {
         return SSE2;
     }
-    let more = if __cpuid(0).eax >= 7 { __cpuid_count(7, 0) } else { return AVX };
+    let more = if cpuid(0).eax >= 7 { cpuid(7) } else { return AVX };
     const AVX512F: u32 = 1 << 16;
     const FAST_SHORT_REP_MOVSB: u32 = 1 << 4;
     let wide = more.ebx & AVX512F != 0 && more.edx & FAST_SHORT_REP_MOVSB != 0;
