@@ -153,6 +153,9 @@ fn run(towpath: &Path, time: Duration) -> anyhow::Result<(Found, Events)> {
         replace_server(&serve)?;
         let first = holdings(&serve)?;
         let events = disturb(towpath, &serve, time)?;
+        // The sessions of killed applications are closed by a worker process, which then stays for the next ones. The last
+        // server is to have no such session, and so no worker, like the first one.
+        holdings(&serve)?;
         replace_server(&serve)?;
         Ok((first, events, holdings(&serve)?))
     })?;
