@@ -95,7 +95,8 @@ impl Memberships {
     }
 
     /// Handles a query for the groups that this host listens to (RFC 3376, 5.2). It goes to all hosts of the link, or to the
-    /// group that it asks for. That of a switch may come from 0.0.0.0 (RFC 4541, 2.1.1). Queries of version 1 have no router alert (RFC 1112, appendix I).
+    /// group that it asks for. That of a switch may come from 0.0.0.0 (RFC 4541, 2.1.1). Queries of version 1 have no router
+    /// alert (RFC 1112, appendix I).
     pub(crate) fn igmp(&mut self, now: Instant, host: &mut Host, packet: &Packet<'_>) {
         host.counters.igmp_received += 1;
         if Sum::default().add(packet.payload).folded() != 0xffff {
