@@ -253,10 +253,11 @@ pub(crate) mod tests {
         }
     }
 
-    /// Makes the closer wait for the drop of the returned value.
+    /// Makes the closer wait for the drop of the returned value: its thread serves this queue, and no other one.
     pub(crate) fn hold(queue: &ClosingQueue) -> Sender<()> {
         let (go, held) = channel();
         queue.drop_later(Held(held));
+        until(|| queue.closer.0.shared.queues().in_service.contains(&queue.number));
         go
     }
 
@@ -300,8 +301,6 @@ pub(crate) mod tests {
         let closer = Closer::start("closer-test").unwrap();
         let (many, few) = (closer.queue(1), closer.queue(2));
         let go = hold(&closer.queue(3));
-        // The thread waits for the drop of that value, and then begins with the first queue.
-        until(|| closer.0.shared.queues().in_service.contains(&3));
         let (told, order) = channel();
         (0..10).for_each(|number| many.drop_later(Told(number, told.clone())));
         (100..102).for_each(|number| few.drop_later(Told(number, told.clone())));
