@@ -8,6 +8,7 @@ use towpath_packet::checksum::verify;
 use towpath_packet::headers::{Headers, Malformed, Network, PREFIX_BYTES};
 use towpath_packet::pattern::{BEGINNING_BYTES, Pattern};
 use towpath_packet::plain::{self, Plain};
+use towpath_packet::{igmp, mld};
 
 /// The pattern of a frame matches a frame with one changed byte exactly if this one is plain and
 /// has the same fields. The last two bytes choose the place and the change.
@@ -26,6 +27,9 @@ fn compare_with_changed(frame: &[u8]) {
 }
 
 fuzz_target!(|frame: &[u8]| {
+    // Queries of multicast groups, as messages and as a frame, and options that may hold a router alert.
+    let _ = (igmp::Query::parse(frame), mld::Query::parse(frame), mld::Query::of_frame(frame));
+    let _ = (igmp::has_router_alert(frame), mld::has_router_alert(frame));
     let Ok(whole) = Headers::parse(frame, frame.len()) else {
         assert!(frame.len() < 14);
         return;

@@ -308,21 +308,21 @@ impl Rights {
     fn check_icmpv6(&self, ip: &Ip<u128>) -> Result<(), Refused> {
         let source = ip.source;
         let ours = self.addresses.ipv6.contains(&Some(source));
-        let allowed =
-            match &ip.transport {
-                // The source `::` asks whether a host has the target address (RFC 4862, 5.4.2).
-                Transport::Neighbour { kind: NEIGHBOUR_SOLICITATION, target } if source == 0 => {
-                    self.addresses.ipv6.contains(&Some(*target))
-                }
-                // A host without a link-local address reports its groups, and their end, from `::` (RFC 3590; RFC 3810, 5.2.13).
-                Transport::Icmp {
-                    kind: mld::REPORT_V1 | mld::DONE_V1 | mld::REPORT_V2, ..
-                } if source == 0 => ip.hops == 1 && self.addresses.ipv6.iter().any(Option::is_some),
-                Transport::Neighbour { kind: NEIGHBOUR_ADVERTISEMENT, target } => {
-                    ours && self.addresses.ipv6.contains(&Some(*target))
-                }
-                _ => ours,
-            };
+        let allowed = match &ip.transport {
+            // The source `::` asks whether a host has the target address (RFC 4862, 5.4.2).
+            Transport::Neighbour { kind: NEIGHBOUR_SOLICITATION, target } if source == 0 => {
+                self.addresses.ipv6.contains(&Some(*target))
+            }
+            // A host without a link-local address reports its groups, and their end, from `::`
+            // (RFC 3590; RFC 3810, 5.2.13).
+            Transport::Icmp { kind, .. } if source == 0 && mld::is_report(*kind) => {
+                ip.hops == 1 && self.addresses.ipv6.iter().any(Option::is_some)
+            }
+            Transport::Neighbour { kind: NEIGHBOUR_ADVERTISEMENT, target } => {
+                ours && self.addresses.ipv6.contains(&Some(*target))
+            }
+            _ => ours,
+        };
         if allowed { Ok(()) } else { Err(Refused::TxSourceAddress) }
     }
 }

@@ -32,8 +32,8 @@
 //! any [`Link`].
 //!
 //! # Compared to `std::net`
-//! Each method of `std::net` has its counterpart of the same name, except `set_only_v6` and `only_v6`, which `std` deprecates; so have most options
-//! of the crate `socket2`. A method takes the network as first argument if it makes a socket. `docs/sockets.md` in the
+//! Each method of `std::net` has its counterpart of the same name, except `set_only_v6` and `only_v6`, which `std` deprecates;
+//! so have most options of the crate `socket2`. A method takes the network as first argument if it makes a socket. `docs/sockets.md` in the
 //! repository lists all of them, with the few differences: in lingering, and in multicast.
 //!
 //! # Driving

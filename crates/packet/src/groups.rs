@@ -26,7 +26,7 @@ const GENERAL_PAUSE_US: u64 = 10_000;
 const QUERIES_PER_SECOND: u32 = 100;
 
 /// A version of the protocol, in which a host answers a querier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
     /// IGMPv1.
     First,
@@ -58,21 +58,16 @@ impl<A: Copy> Query<A> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
     /// The host listens to all sources of the group.
-    IsExclude,
-    /// The host has begun to listen to all sources.
-    ToExclude,
+    IsExclude = 2,
     /// The host listens to no source any more.
-    ToInclude,
+    ToInclude = 3,
+    /// The host has begun to listen to all sources.
+    ToExclude = 4,
 }
 
-/// Returns the type of a group record with no source addresses (RFC 3376, 4.2.12; RFC 3810, 5.2.12).
-pub(crate) fn record_type(record: Record) -> u8 {
-    match record {
-        Record::IsExclude => 2,
-        Record::ToInclude => 3,
-        Record::ToExclude => 4,
-    }
-}
+/// The most records of a report: with IPv4 it fits into 576 bytes, which each host accepts (RFC 791, 3.1), and with IPv6 into
+/// the least MTU.
+const MOST_RECORDS: usize = 60;
 
 /// A report to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,6 +75,25 @@ pub struct Report<A> {
     pub(crate) dst: A,
     /// The message, without its checksum.
     pub(crate) message: Vec<u8>,
+}
+
+/// Returns the reports of the latest version about groups (RFC 3376, 4.2; RFC 3810, 5.2). `kind`: the message type; `dst`: all
+/// routers of that version; `octets`: an address as bytes.
+pub(crate) fn latest_reports<A: Group, const N: usize>(
+    kind: u8,
+    dst: A,
+    groups: &[A],
+    record: Record,
+    octets: impl Fn(&A) -> [u8; N],
+) -> impl Iterator<Item = Report<A>> {
+    groups.chunks(MOST_RECORDS).map(move |groups| {
+        let mut message = vec![kind, 0, 0, 0, 0, 0, 0, groups.len() as u8];
+        for group in groups {
+            message.extend_from_slice(&[record as u8, 0, 0, 0]);
+            message.extend_from_slice(&octets(group));
+        }
+        Report { dst, message }
+    })
 }
 
 /// A group address of IPv4 or IPv6.
@@ -197,8 +211,13 @@ impl<A: Group> Groups<A> {
     }
 
     /// Handles a query. The answer waits for a random part of the querier's delay (RFC 3376, 5.2; RFC 3810, 6.2). Ignores
-    /// queries beyond a rate: an attacker may forge them, and each costs time and reports.
-    pub fn handle_query(&mut self, now_us: u64, mut random: impl FnMut() -> u64, query: &Query<A>) {
+    /// queries beyond a rate, and returns `false`: an attacker may forge them, and each costs time and reports.
+    pub fn handle_query(
+        &mut self,
+        now_us: u64,
+        mut random: impl FnMut() -> u64,
+        query: &Query<A>,
+    ) -> bool {
         // Only queries for all groups tell of the querier's version (RFC 3376, 7.2.1; RFC 3810, 8.2.1).
         match (query.group, query.version) {
             (None, Version::First) => self.older_until[0] = Some(now_us + OLDER_QUERIER_US),
@@ -206,15 +225,18 @@ impl<A: Group> Groups<A> {
             _ => {}
         }
         let is_older = self.version(now_us) != Version::Third;
+        if query.group.is_some_and(|group| !self.has(group)) {
+            return true;
+        }
         let is_in_time = match query.group {
-            Some(group) => self.has(group) && self.rate.take(now_us * 1000, random()),
+            Some(_) => self.rate.take(now_us * 1000, random()),
             None => {
                 let reports = if is_older { self.listened.len() as u64 } else { 1 };
                 self.queried.is_none_or(|at| now_us >= at + GENERAL_PAUSE_US * reports)
             }
         };
         if !is_in_time {
-            return;
+            return false;
         }
         if query.group.is_none() {
             self.queried = Some(now_us);
@@ -231,6 +253,7 @@ impl<A: Group> Groups<A> {
             }
         }
         self.schedule();
+        true
     }
 
     /// Returns the time of the next reports, in microseconds; `None` if no report is to come.

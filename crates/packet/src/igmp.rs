@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use crate::checksum::Sum;
-use crate::groups::{self, Group, Record, Version};
+use crate::groups::{self, Group, Record, Version, latest_reports};
 use crate::numbers::ETHERTYPE_IPV4;
 
 /// The protocol number of IGMP.
@@ -21,8 +21,6 @@ const LEAVE_V2: u8 = 0x17;
 const ALL_ROUTERS: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 2);
 /// The destination of reports of version 3 (RFC 3376, 4.2.14).
 const ALL_ROUTERS_V3: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 22);
-/// The most records of a report: it fits into 576 bytes, which each IPv4 host accepts (RFC 791, 3.1).
-const MOST_RECORDS: usize = 60;
 /// The delay of a query of version 1, which names none: ten seconds (RFC 2236, 4).
 const DELAY_V1_US: u64 = 10_000_000;
 
@@ -70,6 +68,28 @@ impl Query {
         let group = (!group.is_unspecified()).then_some(group);
         Some(Query { group, delay_us, version })
     }
+}
+
+/// Returns `true` if the options of an IPv4 header have a router alert (RFC 2113).
+#[must_use]
+pub fn has_router_alert(mut options: &[u8]) -> bool {
+    const NO_OPERATION: u8 = 1;
+    while let [kind, rest @ ..] = options {
+        if *kind == NO_OPERATION {
+            options = rest;
+            continue;
+        }
+        if options.starts_with(&ROUTER_ALERT[..2]) {
+            return true;
+        }
+        // The length includes the kind and itself. The end of the options has none.
+        let Some(after) = rest.first().and_then(|&len| options.get(usize::from(len).max(2)..))
+        else {
+            return false;
+        };
+        options = after;
+    }
+    false
 }
 
 impl Report {
@@ -122,14 +142,11 @@ impl Group for Ipv4Addr {
                 reports.extend(about(LEAVE_V2, Some(ALL_ROUTERS)));
             }
             (Version::Second, _) => reports.extend(about(REPORT_V2, None)),
-            (Version::Third, _) => reports.extend(groups.chunks(MOST_RECORDS).map(|groups| {
-                let mut message = vec![REPORT_V3, 0, 0, 0, 0, 0, 0, groups.len() as u8];
-                for group in groups {
-                    message.extend_from_slice(&[groups::record_type(record), 0, 0, 0]);
-                    message.extend_from_slice(&group.octets());
-                }
-                Report { dst: ALL_ROUTERS_V3, message }
-            })),
+            (Version::Third, _) => {
+                let octets = Ipv4Addr::octets;
+                let dst = ALL_ROUTERS_V3;
+                reports.extend(latest_reports(REPORT_V3, dst, groups, record, octets));
+            }
         }
     }
 }

@@ -6,22 +6,20 @@
 use std::net::Ipv6Addr;
 
 use crate::checksum::Sum;
-use crate::groups::{self, Group, Record, Version};
+use crate::groups::{self, Group, Record, Version, latest_reports};
 use crate::numbers::{ETHERTYPE_IPV6, PROTOCOL_ICMPV6};
 
 /// The ICMPv6 type of a query.
 pub const QUERY: u8 = 130;
 /// The ICMPv6 type of a report of MLDv1, which names one group.
-pub const REPORT_V1: u8 = 131;
+const REPORT_V1: u8 = 131;
 /// The ICMPv6 type with which a host leaves a group in MLDv1, and its destination: all routers (RFC 2710, 5).
-pub const DONE_V1: u8 = 132;
+const DONE_V1: u8 = 132;
 const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 /// The ICMPv6 type of a report of MLDv2.
-pub const REPORT_V2: u8 = 143;
+const REPORT_V2: u8 = 143;
 /// The destination of reports of MLDv2 (RFC 3810, 5.2.14).
 const ALL_ROUTERS_V2: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
-/// The most records of a report: it fits into the least MTU of IPv6.
-const MOST_RECORDS: usize = 60;
 
 /// The bytes of the Ethernet and IPv6 headers of a report, and its hop-by-hop header, which alerts routers (RFC 2711).
 const ETHERNET_BYTES: usize = 14;
@@ -91,8 +89,15 @@ impl Query {
     }
 }
 
-/// Returns `true` if hop-by-hop options have a router alert.
-fn has_router_alert(mut options: &[u8]) -> bool {
+/// Returns `true` for the ICMPv6 types by which a host reports its groups and their end.
+#[must_use]
+pub fn is_report(kind: u8) -> bool {
+    matches!(kind, REPORT_V1 | DONE_V1 | REPORT_V2)
+}
+
+/// Returns `true` if the options of a hop-by-hop header have a router alert (RFC 2711).
+#[must_use]
+pub fn has_router_alert(mut options: &[u8]) -> bool {
     while let [kind, rest @ ..] = options {
         if *kind == 0 {
             options = rest;
@@ -139,14 +144,8 @@ impl Report {
 impl Group for Ipv6Addr {
     fn add_reports(groups: &[Self], record: Record, version: Version, reports: &mut Vec<Report>) {
         if version == Version::Third {
-            reports.extend(groups.chunks(MOST_RECORDS).map(|groups| {
-                let mut message = vec![REPORT_V2, 0, 0, 0, 0, 0, 0, groups.len() as u8];
-                for group in groups {
-                    message.extend_from_slice(&[groups::record_type(record), 0, 0, 0]);
-                    message.extend_from_slice(&group.octets());
-                }
-                Report { dst: ALL_ROUTERS_V2, message }
-            }));
+            let (dst, octets) = (ALL_ROUTERS_V2, Ipv6Addr::octets);
+            reports.extend(latest_reports(REPORT_V2, dst, groups, record, octets));
             return;
         }
         let (kind, dst) = match record {

@@ -1,6 +1,7 @@
 //! Ownership of local addresses and ports.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::SocketError;
@@ -110,6 +111,22 @@ fn unspecified(of: IpAddr) -> IpAddr {
     }
 }
 
+/// Returns one of the sockets at one address and port, of those that are open: always the same for the same key, in a way that
+/// the network cannot predict.
+pub(crate) fn choose<T: Copy>(
+    sockets: &[T],
+    random: &Random,
+    key: &impl Hash,
+    is_open: impl Fn(T) -> bool,
+) -> Option<T> {
+    if let [one] = *sockets {
+        return Some(one).filter(|one| is_open(*one));
+    }
+    let open = || sockets.iter().copied().filter(|one| is_open(*one));
+    let choice = random.keyed(key).checked_rem(open().count() as u64)?;
+    open().nth(choice as usize)
+}
+
 /// Returns every ephemeral port once, starting at a random one.
 pub(crate) fn ephemeral_ports(random: &mut Random) -> impl Iterator<Item = u16> + use<> {
     let count = u32::from(EPHEMERAL.end() - EPHEMERAL.start()) + 1;
@@ -188,13 +205,17 @@ impl<T: Copy + PartialEq> Bindings<T> {
         self.sockets -= 1;
     }
 
-    fn at(&self, address: IpAddr, port: u16) -> &[T] {
-        self.bound.get(&(address, port)).map_or(&[], |there| &there.sockets)
-    }
-
     /// Returns the sockets for packets to an address and port: those at the address, and those at the unspecified address.
     pub(crate) fn find(&self, address: IpAddr, port: u16) -> [&[T]; 2] {
-        [self.at(address, port), self.at(unspecified(address), port)]
+        match self.bound.get(&(address, port)) {
+            // A socket that does not reuse its port has no other one beside it.
+            Some(there) if !there.reuse_port => [&there.sockets, &[]],
+            there => {
+                let specific = there.map_or(&[][..], |there| &there.sockets);
+                let any = self.bound.get(&(unspecified(address), port));
+                [specific, any.map_or(&[][..], |there| &there.sockets)]
+            }
+        }
     }
 
     /// Returns all sockets for packets to an address and port.

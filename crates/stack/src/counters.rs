@@ -77,6 +77,8 @@ counters! {
     mld_received,
     /// MLD reports sent.
     mld_sent,
+    /// IGMP and MLD queries ignored: too many.
+    group_queries_limited,
     /// Claims of another station on one of our addresses.
     address_conflicts,
     /// Neighbours that did not answer.

@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use towpath_packet::{igmp, mld};
+
 use crate::checksum::Sum;
 
 pub(crate) const ICMP: u8 = 1;
@@ -278,33 +280,16 @@ pub(crate) fn parse_v6(bytes: &[u8], large: bool) -> Result<Packet<'_>, Refusal>
     Err(Refusal::Extension)
 }
 
-/// Returns `true` if a parsed packet has the router alert option (RFC 2113), over IPv6 in its hop-by-hop options (RFC 2711).
+/// Returns `true` if a parsed packet has the router alert option, over IPv6 in its hop-by-hop options.
 pub(crate) fn has_router_alert(packet: &Packet<'_>) -> bool {
-    const OF_IPV4: u8 = 148;
-    const OF_IPV6: u8 = 5;
     let bytes = packet.bytes;
-    // The kind and the length of the option; the length of one of IPv4 includes both.
-    let (mut options, alert) = if packet.src.is_ipv4() {
-        (&bytes[20..usize::from(bytes[0] & 15) * 4], [OF_IPV4, 4])
-    } else if bytes[6] == HOP_BY_HOP {
-        (&bytes[42..40 + 8 + usize::from(bytes[41]) * 8], [OF_IPV6, 2])
-    } else {
-        return false;
-    };
-    let padding = if packet.src.is_ipv4() { 1 } else { 0 };
-    while let [kind, rest @ ..] = options {
-        if *kind == padding {
-            options = rest;
-            continue;
+    match packet.src {
+        IpAddr::V4(_) => igmp::has_router_alert(&bytes[20..usize::from(bytes[0] & 15) * 4]),
+        IpAddr::V6(_) => {
+            bytes[6] == HOP_BY_HOP
+                && mld::has_router_alert(&bytes[42..48 + usize::from(bytes[41]) * 8])
         }
-        let Some(&len) = rest.first() else { return false };
-        if [*kind, len] == alert {
-            return true;
-        }
-        let whole = usize::from(len) + if packet.src.is_ipv4() { 0 } else { 2 };
-        options = options.get(whole.max(1)..).unwrap_or_default();
     }
-    false
 }
 
 /// Checks that a host may skip each option that it does not know (RFC 8200, 4.2). `at` is the offset of `options` in

@@ -88,7 +88,9 @@ impl Memberships {
             && ip::has_router_alert(packet);
         match mld::Query::parse(packet.payload).filter(|_| is_near) {
             Some(query) => {
-                self.ipv6.handle_query(now.as_micros(), || host.random.next(), &query);
+                let random = || host.random.next();
+                let is_handled = self.ipv6.handle_query(now.as_micros(), random, &query);
+                host.counters.group_queries_limited += u64::from(!is_handled);
             }
             None => host.counters.rx_malformed += 1,
         }
@@ -107,18 +109,20 @@ impl Memberships {
         if packet.payload.first() != Some(&igmp::QUERY) {
             return;
         }
-        // No router forwards packets to all hosts. A sender beyond the link could send other ones with any time to live.
-        let is_of_link = packet.dst == IpAddr::V4(igmp::ALL_SYSTEMS) || host.is_near(packet.src);
         let query = igmp::Query::parse(packet.payload).filter(|query| {
-            let group = query.group().map(IpAddr::V4);
-            is_of_link
+            // No router forwards packets to all hosts. A sender beyond the link could send other packets with any time to
+            // live.
+            let is_to_all = packet.dst == IpAddr::V4(igmp::ALL_SYSTEMS);
+            let is_to_group = query.group().map(IpAddr::V4) == Some(packet.dst);
+            (is_to_all || is_to_group && host.is_near(packet.src))
                 && packet.hop_limit == 1
-                && (packet.dst == IpAddr::V4(igmp::ALL_SYSTEMS) || group == Some(packet.dst))
                 && (query.is_v1() || ip::has_router_alert(packet))
         });
         match query {
             Some(query) => {
-                self.ipv4.handle_query(now.as_micros(), || host.random.next(), &query);
+                let random = || host.random.next();
+                let is_handled = self.ipv4.handle_query(now.as_micros(), random, &query);
+                host.counters.group_queries_limited += u64::from(!is_handled);
             }
             None => host.counters.rx_malformed += 1,
         }

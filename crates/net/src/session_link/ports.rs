@@ -41,7 +41,7 @@ struct Open {
 
 /// The endpoints for packets without a port.
 enum Base {
-    /// The session has addresses of its own. IGMP has an endpoint once a socket has joined a group.
+    /// The session has its own addresses. IGMP has an endpoint once a socket has joined a group.
     Own {
         arp: Option<Endpoint>,
         icmp: Option<Endpoint>,

@@ -256,7 +256,7 @@ fn groups_are_joined_beside_the_kernel() {
                 assert_eq!(buffer[..received.len], *b"kernel");
                 assert_eq!((received.to, received.from), (group, kernel.local_addr().unwrap()));
             }
-            // The kernel's member receives it, too, by the loop of its own host.
+            // The kernel also sends it to its own member.
             let got = |buffer: &mut [u8]| member.recv_from(buffer).map(|(len, _)| len).unwrap();
             assert_eq!(got(&mut buffer), 6);
             first.send_to(b"first", to).unwrap();

@@ -18,7 +18,7 @@ fn reuse() -> BindOptions {
     options
 }
 
-/// Starts a thread that accepts connections with a listener of its own, and answers each by the thread's number. The thread
+/// Starts a thread that accepts connections with its own listener, and answers each by the thread's number. The thread
 /// ends after a connection that sends a zero.
 fn start(network: &Network, number: u8) -> JoinHandle<usize> {
     let listener = TcpListener::bind_with(network, "[::]:80", reuse()).unwrap();

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::tuple::Tuple;
-use crate::bindings::{Bindings, Bound};
+use crate::bindings::{self, Bindings, Bound};
 use crate::host::Host;
 use crate::random::Random;
 use crate::{ListenerId, SocketError, SocketId, TcpId};
@@ -54,19 +54,13 @@ impl Listeners {
         tuple: &Tuple,
     ) -> Option<(ListenerId, &mut Listener)> {
         let [specific, any] = self.bindings.find(tuple.local.ip(), tuple.local.port());
-        let index = match if specific.is_empty() { any } else { specific } {
-            [] => return None,
-            [one] => *one,
-            several => {
-                let is_open = |index: &&u32| {
-                    let listener = self.listeners.get(**index as usize).and_then(Option::as_ref);
-                    listener.is_some_and(|one| !one.revoked)
-                };
-                let open = several.iter().filter(is_open).count() as u64;
-                let choice = random.keyed(&("listener", tuple)).checked_rem(open)?;
-                *several.iter().filter(is_open).nth(choice as usize)?
-            }
+        let sockets = if specific.is_empty() { any } else { specific };
+        // A single listener also refuses connections itself once its port is revoked.
+        let is_open = |index: u32| {
+            let listener = self.listeners.get(index as usize).and_then(Option::as_ref);
+            sockets.len() == 1 || listener.is_some_and(|one| !one.revoked)
         };
+        let index = bindings::choose(sockets, random, &("listener", tuple), is_open)?;
         let listener = self.listeners.get_mut(index as usize)?.as_mut()?;
         Some((ListenerId { index, generation: listener.generation }, listener))
     }

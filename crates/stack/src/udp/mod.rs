@@ -6,7 +6,7 @@ mod queue;
 mod recent;
 mod socket;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use crate::bindings::{BindMode, Bindings, Bound};
 use crate::checksum::Sum;
@@ -278,40 +278,14 @@ impl Udp {
         Ok(self.get(id)?.dropped)
     }
 
-    pub(crate) fn join(
-        &mut self,
-        host: &Host,
-        memberships: &mut Memberships,
-        id: UdpId,
-        group: IpAddr,
-    ) -> Result<(), SocketError> {
-        self.may_join(host, memberships, id, group)?;
-        self.get(id)?.groups.join(host, memberships, group);
-        Ok(())
-    }
-
-    pub(crate) fn may_join(
-        &mut self,
-        host: &Host,
-        memberships: &Memberships,
-        id: UdpId,
-        group: IpAddr,
-    ) -> Result<(), SocketError> {
+    /// Returns a socket's groups and its address.
+    pub(crate) fn groups(&mut self, id: UdpId) -> Result<(&mut JoinedGroups, Bound), SocketError> {
         let socket = self.get(id)?;
         if socket.revoked {
-            return Err(SocketError::Revoked);
+            Err(SocketError::Revoked)
+        } else {
+            Ok((&mut socket.groups, socket.bound))
         }
-        socket.groups.may_join(host, memberships, &socket.bound, group)
-    }
-
-    pub(crate) fn leave(
-        &mut self,
-        host: &Host,
-        memberships: &mut Memberships,
-        id: UdpId,
-        group: IpAddr,
-    ) -> Result<(), SocketError> {
-        self.get(id)?.groups.leave(host, memberships, group)
     }
 
     pub(crate) fn options(&mut self, id: UdpId) -> Result<&mut UdpOptions, SocketError> {

@@ -6,6 +6,7 @@ use crate::ip;
 
 /// The options of a UDP socket, which an application may change at any time. A hop limit of 0 counts as 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct UdpOptions {
     /// The hop limit (IPv4's time to live) of packets to other destinations than multicast groups. Default 64.
     pub hop_limit: u8,

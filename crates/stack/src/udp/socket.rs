@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use super::options::UdpOptions;
 use super::queue::{Arrived, Queue};
-use crate::bindings::Bound;
+use crate::bindings::{self, Bound};
 use crate::host::Host;
 use crate::ip::Packet;
 use crate::memberships::JoinedGroups;
@@ -80,26 +80,16 @@ pub(super) fn receiver<'a>(
     random: &Random,
     datagram: &Datagram<'_>,
 ) -> Option<u32> {
-    let to = datagram.packet.dst;
+    let key = ("UDP", datagram.from, datagram.packet.dst);
     let mut without_peer = None;
     for sockets in lists {
-        let mut candidates = 0;
-        for &index in sockets {
-            let Some(socket) = get(index).filter(|one| one.accepts(datagram)) else { continue };
-            if socket.peer.is_some() {
-                return Some(index);
-            }
-            candidates += u32::from(!socket.revoked);
-            without_peer = without_peer.or((sockets.len() == 1).then_some(index));
+        let accepts = |index: u32| get(index).filter(|socket| socket.accepts(datagram));
+        let has_peer = |index: &u32| accepts(*index).is_some_and(|socket| socket.peer.is_some());
+        if let Some(connected) = sockets.iter().copied().find(has_peer) {
+            return Some(connected);
         }
-        if without_peer.is_none() && candidates > 0 {
-            let choice = random.keyed(&("UDP", datagram.from, to)) % u64::from(candidates);
-            let is_candidate =
-                |one: &&Socket| one.accepts(datagram) && !one.revoked && one.peer.is_none();
-            let mut candidates =
-                sockets.iter().filter(|index| get(**index).as_ref().is_some_and(is_candidate));
-            without_peer = candidates.nth(choice as usize).copied();
-        }
+        let is_open = |index| accepts(index).is_some_and(|one| sockets.len() == 1 || !one.revoked);
+        without_peer = without_peer.or_else(|| bindings::choose(sockets, random, &key, is_open));
     }
     without_peer
 }

@@ -132,10 +132,16 @@ fn several_sockets_share_a_granted_port() {
         let session = attach_by(&policed.users[0], &policed.server.socket, &options).unwrap();
         let network = Network::builder().over(session).unwrap();
         let ours = network.addresses().into_iter().find(std::net::IpAddr::is_ipv4).unwrap();
+        let endpoints = || {
+            let report = policed.server.report();
+            report["sessions"][0]["endpoints"].as_array().unwrap().len()
+        };
+        let before = endpoints();
         let mut reuse = BindOptions::default();
         reuse.reuse_port = true;
         let bind = |_| UdpSocket::bind_with(&network, "0.0.0.0:5000", reuse).unwrap();
         let mut sockets: Vec<UdpSocket> = (0..3).map(bind).collect();
+        assert_eq!(endpoints(), before + 1);
         let kernel = std::net::UdpSocket::bind("10.77.0.1:0").unwrap();
         while let Some(last) = sockets.pop() {
             drop(last);
@@ -146,6 +152,7 @@ fn several_sockets_share_a_granted_port() {
                 until("one of the others receives", || sockets.iter().any(receives));
             }
         }
+        until("the port's endpoint is closed", || endpoints() == before);
         UdpSocket::bind(&network, "0.0.0.0:5000").unwrap();
     });
 }

@@ -137,11 +137,14 @@ impl Stack {
     /// or MLD at the next poll.
     ///
     /// # Errors
-    /// If there is no such socket; if the address is no group's, or of a family that the socket does not take; if this host has no address of the family,
-    /// or shares its addresses; if the socket has joined the group already, or all sockets are in too many groups
-    /// ([`Limits::memberships`](crate::Limits::memberships)).
+    /// If there is no such socket, or its port has been revoked; if the address is no group's, or of a family that the socket
+    /// does not take; if this host has no address of the family, or shares its addresses; if the socket has joined the group
+    /// already, or all sockets are in too many groups ([`Limits::memberships`](crate::Limits::memberships)).
     pub fn udp_join(&mut self, id: UdpId, group: IpAddr) -> Result<(), SocketError> {
-        self.udp.join(&self.host, &mut self.memberships, id, group)
+        self.udp_may_join(id, group)?;
+        let (groups, _) = self.udp.groups(id)?;
+        groups.join(&self.host, &mut self.memberships, group);
+        Ok(())
     }
 
     /// Checks whether [`Stack::udp_join`] would succeed now.
@@ -149,7 +152,8 @@ impl Stack {
     /// # Errors
     /// As [`Stack::udp_join`].
     pub fn udp_may_join(&mut self, id: UdpId, group: IpAddr) -> Result<(), SocketError> {
-        self.udp.may_join(&self.host, &self.memberships, id, group)
+        let (groups, bound) = self.udp.groups(id)?;
+        groups.may_join(&self.host, &self.memberships, &bound, group)
     }
 
     /// Leaves a multicast group.
@@ -157,7 +161,8 @@ impl Stack {
     /// # Errors
     /// If there is no such socket, the address is no group's, or the socket has not joined the group.
     pub fn udp_leave(&mut self, id: UdpId, group: IpAddr) -> Result<(), SocketError> {
-        self.udp.leave(&self.host, &mut self.memberships, id, group)
+        let (groups, _) = self.udp.groups(id)?;
+        groups.leave(&self.host, &mut self.memberships, group)
     }
 
     /// Returns the number of datagrams dropped because the receive queue was full.
