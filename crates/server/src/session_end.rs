@@ -19,6 +19,7 @@ use crate::engines::Reply;
 use crate::prepare::remove_stored;
 use crate::worker::link::Packet;
 use crate::worker::owner::Owner;
+use crate::worker::pin::describe;
 use crate::worker::wire::command;
 
 impl Control {
@@ -110,7 +111,8 @@ impl Control {
             (Refusal::State, text.to_owned())
         } else {
             let text = format!(
-                "mapped: the server could not seal, allocate or map the session's memory: {error}"
+                "mapped: the server could not seal, allocate or map the session's memory: {}",
+                describe(error)
             );
             (Refusal::Limit, text)
         };

@@ -18,6 +18,7 @@ use crate::engines::Reply;
 use crate::mapping_jobs::Job;
 use crate::refusal::Refused;
 use crate::worker::link::Packet;
+use crate::worker::pin::describe;
 use crate::worker::wire::command;
 
 impl Control {
@@ -109,7 +110,7 @@ impl Control {
                 self.shared.counted.give_back(account);
                 self.store.remove(&name);
                 self.connections.take_bytes(token, creating.entry.len as usize);
-                let text = format!("create memory: {error}");
+                let text = format!("create memory: {}", describe(&error));
                 self.refuse(token, &(Refusal::Limit, text));
             }
         }

@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
+use rustix::pipe::{PipeFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with};
 
 use super::wire::Descriptors;
 
@@ -32,19 +32,23 @@ struct Pipes {
     room: usize,
     /// Pages that are yet to come.
     left: usize,
+    /// `true` if the kernel refused some pipe the size that it was to have.
+    has_small: bool,
 }
 
 /// Refers to a page of each 2 MiB of these files.
 ///
 /// # Errors
-/// Fails with the kernel's error: `EPERM` if the user has more in pipes than
-/// `/proc/sys/fs/pipe-user-pages-soft` allows; `E2BIG` for more than 4 GiB.
+/// Fails with the kernel's error: `EDQUOT` if all pipes of the user together have as many pages as
+/// `/proc/sys/fs/pipe-user-pages-soft` allows, and the small pipes that the kernel then gives have no room
+/// for all files; `E2BIG` for more than 4 GiB.
 pub(crate) fn pin(files: &[BorrowedFd<'_>]) -> Result<Descriptors, Errno> {
     let mut left = 0;
     for file in files {
         left += (rustix::fs::fstat(file)?.st_size as usize).div_ceil(EXTENT_BYTES);
     }
-    let mut pipes = Pipes { all: Descriptors::default(), writing: None, count: 0, room: 0, left };
+    let all = Descriptors::default();
+    let mut pipes = Pipes { all, writing: None, count: 0, room: 0, left, has_small: false };
     for file in files {
         let len = rustix::fs::fstat(file)?.st_size as usize;
         // SAFETY: the kernel chooses a free address range, so no memory of ours is replaced.
@@ -59,6 +63,19 @@ pub(crate) fn pin(files: &[BorrowedFd<'_>]) -> Result<Descriptors, Errno> {
         pinned?;
     }
     Ok(pipes.all)
+}
+
+/// Returns the words of an error of [`pin`], or of an earlier step, with the remedy for the limit of pipes.
+pub(crate) fn describe(error: &std::io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::EDQUOT) => {
+            let text = "the pipes of the server's user have as many pages as the kernel allows; raise the limit \
+                        (sysctl fs.pipe-user-pages-soft), run the server as a user of its own, or ask for less \
+                        memory";
+            text.to_owned()
+        }
+        _ => error.to_string(),
+    }
 }
 
 impl Pipes {
@@ -81,10 +98,19 @@ impl Pipes {
     }
 
     fn begin(&mut self) -> Result<(), Errno> {
-        let Some(slot) = self.all.get_mut(self.count) else { return Err(Errno::TOOBIG) };
+        let no_room = if self.has_small { Errno::DQUOT } else { Errno::TOOBIG };
+        let Some(slot) = self.all.get_mut(self.count) else { return Err(no_room) };
         let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-        let room = self.left.min(PIPE_PAGES).next_power_of_two();
-        fcntl_setpipe_size(write.as_fd(), room * PAGE_BYTES)?;
+        let wanted = self.left.min(PIPE_PAGES).next_power_of_two();
+        let room = match fcntl_setpipe_size(write.as_fd(), wanted * PAGE_BYTES) {
+            Ok(_) => wanted,
+            // The user has no more pages for pipes (pipe(7)): this one keeps the few that it has.
+            Err(Errno::PERM) => {
+                self.has_small = true;
+                fcntl_getpipe_size(write.as_fd())? / PAGE_BYTES
+            }
+            Err(errno) => return Err(errno),
+        };
         (*slot, self.writing) = (Some(read), Some(write));
         (self.count, self.room) = (self.count + 1, room);
         Ok(())
@@ -126,5 +152,54 @@ mod tests {
         let file = SharedFile::create("pin-test", 300 * EXTENT_BYTES).unwrap();
         let pipes = pin(&[file.as_fd()]).unwrap();
         assert_eq!(pipes.iter().flatten().count(), 2);
+    }
+
+    /// Calls `then` as a user that nothing else has, whose pipes have as many pages as the kernel allows.
+    fn without_pages_for_pipes(then: impl FnOnce() + Send) {
+        const USER: u32 = 1_900_317_253;
+        std::thread::scope(|scope| {
+            let filled = scope.spawn(|| {
+                let user = rustix::process::Uid::from_raw(USER);
+                // This changes the thread alone, and takes its capabilities.
+                rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+                let mut pipes = Vec::new();
+                for pages in [PIPE_PAGES, 64, 16, 4] {
+                    let mut is_given = true;
+                    while is_given {
+                        let pipe = pipe_with(PipeFlags::CLOEXEC).unwrap();
+                        is_given = fcntl_setpipe_size(&pipe.1, pages * PAGE_BYTES).is_ok();
+                        pipes.push(pipe);
+                    }
+                }
+                then();
+            });
+            filled.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_user_without_pages_for_pipes_gets_several_small_ones() {
+        let limit = std::fs::read_to_string("/proc/sys/fs/pipe-user-pages-soft").unwrap();
+        if !rustix::process::geteuid().is_root() || limit.trim() == "0" {
+            let test = "worker::pin::tests::a_user_without_pages_for_pipes_gets_several_small_ones";
+            let cause = "no other user, or no limit of pages in pipes".to_owned();
+            let remedy = "run as root, with fs.pipe-user-pages-soft at Linux's default".to_owned();
+            return towpath_testkit::skip(test, &towpath_testkit::Unavailable { cause, remedy });
+        }
+        let file = SharedFile::create("pin-test", 5 * EXTENT_BYTES).unwrap();
+        let mapping = file.map_readable().unwrap();
+        mapping.populate();
+        without_pages_for_pipes(|| {
+            let pipes = pin(&[file.as_fd()]).unwrap();
+            // Of two pages each, or of one (pipe(7)).
+            let count = pipes.iter().flatten().count();
+            assert!([3, 5].contains(&count), "{count} pipes");
+            assert_ne!(collapse(&mapping), 0, "the kernel merged pages that are pinned");
+            let large = SharedFile::create("pin-test", 100 * EXTENT_BYTES).unwrap();
+            let error = pin(&[large.as_fd()]).unwrap_err();
+            assert_eq!(error, Errno::DQUOT);
+            let text = describe(&error.into());
+            assert!(text.contains("fs.pipe-user-pages-soft"), "{text}");
+        });
     }
 }
