@@ -132,13 +132,11 @@ fn deliver_chain(
     {
         return Delivered::Unusable;
     }
-    let has_meta = meta != Meta::FULL;
-    if has_meta && !copy_meta(memory, pool.buffer_offset(chain.parts[0].buffer), meta) {
-        return Delivered::Unusable;
-    }
+    let headroom = pool.buffer_offset(chain.parts[0].buffer);
+    let Some(meta) = copy_meta(memory, headroom, meta) else { return Delivered::Unusable };
     for (index, part) in chain.parts().iter().enumerate() {
         let more = if index + 1 < chain.count { MORE } else { 0 };
-        let meta = if index == 0 && has_meta { META } else { 0 };
+        let meta = if index == 0 { meta } else { 0 };
         queue.push(Descriptor { endpoint, flags: flags | more | meta, ..*part });
     }
     Delivered::Yes
@@ -183,11 +181,15 @@ impl Chain {
     }
 }
 
-/// Copies a packet's metadata into the headroom of its first buffer.
-fn copy_meta(memory: &mut Region, headroom: usize, meta: Meta) -> bool {
-    let words = meta.to_words();
-    memory.copy_in(headroom, &words[0].to_ne_bytes())
-        && memory.copy_in(headroom + 8, &words[1].to_ne_bytes())
+/// Copies a packet's metadata, if it has any, into the headroom of its first buffer. Returns the flag of that
+/// buffer's descriptor; `None` if the buffer is outside the pool.
+fn copy_meta(memory: &mut Region, headroom: usize, meta: Meta) -> Option<u16> {
+    if meta == Meta::FULL {
+        return Some(0);
+    }
+    let [first, second] = meta.to_words().map(u64::to_ne_bytes);
+    let copied = memory.copy_in(headroom, &first) && memory.copy_in(headroom + 8, &second);
+    copied.then_some(META)
 }
 
 /// Gives the application a buffer of its own, which the device filled with a packet. No copy is
@@ -218,11 +220,7 @@ pub(crate) fn deliver_in_place(
             return Delivered::Unusable;
         }
     }
-    let has_meta = meta != Meta::FULL;
-    if has_meta && !copy_meta(memory, offset, meta) {
-        return Delivered::Unusable;
-    }
-    let flags = if has_meta { META } else { 0 };
+    let Some(flags) = copy_meta(memory, offset, meta) else { return Delivered::Unusable };
     queue.push_lent(Descriptor { flags, ..descriptor });
     let word = counter_word(descriptor.endpoint, Count::RxPackets);
     // Packets, bytes and copies.

@@ -99,12 +99,11 @@ fn deliver_packet<const CAPTURES: bool>(
         counters.add(Count::RxMalformed, 1);
         return work;
     };
-    if headers.is_priority_tagged() {
-        work +=
-            deliver_priority_tagged::<CAPTURES>(packet, flows, delivery, inbox, counters, found);
-        return work;
-    }
-    work += deliver_to_flows::<CAPTURES>(packet, headers, flows, delivery, inbox, counters, found);
+    work += if headers.is_priority_tagged() {
+        deliver_priority_tagged::<CAPTURES>(packet, flows, delivery, inbox, counters, found)
+    } else {
+        deliver_to_flows::<CAPTURES>(packet, headers, flows, delivery, inbox, counters, found)
+    };
     work
 }
 

@@ -2,13 +2,15 @@
 
 use crate::apertures::ApertureTable;
 use crate::delivery::Delivery;
-use crate::demux::FlowTable;
+use crate::demux::{Destination, FlowTable};
 use crate::device_counters::DeviceCounters;
 use crate::memories::{TransmitMemories, TransmitMemory};
-use crate::oob::OobTable;
+use crate::oob::{OobTable, Parts, Sender};
 use crate::port::DevicePort;
 use crate::remote::table::RemoteTable;
 use crate::session::Session;
+use crate::tx::batch::Batch;
+use towpath_queue::Violation;
 
 /// The other parts of the engine that a packet needs on its way out, borrowed for a poll iteration.
 pub(crate) struct TxContext<'a> {
@@ -38,5 +40,31 @@ impl<'a> TxContext<'a> {
         let memory = self.memories.get(key);
         debug_assert!(memory.is_some(), "the memory of session {key} is gone in its turn");
         memory
+    }
+
+    /// Returns the parts of the engine that an out-of-band message or a request needs.
+    pub(super) fn parts(&mut self) -> Parts<'_> {
+        let (sessions, notifier) = self.delivery.parts();
+        Parts { sessions, notifier, apertures: self.apertures, remote: self.remote }
+    }
+
+    /// Returns who sends an entry of a batch that is no packet; `None` as [`TxContext::sender`].
+    ///
+    /// # Errors
+    /// The violation of an entry whose endpoint is not of its queue pair.
+    pub(super) fn sender_of(
+        &mut self,
+        batch: &Batch,
+        index: usize,
+    ) -> Result<Option<Sender>, Violation> {
+        let (endpoint, slot) = (batch.packets[index].endpoint, batch.packets[index].first);
+        let (session, queue_pair) = (batch.key, batch.queue_pair);
+        let Some(sender) = self.sender(session) else { return Ok(None) };
+        let named = sender.receive.endpoints.named(endpoint)?;
+        if named.is_some_and(|named| named.queue_pair != queue_pair) {
+            return Err(Violation::Endpoint);
+        }
+        let (from, session) = (Destination { session, endpoint }, sender.number());
+        Ok(Some(Sender { from, session, queue_pair, slot, may_repeat: false }))
     }
 }

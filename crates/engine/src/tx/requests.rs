@@ -7,7 +7,6 @@ use towpath_queue::Violation;
 
 use crate::apertures::requests::{Outcome, Requesting, carry_out};
 use crate::demux::Destination;
-use crate::oob::{Parts, Sender};
 use crate::remote::requests::admit;
 use crate::schedule::shape::Moment;
 use crate::tx::TxPath;
@@ -18,48 +17,25 @@ use crate::work::Work;
 
 impl TxPath {
     /// Carries out the request `index` of a batch, or a piece of it.
+    ///
+    /// # Errors
+    /// The sender's violation.
     pub(super) fn carry_out(
         &mut self,
         batch: &Batch,
         index: usize,
         context: &mut TxContext<'_>,
-    ) -> EntryOutcome {
-        self.try_carry_out(batch, index, context).unwrap_or_else(EntryOutcome::Violation)
-    }
-
-    /// Does the same.
-    ///
-    /// # Errors
-    /// The sender's violation.
-    fn try_carry_out(
-        &mut self,
-        batch: &Batch,
-        index: usize,
-        context: &mut TxContext<'_>,
     ) -> Result<EntryOutcome, Violation> {
-        let taken = &batch.packets[index];
-        let (key, queue_pair, slot) = (batch.key, batch.queue_pair, taken.first);
-        let from = Destination { session: key, endpoint: taken.endpoint };
-        let Some(session) = context.sender(key) else { return Ok(EntryOutcome::Done) };
-        let endpoint = session.receive.endpoints.named(taken.endpoint)?;
-        if endpoint.is_some_and(|endpoint| endpoint.queue_pair != queue_pair) {
-            return Err(Violation::Endpoint);
-        }
-        if session.extras.apertures.is_empty() {
+        let Some(sender) = context.sender_of(batch, index)? else { return Ok(EntryOutcome::Done) };
+        let from = sender.from;
+        if context.sender(from.session).is_some_and(|one| one.extras.apertures.is_empty()) {
             return Err(Violation::Flags);
         }
-        let request = taken.fetched.then(|| Request::from_bytes(batch.beginning(index)));
+        let fetched = batch.packets[index].fetched;
+        let request = fetched.then(|| Request::from_bytes(batch.beginning(index)));
         let Some(Some(request)) = request else { return Err(Violation::Range) };
         let checked = request.check().ok_or(Violation::Flags)?;
-        let sender =
-            Sender { from, session: session.number(), queue_pair, slot, may_repeat: false };
-        let (sessions, notifier) = context.delivery.parts();
-        let parts = &mut Parts {
-            sessions,
-            notifier,
-            apertures: &mut *context.apertures,
-            remote: &mut *context.remote,
-        };
+        let parts = &mut context.parts();
         let requesting = Requesting { sender, request: &request, checked };
         let (outcome, cost) = match carry_out(&requesting, parts) {
             (Outcome::OtherHost(qpn), _) => admit(&requesting, qpn, parts),

@@ -321,8 +321,12 @@ impl TxPath {
             }
             let outcome = match batch.packets[index].kind {
                 EntryKind::Packet => self.check_and_send::<CAPTURES>(batch, index, context)?,
-                EntryKind::Message => oob::send(batch, index, context),
-                EntryKind::Request => self.carry_out(batch, index, context),
+                EntryKind::Message => {
+                    oob::send(batch, index, context).unwrap_or_else(EntryOutcome::Violation)
+                }
+                EntryKind::Request => {
+                    self.carry_out(batch, index, context).unwrap_or_else(EntryOutcome::Violation)
+                }
             };
             match outcome {
                 EntryOutcome::Done => {
