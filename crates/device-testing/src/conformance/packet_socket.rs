@@ -4,10 +4,11 @@
 //!
 //! Unsafe code lives here because rustix has neither the address nor the options of such a socket.
 
-use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
+use rustix::net::netdevice::name_to_index;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use towpath_device::{Checksum, Meta, Segmentation, SegmentationKind, TagProtocol, VlanTag};
 
 use super::far::FarEnd;
@@ -28,15 +29,9 @@ impl PacketSocket {
     /// When there is no such interface, or no CAP_NET_RAW in its namespace.
     pub fn open(interface: &str) -> io::Result<PacketSocket> {
         let all = (libc::ETH_P_ALL as u16).to_be();
-        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: the call takes no pointers, and the code checks the result before it owns it.
-        // Protocol 0: without it, packets of other interfaces come in before the socket is bound.
-        let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: a descriptor just opened, with no other owner.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        // No protocol: with one, packets of other interfaces come in before the socket is bound.
+        let fd = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
         set_option(&fd, libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)?;
         set_option(&fd, libc::SOL_PACKET, libc::PACKET_AUXDATA, 1)?;
         // Room for frames that a test does not read at once. Without the right to force the size,
@@ -44,13 +39,11 @@ impl PacketSocket {
         let size = 64 << 20;
         set_option(&fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, size)
             .or_else(|_| set_option(&fd, libc::SOL_SOCKET, libc::SO_RCVBUF, size))?;
-        let name = CString::new(interface)?;
         // SAFETY: all zeros is a valid value of this structure of integers.
         let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         address.sll_family = libc::AF_PACKET as u16;
         address.sll_protocol = all;
-        // SAFETY: `name` is a live string that ends with a zero.
-        address.sll_ifindex = unsafe { libc::if_nametoindex(name.as_ptr()) } as i32;
+        address.sll_ifindex = name_to_index(&fd, interface)? as i32;
         let size = size_of::<libc::sockaddr_ll>() as u32;
         // SAFETY: the pointer and length are those of a live address.
         if unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), size) } < 0 {

@@ -67,15 +67,12 @@ pub(crate) fn pin(files: &[BorrowedFd<'_>]) -> Result<Descriptors, Errno> {
 
 /// Returns the words of an error of [`pin`], or of an earlier step, with the remedy for the limit of pipes.
 pub(crate) fn describe(error: &std::io::Error) -> String {
-    match error.raw_os_error() {
-        Some(libc::EDQUOT) => {
-            let text = "the pipes of the server's user have as many pages as the kernel allows; raise the limit \
-                        (sysctl fs.pipe-user-pages-soft), run the server as a user of its own, or ask for less \
-                        memory";
-            text.to_owned()
-        }
-        _ => error.to_string(),
+    if error.raw_os_error() != Some(libc::EDQUOT) {
+        return error.to_string();
     }
+    "the pipes of the server's user have as many pages as the kernel allows; raise the limit (sysctl \
+     fs.pipe-user-pages-soft), run the server as a user of its own, or ask for less memory"
+        .to_owned()
 }
 
 impl Pipes {
