@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use towpath_memory::{Mapping, Region, SharedFile, own_words, peer_words};
-use towpath_queue::buffers::{FreeBuffers, Ledger};
+use towpath_queue::buffers::{BufferLedger, FreeBuffers};
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, PoolShape, prefetch_distance};
 use towpath_queue::layout::QueueShape;
 use towpath_queue::receive::{application_side, server_side};
@@ -60,7 +60,7 @@ struct Sides {
     producer_pool: Region,
     consumer: TransmitConsumer,
     consumer_pool: Mapping,
-    ledger: Ledger,
+    ledger: BufferLedger,
     pool: PoolShape,
 }
 
@@ -76,7 +76,7 @@ impl Sides {
         let server = SharedFile::create("bench-server", shape.server_words() * 8)?;
         let buffers = SharedFile::create("bench-pool", pool.pool_bytes())?;
         let mut ledger_words = own_words(Region::private(
-            (shape.ledger_words() + Ledger::words_for(slots)).next_multiple_of(8) * 8,
+            (shape.ledger_words() + BufferLedger::words_for(slots)).next_multiple_of(8) * 8,
         )?);
         let done = ledger_words.split_off_front(shape.ledger_words());
         let (producer, _receive) = application_side(
@@ -97,7 +97,7 @@ impl Sides {
             producer_pool: buffers.map_writable()?,
             consumer,
             consumer_pool: buffers.map_readable()?,
-            ledger: Ledger::new(ledger_words, slots),
+            ledger: BufferLedger::new(ledger_words, slots),
             pool,
         })
     }

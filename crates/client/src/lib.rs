@@ -91,7 +91,7 @@ pub use memory::{Aperture, ApertureKey, Export, Memory};
 pub use news::NewsSource;
 pub use oob_queues::{OobKind, ReceivedOob};
 pub use options::{Addresses, Endpoint, Info, Options, Statistics, WaitStrategy};
-pub use pool::{Parts, Received};
+pub use pool::{Received, ReceivedParts};
 pub use report::{default_socket, report, report_over, set, set_over};
 pub use request_table::{RequestId, RequestState};
 pub use requests::Request;

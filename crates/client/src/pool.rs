@@ -31,12 +31,12 @@ pub struct Received<'a> {
 
 /// The pieces of a [`Received`] packet, in order.
 #[derive(Clone, Debug)]
-pub struct Parts<'a> {
+pub struct ReceivedParts<'a> {
     pool: &'a ReceivePool,
     descriptors: &'a [Descriptor],
 }
 
-impl<'a> Iterator for Parts<'a> {
+impl<'a> Iterator for ReceivedParts<'a> {
     type Item = &'a [u8];
 
     #[inline]
@@ -92,8 +92,8 @@ impl<'a> Received<'a> {
 
     /// Returns the packet's pieces, in order.
     #[must_use]
-    pub fn parts(&self) -> Parts<'a> {
-        Parts { pool: self.pool, descriptors: self.descriptors }
+    pub fn parts(&self) -> ReceivedParts<'a> {
+        ReceivedParts { pool: self.pool, descriptors: self.descriptors }
     }
 
     /// Returns the whole packet if it is in one piece. Every packet up to the buffer size is, and

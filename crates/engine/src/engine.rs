@@ -20,7 +20,7 @@ use crate::device_counters::DeviceCounters;
 use crate::draining::DrainingSessions;
 use crate::memories::TransmitMemories;
 use crate::notifier::Notifier;
-use crate::oob::{OobTable, Parts};
+use crate::oob::{OobParts, OobTable};
 use crate::own::BounceFile;
 use crate::port::DevicePort;
 use crate::remote::Inbox;
@@ -167,10 +167,10 @@ impl Engine {
     }
 
     /// Returns the parts of the engine that changes of connections need.
-    fn oob_parts(&mut self) -> Parts<'_> {
+    fn oob_parts(&mut self) -> OobParts<'_> {
         let (sessions, notifier) = (&mut self.sessions, &mut self.notifier);
         let (apertures, remote) = (&mut self.apertures, &mut self.remote);
-        Parts { sessions, notifier, apertures, remote }
+        OobParts { sessions, notifier, apertures, remote }
     }
 }
 

@@ -20,7 +20,7 @@ pub mod queue;
 mod restore;
 mod table;
 
-pub(crate) use parts::Parts;
+pub(crate) use parts::OobParts;
 pub(crate) use table::{NotReady, OobTable, Sender};
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use towpath_protocol::layout::{
     CLOSED_WORD, ENGINE_NS_WORD, PARKED_WORD, REVOKED_WORD, SessionShape,
 };
 use towpath_protocol::settings::Setting;
-use towpath_queue::buffers::Ledger;
+use towpath_queue::buffers::BufferLedger;
 use towpath_queue::doorbell::{PeerSleepFlag, Sleeper};
 use towpath_queue::events::{Acknowledger, Marker};
 use towpath_queue::receive::server_side;
@@ -88,8 +88,8 @@ pub struct Session {
 }
 
 /// Returns a ledger in which no buffer has an owner: only the queues determine the owners.
-fn cleared(words: OwnWords, buffers: u32) -> Ledger {
-    let mut ledger = Ledger::new(words, buffers);
+fn cleared(words: OwnWords, buffers: u32) -> BufferLedger {
+    let mut ledger = BufferLedger::new(words, buffers);
     ledger.clear();
     ledger
 }

@@ -98,7 +98,7 @@ pub(crate) struct ApplicationSide {
 }
 
 /// The memory files that a session shares with its application, and the application's end of the doorbell.
-pub(crate) struct Shared {
+pub(crate) struct SessionFiles {
     server: SharedFile,
     application: SharedFile,
     transmit_pool: SharedFile,
@@ -107,7 +107,10 @@ pub(crate) struct Shared {
 }
 
 /// Makes a session whose application has provided nothing yet.
-pub(crate) fn bare_session(number: u32, shape: SessionShape) -> Outcome<(Box<Session>, Shared)> {
+pub(crate) fn bare_session(
+    number: u32,
+    shape: SessionShape,
+) -> Outcome<(Box<Session>, SessionFiles)> {
     let file = |bytes| SharedFile::create("session", bytes);
     let server = file(shape.server_words() * 8)?;
     let application = file(shape.application_words() * 8)?;
@@ -123,7 +126,8 @@ pub(crate) fn bare_session(number: u32, shape: SessionShape) -> Outcome<(Box<Ses
     };
     let (ours, doorbell) = towpath_protocol::doorbell::pair()?;
     let session = Session::new(number, shape, memories, Doorbell::direct(ours), event()?);
-    Ok((Box::new(session), Shared { server, application, transmit_pool, receive_pool, doorbell }))
+    let files = SessionFiles { server, application, transmit_pool, receive_pool, doorbell };
+    Ok((Box::new(session), files))
 }
 
 /// Makes a session and its application's side, which has provided all receive buffers to the first queue pair.
@@ -132,7 +136,7 @@ pub(crate) fn session(
     shape: SessionShape,
 ) -> Outcome<(Box<Session>, ApplicationSide)> {
     let (session, shared) = bare_session(number, shape)?;
-    let Shared { server, application, transmit_pool, receive_pool, doorbell } = shared;
+    let SessionFiles { server, application, transmit_pool, receive_pool, doorbell } = shared;
     let pages = shape.server_peer(&peer_words(&Arc::new(server.map_readable()?)));
     let own = shape.application_own(own_words(application.map_writable()?));
     let words = own.queue_pairs.into_iter().next().ok_or("the session has no queue pair")?;

@@ -66,7 +66,7 @@ pub use format::{
 };
 pub use limits::Limits;
 pub use message::Message;
-pub use pdu::{Parts, Pdu};
+pub use pdu::{Pdu, PduParts};
 pub use pieces::Pieces;
 pub use reassembler::{Accepted, Dropped, Reassembler};
 pub use sender::SendError;

@@ -87,11 +87,11 @@ impl<'a> Pdu<'a> {
 
     /// Returns the PDU's pieces, in order; none is empty.
     #[must_use]
-    pub fn parts(&self) -> Parts<'a> {
+    pub fn parts(&self) -> PduParts<'a> {
         match self.body {
-            Body::Reassembled(bytes) => Parts(Rest::Whole(Some(bytes))),
+            Body::Reassembled(bytes) => PduParts(Rest::Whole(Some(bytes))),
             Body::InPlace(frame) => {
-                Parts(Rest::InPlace(Pieces::after_headers(frame.parts(), self.len())))
+                PduParts(Rest::InPlace(Pieces::after_headers(frame.parts(), self.len())))
             }
         }
     }
@@ -107,15 +107,15 @@ impl<'a> Pdu<'a> {
 
 /// The pieces of a [`Pdu`].
 #[derive(Clone, Debug)]
-pub struct Parts<'a>(Rest<'a>);
+pub struct PduParts<'a>(Rest<'a>);
 
 #[derive(Clone, Debug)]
 enum Rest<'a> {
     Whole(Option<&'a [u8]>),
-    InPlace(Pieces<towpath_client::Parts<'a>>),
+    InPlace(Pieces<towpath_client::ReceivedParts<'a>>),
 }
 
-impl<'a> Iterator for Parts<'a> {
+impl<'a> Iterator for PduParts<'a> {
     type Item = &'a [u8];
 
     fn next(&mut self) -> Option<&'a [u8]> {

@@ -9,12 +9,12 @@ use crate::word::OwnWords;
 /// The ledger of a pool: one bit per buffer, set while the server holds the buffer. The server
 /// writes the ledger into memory that can outlive the server.
 #[derive(Debug)]
-pub struct Ledger {
+pub struct BufferLedger {
     words: OwnWords,
     buffers: u32,
 }
 
-impl Ledger {
+impl BufferLedger {
     /// Returns how many words the ledger of a pool takes.
     #[must_use]
     pub const fn words_for(buffers: u32) -> usize {
@@ -26,9 +26,9 @@ impl Ledger {
     /// # Panics
     /// When there are too few words: a mistake in the layout.
     #[must_use]
-    pub fn new(words: OwnWords, buffers: u32) -> Ledger {
+    pub fn new(words: OwnWords, buffers: u32) -> BufferLedger {
         assert!(words.len() >= Self::words_for(buffers), "a ledger smaller than its pool");
-        Ledger { words, buffers }
+        BufferLedger { words, buffers }
     }
 
     /// Clears the ledger: a successor rebuilds it from the queues ([`crate::transmit`],
@@ -58,7 +58,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Takes buffers one after the other, as [`Ledger::take`] does. Buffers of one word that follow
+    /// Takes buffers one after the other, as [`BufferLedger::take`] does. Buffers of one word that follow
     /// each other share one store of that word.
     #[inline]
     pub(crate) fn taking(&mut self) -> Taking<'_> {
@@ -103,14 +103,14 @@ impl Ledger {
 
 /// The taking of several buffers. The ledger has all of them once this value is dropped.
 pub(crate) struct Taking<'a> {
-    ledger: &'a mut Ledger,
+    ledger: &'a mut BufferLedger,
     /// The word that holds the bit of the buffer taken last, with its value.
     index: usize,
     word: u64,
 }
 
 impl Taking<'_> {
-    /// Takes one buffer, as [`Ledger::take`] does.
+    /// Takes one buffer, as [`BufferLedger::take`] does.
     #[inline]
     pub(crate) fn take(&mut self, buffer: u32) -> Result<(), Violation> {
         if buffer >= self.ledger.buffers {
@@ -268,7 +268,7 @@ impl Slots {
 
     /// Releases the buffers in `count` slots from `index` on.
     #[inline]
-    pub(crate) fn release(&self, ledger: &mut Ledger, index: u32, count: u32) {
+    pub(crate) fn release(&self, ledger: &mut BufferLedger, index: u32, count: u32) {
         let first = self.run(index, count);
         ledger.release_all(first.iter().copied());
         let left = count - first.len() as u32;

@@ -47,7 +47,7 @@ pub fn application_side(
 /// Returns the server's side of a queue pair, new or left by a predecessor: the server resumes at
 /// the commit words. `own` are the pair's words in the server pages, `peer` those in the
 /// application pages, `done` those in the ledger. The session's
-/// [`Ledger`](crate::buffers::Ledger) is new or was cleared.
+/// [`BufferLedger`](crate::buffers::BufferLedger) is new or was cleared.
 #[must_use]
 pub fn server_side(
     shape: &QueueShape,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::buffers::Ledger;
+use crate::buffers::BufferLedger;
 use crate::descriptor::PoolShape;
 use crate::layout::QueueShape;
 use crate::receive::{ReceiveConsumer, ReceiveProducer, application_side, server_side};
@@ -57,14 +57,14 @@ pub(crate) struct Pair {
 pub(crate) struct ServerSide {
     pub(crate) transmit: TransmitConsumer,
     pub(crate) receive: ReceiveProducer,
-    pub(crate) transmit_ledger: Ledger,
-    pub(crate) receive_ledger: Ledger,
+    pub(crate) transmit_ledger: BufferLedger,
+    pub(crate) receive_ledger: BufferLedger,
 }
 
 impl Pair {
     pub(crate) fn new(capacity: u32, buffers: u32) -> Pair {
         let shape = QueueShape::new(capacity, capacity).unwrap();
-        let words = Ledger::words_for(buffers);
+        let words = BufferLedger::words_for(buffers);
         Pair {
             shape,
             pool: PoolShape::new(buffers, 1920).unwrap(),
@@ -88,7 +88,7 @@ impl Pair {
             self.done.own(),
         );
         let ledger = |memory: &Memory| {
-            let mut ledger = Ledger::new(memory.own(), self.pool.buffers());
+            let mut ledger = BufferLedger::new(memory.own(), self.pool.buffers());
             ledger.clear();
             ledger
         };

@@ -109,13 +109,13 @@ fn connect(from: &mut Session, to: &mut Session) -> io::Result<(Endpoint, Endpoi
 }
 
 /// A memory of one session, which another imports.
-struct Shared {
+struct SharedMemory {
     owner: Session,
     memory: Memory,
     endpoint: Endpoint,
 }
 
-impl Shared {
+impl SharedMemory {
     fn export(&mut self) -> io::Result<ApertureKey> {
         let all = 0..self.memory.len();
         let export = self.owner.export(self.endpoint, &self.memory, all, Access::ReadWrite);
@@ -124,20 +124,25 @@ impl Shared {
 }
 
 /// Shares a memory between two new sessions.
-fn share(field: &Field, tripwires: u64) -> io::Result<(Shared, Session, Aperture)> {
+fn share(field: &Field, tripwires: u64) -> io::Result<(SharedMemory, Session, Aperture)> {
     let mut owner = attach(&field.socket, tripwires as u32)?;
     let mut importer = attach(&field.socket, tripwires as u32)?;
     let (endpoint, other) = connect(&mut owner, &mut importer)?;
     let bytes = tripwires as usize * RANGE;
     let memory = owner.create_memory(bytes, Sharing::MapWrite).map_err(io::Error::other)?;
-    let mut shared = Shared { owner, memory, endpoint };
+    let mut shared = SharedMemory { owner, memory, endpoint };
     let key = shared.export()?;
     let aperture = importer.import(other, key).map_err(io::Error::other)?;
     Ok((shared, importer, aperture))
 }
 
 /// Sets tripwires in a shared memory, and imports each of them. Returns their number.
-fn set_all(shared: &mut Shared, importer: &mut Session, aperture: &Aperture, most: u64) -> u64 {
+fn set_all(
+    shared: &mut SharedMemory,
+    importer: &mut Session,
+    aperture: &Aperture,
+    most: u64,
+) -> u64 {
     let mut one = |place: u64| {
         let range = place as usize * RANGE..(place as usize + 1) * RANGE;
         let tripwire = shared.owner.set_tripwire(&shared.memory, range, Access::ReadWrite).ok()?;

@@ -88,15 +88,15 @@ struct Tally {
 }
 
 #[derive(Clone, Debug)]
-struct Shared(Arc<Mutex<Tally>>);
+struct SharedTally(Arc<Mutex<Tally>>);
 
-impl Shared {
-    fn new() -> Shared {
+impl SharedTally {
+    fn new() -> SharedTally {
         // Bounds and digits for which a histogram always exists.
         let times = Histogram::new_with_bounds(1, LONGEST, 3);
         let times = times.unwrap_or_else(|error| unreachable!("{error}"));
         let tally = Tally { times, failed: 0, under_way: None, over: false };
-        Shared(Arc::new(Mutex::new(tally)))
+        SharedTally(Arc::new(Mutex::new(tally)))
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut Tally) -> T) -> T {
@@ -150,8 +150,8 @@ impl Shared {
 /// hangs.
 #[derive(Debug)]
 pub struct Neighbour {
-    trips: Shared,
-    attaches: Shared,
+    trips: SharedTally,
+    attaches: SharedTally,
 }
 
 impl Neighbour {
@@ -160,7 +160,7 @@ impl Neighbour {
     /// # Errors
     /// A refusal of the server.
     pub fn start(socket: &Path, spins: bool) -> Result<Neighbour, Box<dyn std::error::Error>> {
-        let neighbour = Neighbour { trips: Shared::new(), attaches: Shared::new() };
+        let neighbour = Neighbour { trips: SharedTally::new(), attaches: SharedTally::new() };
         let mut pair = Pair::attach(socket, spins)?;
         partner::start(socket)?;
         let trips = neighbour.trips.clone();
@@ -228,7 +228,7 @@ impl Drop for Neighbour {
     }
 }
 
-fn attach_again_and_again(socket: &Path, attaches: &Shared) {
+fn attach_again_and_again(socket: &Path, attaches: &SharedTally) {
     let options = Options { name: "neighbour-comes".into(), ..small() };
     while !attaches.is_over() {
         attaches.begin();
@@ -280,7 +280,7 @@ impl Pair {
     }
 
     /// Sends a packet there and back; `false` when the server is gone or the measurement over.
-    fn round_trip(&mut self, trips: &Shared) -> bool {
+    fn round_trip(&mut self, trips: &SharedTally) -> bool {
         let [a, b] = &mut self.sides;
         one_way(a, b, trips) && one_way(b, a, trips)
     }
@@ -289,7 +289,7 @@ impl Pair {
 fn one_way(
     from: &mut (Session, Endpoint, Vec<u8>),
     to: &mut (Session, Endpoint, Vec<u8>),
-    trips: &Shared,
+    trips: &SharedTally,
 ) -> bool {
     if from.0.send_bytes(from.1, &from.2).is_err() || from.0.flush_now().is_err() {
         return false;

@@ -161,7 +161,7 @@ pub(crate) fn options(name: &str) -> Options {
 
 /// What the partner shares with a peer.
 #[derive(Default)]
-struct Shared {
+struct SharedObjects {
     exported: Vec<(Export, Memory)>,
     imported: Vec<Aperture>,
 }
@@ -193,7 +193,7 @@ fn serve_peer(end: &mut End) -> Option<()> {
         end.session.wait(Some(STEP)).ok()?;
         end.discard_news();
     }
-    let mut shared = Shared::default();
+    let mut shared = SharedObjects::default();
     while end.session.peer_state(end.endpoint) == PeerState::Connected {
         if let Some(word) = end.receive(STEP) {
             let answer = shared.answer(end, word);
@@ -204,7 +204,7 @@ fn serve_peer(end: &mut End) -> Option<()> {
     Some(())
 }
 
-impl Shared {
+impl SharedObjects {
     fn answer(&mut self, end: &mut End, word: Word) -> Word {
         match word {
             Word::Import(key) => match end.session.import(end.endpoint, ApertureKey(key)) {

@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use towpath_memory::{Region, SharedFile, own_words, peer_words};
-use towpath_queue::buffers::Ledger;
+use towpath_queue::buffers::BufferLedger;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN, PoolShape};
 use towpath_queue::events::{Acknowledger, EventShape, Marker, fence};
 use towpath_queue::layout::QueueShape;
@@ -64,7 +64,7 @@ struct Application {
 struct Server {
     transmit: TransmitConsumer,
     receive: ReceiveProducer,
-    ledger: Ledger,
+    ledger: BufferLedger,
 }
 
 /// Creates a queue pair. An iteration uses one of its two directions, so one ledger serves both.
@@ -77,7 +77,7 @@ fn sides() -> (Application, Server) {
     let application = Application { transmit, receive };
     let done = private_words(shape.ledger_words());
     let (transmit, receive) = server_side(&shape, pool, server_own, &application_peer, done);
-    let ledger = Ledger::new(private_words(Ledger::words_for(SLOTS)), SLOTS);
+    let ledger = BufferLedger::new(private_words(BufferLedger::words_for(SLOTS)), SLOTS);
     (application, Server { transmit, receive, ledger })
 }
 

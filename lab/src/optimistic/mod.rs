@@ -107,7 +107,7 @@ impl Case {
         let pairs = Pairs::measure(
             self.pairs,
             || {
-                let section = Shared::section(self.calls)?;
+                let section = SharedDriver::section(self.calls)?;
                 let took = race(cores, threads, packets, |_, packet| section.send(packet))?;
                 let counts = section.settle(self.all_packets())?;
                 let refused = section.refused.load(Ordering::Relaxed);
@@ -117,7 +117,7 @@ impl Case {
                 Ok(took)
             },
             || {
-                let mutex = Shared::mutex(self.calls)?;
+                let mutex = SharedDriver::mutex(self.calls)?;
                 let took = race(cores, threads, packets, |_, packet| mutex.send(packet))?;
                 let counts = mutex.settle(self.all_packets())?;
                 of_mutex.waited.push(counts.contended as f64 / counts.taken as f64);
@@ -135,10 +135,10 @@ impl Case {
         let (cores, threads, packets) = (self.cores, self.threads, self.packets / 10);
         let mut kept = Pairs::default();
         for _ in 0..self.pairs {
-            let section = Shared::section(self.calls)?;
+            let section = SharedDriver::section(self.calls)?;
             kept.ours.push(kept_us(cores, threads, packets, &section)?);
             section.settle(threads as u64 * packets)?;
-            kept.base.push(kept_us(cores, threads, packets, &Shared::mutex(self.calls)?)?);
+            kept.base.push(kept_us(cores, threads, packets, &SharedDriver::mutex(self.calls)?)?);
         }
         Ok(kept)
     }
@@ -151,7 +151,7 @@ impl Case {
         let pairs = Pairs::measure(
             self.pairs,
             || {
-                let section = Shared::section(self.calls)?;
+                let section = SharedDriver::section(self.calls)?;
                 let took = beside_resets(&section, || {
                     race(cores, threads, packets, |_, packet| section.send(packet))
                 })?;
@@ -159,7 +159,7 @@ impl Case {
                 Ok(took)
             },
             || {
-                let mutex = Shared::mutex(self.calls)?;
+                let mutex = SharedDriver::mutex(self.calls)?;
                 let took = beside_resets(&mutex, || {
                     race(cores, threads, packets, |_, packet| mutex.send(packet))
                 })?;
@@ -209,7 +209,10 @@ impl Case {
 const RESET_EVERY: Duration = Duration::from_millis(1);
 
 /// Runs `run` while a further thread resets the device, at least once.
-fn beside_resets<T>(shared: &Shared, run: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
+fn beside_resets<T>(
+    shared: &SharedDriver,
+    run: impl FnOnce() -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let resetting = scope.spawn(|| {
@@ -230,24 +233,24 @@ fn beside_resets<T>(shared: &Shared, run: impl FnOnce() -> anyhow::Result<T>) ->
 }
 
 /// A driver with either of the two.
-struct Shared {
+struct SharedDriver {
     driver: Embedded,
     refused: AtomicU64,
 }
 
-impl Shared {
-    fn new(write: Protection, calls: bool) -> anyhow::Result<Shared> {
+impl SharedDriver {
+    fn new(write: Protection, calls: bool) -> anyhow::Result<SharedDriver> {
         let config = Config { write, ..Config::default() };
         let driver = Embedded::new(Sink::boxed(calls)?, config)?;
-        Ok(Shared { driver, refused: AtomicU64::new(0) })
+        Ok(SharedDriver { driver, refused: AtomicU64::new(0) })
     }
 
-    fn section(calls: bool) -> anyhow::Result<Shared> {
-        Shared::new(Protection::Optimistic, calls)
+    fn section(calls: bool) -> anyhow::Result<SharedDriver> {
+        SharedDriver::new(Protection::Optimistic, calls)
     }
 
-    fn mutex(calls: bool) -> anyhow::Result<Shared> {
-        Shared::new(Protection::Mutex, calls)
+    fn mutex(calls: bool) -> anyhow::Result<SharedDriver> {
+        SharedDriver::new(Protection::Mutex, calls)
     }
 
     fn send(&self, packet: &[u8]) -> Result<(), SendError> {
@@ -281,7 +284,7 @@ fn kept_us(
     cores: (usize, usize),
     threads: usize,
     packets: u64,
-    shared: &Shared,
+    shared: &SharedDriver,
 ) -> anyhow::Result<f64> {
     // One per thread, so that no thread waits for another one's.
     let times = (0..threads).map(|_| Ok(Mutex::new(Latency::new()?)));
@@ -313,11 +316,11 @@ mod tests {
         let cores = two_cores().unwrap();
         for (_, calls) in DEVICES {
             for threads in [1, 3] {
-                let section = Shared::section(calls).unwrap();
+                let section = SharedDriver::section(calls).unwrap();
                 race(cores, threads, 2_000, |_, packet| section.send(packet)).unwrap();
                 let counts = section.settle(threads as u64 * 2_000).unwrap();
                 assert!(threads > 1 || counts.left == 0 && counts.entered > 2_000);
-                let locked = Shared::mutex(calls).unwrap();
+                let locked = SharedDriver::mutex(calls).unwrap();
                 race(cores, threads, 2_000, |_, packet| locked.send(packet)).unwrap();
                 locked.settle(threads as u64 * 2_000).unwrap();
             }
@@ -334,11 +337,11 @@ mod tests {
         }
         let cores = two_cores().unwrap();
         for (_, calls) in DEVICES {
-            let section = Shared::section(calls).unwrap();
+            let section = SharedDriver::section(calls).unwrap();
             beside_resets(&section, || race(cores, 3, 2_000, |_, packet| section.send(packet)))
                 .unwrap();
             assert!(section.settle(6_000).unwrap().resets > 0);
-            let locked = Shared::mutex(calls).unwrap();
+            let locked = SharedDriver::mutex(calls).unwrap();
             beside_resets(&locked, || race(cores, 3, 2_000, |_, packet| locked.send(packet)))
                 .unwrap();
             assert!(locked.settle(6_000).unwrap().resets > 0);

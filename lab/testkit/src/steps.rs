@@ -51,7 +51,7 @@ impl Steps {
 }
 
 #[derive(Default)]
-struct Shared {
+struct SteppedState {
     stop: AtomicBool,
     instructions: AtomicU64,
     locked: AtomicU64,
@@ -61,7 +61,7 @@ struct Shared {
 
 /// A process that the watch steps through, all of its threads, until this is dropped.
 pub struct StepWatch {
-    shared: Arc<Shared>,
+    shared: Arc<SteppedState>,
     tracer: Option<JoinHandle<()>>,
 }
 
@@ -84,7 +84,7 @@ impl StepWatch {
                 remedy: "run where the processor is one".to_owned(),
             }));
         }
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(SteppedState::default());
         let (attached, wait) = mpsc::sync_channel(1);
         let tracer = std::thread::Builder::new()
             .name("steps".to_owned())
@@ -225,7 +225,7 @@ impl Tracer {
         Ok(tracer)
     }
 
-    fn run(&mut self, shared: &Shared) {
+    fn run(&mut self, shared: &SteppedState) {
         let mut last = Instant::now();
         while !shared.stop.load(Ordering::Relaxed) && !self.threads.is_empty() {
             let mut idle = true;
@@ -258,7 +258,7 @@ impl Tracer {
     }
 
     /// Counts a stopped thread's next instruction, and steps over it.
-    fn step(&mut self, tid: libc::pid_t, stop: Stop, shared: &Shared) {
+    fn step(&mut self, tid: libc::pid_t, stop: Stop, shared: &SteppedState) {
         shared.instructions.fetch_add(1, Ordering::Relaxed);
         match self.look(tid) {
             Ok(Kind::Plain) => {}

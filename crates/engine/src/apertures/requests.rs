@@ -14,7 +14,7 @@ use super::memory::{Copied, Copying, EngineMemory, Place};
 use super::table::Granted;
 use crate::clock::clock_ns;
 use crate::oob::connection::EndpointName;
-use crate::oob::{NotReady, Parts, Sender};
+use crate::oob::{NotReady, OobParts, Sender};
 use crate::sessions::SessionTable;
 
 /// The most bytes that the engine moves at once for a request; the others then wait their turn
@@ -55,7 +55,7 @@ pub(crate) struct Requesting<'a> {
 
 /// Carries out a request, or a piece of it. Returns what became of it, and its cost as a number of
 /// bytes moved.
-pub(crate) fn carry_out(one: &Requesting<'_>, parts: &mut Parts<'_>) -> (Outcome, u64) {
+pub(crate) fn carry_out(one: &Requesting<'_>, parts: &mut OobParts<'_>) -> (Outcome, u64) {
     let Sender { from, queue_pair, .. } = one.sender;
     let key = from.session;
     let Some(session) = parts.sessions.get_mut(key) else { return (Outcome::Ended, 0) };
@@ -79,7 +79,7 @@ pub(crate) fn carry_out(one: &Requesting<'_>, parts: &mut Parts<'_>) -> (Outcome
 }
 
 /// Goes on with a request for which no worker copies. Returns what [`carry_out`] does.
-fn step(one: &Requesting<'_>, copying: &mut Copying, parts: &mut Parts<'_>) -> (Outcome, u64) {
+fn step(one: &Requesting<'_>, copying: &mut Copying, parts: &mut OobParts<'_>) -> (Outcome, u64) {
     let Sender { from, queue_pair, slot, .. } = one.sender;
     let key = from.session;
     let Some(session) = parts.sessions.get_mut(key) else { return (Outcome::Ended, 0) };
@@ -148,7 +148,7 @@ fn step(one: &Requesting<'_>, copying: &mut Copying, parts: &mut Parts<'_>) -> (
 }
 
 /// Records that a request failed, and closes the connection: the requests behind it fail, too.
-pub(crate) fn fail(one: &Requesting<'_>, fault: RequestFault, parts: &mut Parts<'_>) {
+pub(crate) fn fail(one: &Requesting<'_>, fault: RequestFault, parts: &mut OobParts<'_>) {
     let from = one.sender.from;
     let Some(session) = parts.sessions.get_mut(from.session) else { return };
     session.extras.apertures.fail(from.endpoint, one.request.sequence, fault);
@@ -169,7 +169,7 @@ fn move_piece(
     one: &Requesting<'_>,
     done: u64,
     copying: &mut Copying,
-    parts: &mut Parts<'_>,
+    parts: &mut OobParts<'_>,
 ) -> Result<Piece, RequestFault> {
     let Requesting { sender, request, checked, .. } = one;
     let access = if checked.kind == RequestKind::Read { Access::Read } else { Access::Write };
@@ -224,7 +224,7 @@ pub(crate) fn allowed(
     asked: &Asked,
     access: Access,
     by: &EndpointName,
-    parts: &mut Parts<'_>,
+    parts: &mut OobParts<'_>,
 ) -> Result<Allowed, RequestFault> {
     let granted = parts.apertures.granted(asked.key, by).ok_or(RequestFault::Key)?;
     if !granted.access.meets(access) {
@@ -324,7 +324,7 @@ pub(crate) fn local_parts(
 }
 
 /// Fires the armed tripwires that an access touched. Returns its cost as a number of bytes moved.
-pub(crate) fn touch_tripwires(range: &Allowed, access: Access, parts: &mut Parts<'_>) -> u64 {
+pub(crate) fn touch_tripwires(range: &Allowed, access: Access, parts: &mut OobParts<'_>) -> u64 {
     let Some(key) = parts.sessions.key(range.granted.owner) else { return 0 };
     let Some(owner) = parts.sessions.get_mut(key).filter(|one| !one.is_closing()) else { return 0 };
     if range.len == 0 {

@@ -9,7 +9,7 @@ use super::Engine;
 use crate::clock::clock_ns;
 use crate::commands::EngineReport;
 use crate::delivery::Delivery;
-use crate::oob::Parts;
+use crate::oob::OobParts;
 use crate::own::Checked;
 use crate::remote::{self, PacketOutput};
 use crate::rx;
@@ -218,7 +218,7 @@ impl Engine {
         }
         let (sessions, notifier) = (&mut self.sessions, &mut self.notifier);
         let (apertures, remote) = (&mut self.apertures, &mut self.remote);
-        let parts = &mut Parts { sessions, notifier, apertures, remote };
+        let parts = &mut OobParts { sessions, notifier, apertures, remote };
         let output = &mut EnginePacketOutput { tx: &mut self.tx, port: &mut self.port };
         remote::poll(&mut self.inbox, &self.oob, parts, output, &mut self.counters)
     }

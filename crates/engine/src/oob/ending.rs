@@ -2,11 +2,11 @@
 
 use towpath_protocol::oob::{PeerState, Refused};
 
-use super::Parts;
+use super::OobParts;
 use super::connection::{Connection, EndpointName};
 use crate::demux::Destination;
 
-impl Parts<'_> {
+impl OobParts<'_> {
     /// Forgets an endpoint that is removed: ends its connection, and refuses the requests that it
     /// has, with `NoEndpoint`. `state`: that of its peer from now on. Returns the number of
     /// requests.

@@ -18,7 +18,7 @@ use crate::sessions::SessionTable;
 pub(crate) struct Full;
 
 /// The parts of the engine that a message changes, borrowed for it.
-pub(crate) struct Parts<'a> {
+pub(crate) struct OobParts<'a> {
     pub(crate) sessions: &'a mut SessionTable,
     pub(crate) notifier: &'a mut Notifier,
     /// What ends with a connection.
@@ -27,7 +27,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) remote: &'a mut RemoteTable,
 }
 
-impl Parts<'_> {
+impl OobParts<'_> {
     /// Returns an endpoint's queue, if the endpoint is open and takes messages.
     pub(crate) fn open_queue(&mut self, at: Destination) -> Option<&mut OobQueue> {
         let session = self.sessions.get_mut(at.session)?;

@@ -4,11 +4,11 @@
 use towpath_protocol::oob::{PeerState, Refused};
 
 use super::connection::{Connection, EndpointName};
-use super::parts::Parts;
+use super::parts::OobParts;
 use super::queue::OobQueue;
 use crate::demux::Destination;
 
-impl Parts<'_> {
+impl OobParts<'_> {
     /// Restores the connections of all sessions, and records the message that the earlier server had
     /// published last as handled. The engine calls this once, before it serves a session.
     pub(crate) fn restore(&mut self) {

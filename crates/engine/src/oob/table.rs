@@ -7,7 +7,7 @@ use towpath_protocol::oob::{Kind, OobAddress, OobMessage, PeerState, Refused};
 use towpath_queue::Violation;
 
 use super::connection::{Connection, EndpointName};
-use super::parts::Parts;
+use super::parts::OobParts;
 use super::queue::{ANSWER_SLOTS, Intent, NoRoom, OobQueue};
 use crate::demux::Destination;
 use crate::session::Session;
@@ -42,7 +42,7 @@ pub(crate) enum NotReady {
     Closed,
 }
 
-impl Parts<'_> {
+impl OobParts<'_> {
     /// Puts the value or message of a request into the queue of the peer of an endpoint, unless a
     /// predecessor did.
     pub(crate) fn send_to_peer(
@@ -121,7 +121,7 @@ impl OobTable {
         &self,
         sender: &Sender,
         message: &OobMessage,
-        parts: &mut Parts<'_>,
+        parts: &mut OobParts<'_>,
     ) -> Result<(), Violation> {
         let Some((kind, address)) = message.check() else { return Err(Violation::Flags) };
         let Some(session) = parts.sessions.get(sender.from.session) else { return Ok(()) };
@@ -198,7 +198,7 @@ impl OobTable {
 
 /// Counts a message that is not delivered. A request or an accepting answer that is not delivered
 /// is refused.
-fn refuse(sender: &Sender, kind: Kind, why: Refused, parts: &mut Parts<'_>) {
+fn refuse(sender: &Sender, kind: Kind, why: Refused, parts: &mut OobParts<'_>) {
     let count = match why {
         Refused::NoEndpoint => Count::DroppedNoEndpoint,
         Refused::Policy => Count::DroppedPolicy,
@@ -210,7 +210,7 @@ fn refuse(sender: &Sender, kind: Kind, why: Refused, parts: &mut Parts<'_>) {
 
 /// Tells the sender of a request or of an acceptance that there is no connection, unless it has
 /// another one. One that a predecessor had begun to make ends.
-fn refuse_connection(sender: &Sender, kind: Kind, why: Refused, parts: &mut Parts<'_>) {
+fn refuse_connection(sender: &Sender, kind: Kind, why: Refused, parts: &mut OobParts<'_>) {
     let Some(queue) = parts.open_queue(sender.from) else { return };
     let state = PeerState::Refused(why);
     match (kind, queue.connection) {
@@ -230,7 +230,7 @@ fn refuse_connection(sender: &Sender, kind: Kind, why: Refused, parts: &mut Part
 }
 
 /// Counts a message for which a queue has no room.
-fn no_room(sender: &Sender, delivery: &Delivery, why: NoRoom, parts: &mut Parts<'_>) {
+fn no_room(sender: &Sender, delivery: &Delivery, why: NoRoom, parts: &mut OobParts<'_>) {
     match why {
         NoRoom::Full => parts.count(delivery.to, Count::DroppedFull),
         NoRoom::Share => parts.count(delivery.to, Count::DroppedShare),
@@ -245,7 +245,7 @@ fn no_room(sender: &Sender, delivery: &Delivery, why: NoRoom, parts: &mut Parts<
 }
 
 /// Delivers a message by its kind.
-fn deliver(sender: &Sender, delivery: &Delivery, parts: &mut Parts<'_>) {
+fn deliver(sender: &Sender, delivery: &Delivery, parts: &mut OobParts<'_>) {
     let done = match delivery.kind {
         Kind::Plain => deliver_plain(sender, delivery, parts),
         Kind::Request => deliver_request(sender, delivery, parts),
@@ -275,7 +275,7 @@ impl From<NoRoom> for Undelivered {
 }
 
 /// Publishes a message in its receiver's queue, and tells the application.
-fn publish(sender: &Sender, delivery: &Delivery, parts: &mut Parts<'_>) {
+fn publish(sender: &Sender, delivery: &Delivery, parts: &mut OobParts<'_>) {
     let Some(queue) = parts.open_queue(delivery.to) else { return };
     let index = queue.producer.next_index();
     let Sender { queue_pair, slot, .. } = *sender;
@@ -296,7 +296,7 @@ fn publish(sender: &Sender, delivery: &Delivery, parts: &mut Parts<'_>) {
 fn deliver_plain(
     sender: &Sender,
     delivery: &Delivery,
-    parts: &mut Parts<'_>,
+    parts: &mut OobParts<'_>,
 ) -> Result<(), Undelivered> {
     let queue = parts.open_queue(delivery.to).ok_or(Undelivered::State)?;
     queue.check_room(sender.session, ANSWER_SLOTS)?;
@@ -307,7 +307,7 @@ fn deliver_plain(
 fn deliver_request(
     sender: &Sender,
     delivery: &Delivery,
-    parts: &mut Parts<'_>,
+    parts: &mut OobParts<'_>,
 ) -> Result<(), Undelivered> {
     let connection = Connection::Requested(delivery.receiver);
     let own = parts.open_queue(sender.from).ok_or(Undelivered::State)?;
@@ -341,7 +341,11 @@ enum Answerable {
 }
 
 /// Returns what an answer is for; `None` if its receiver waits for none of this session.
-fn answerable(sender: &Sender, delivery: &Delivery, parts: &mut Parts<'_>) -> Option<Answerable> {
+fn answerable(
+    sender: &Sender,
+    delivery: &Delivery,
+    parts: &mut OobParts<'_>,
+) -> Option<Answerable> {
     let queue = parts.open_queue(delivery.to)?;
     match queue.connection {
         Connection::Requested(asked) if asked.session == sender.session => {
@@ -357,7 +361,7 @@ fn answerable(sender: &Sender, delivery: &Delivery, parts: &mut Parts<'_>) -> Op
 fn deliver_accept(
     sender: &Sender,
     delivery: &Delivery,
-    parts: &mut Parts<'_>,
+    parts: &mut OobParts<'_>,
 ) -> Result<(), Undelivered> {
     let connection = Connection::Connected(delivery.receiver);
     let own = parts.open_queue(sender.from).ok_or(Undelivered::State)?;
@@ -402,7 +406,7 @@ fn deliver_accept(
 fn deliver_reject(
     sender: &Sender,
     delivery: &Delivery,
-    parts: &mut Parts<'_>,
+    parts: &mut OobParts<'_>,
 ) -> Result<(), Undelivered> {
     let Some(Answerable::Requested(listener)) = answerable(sender, delivery, parts) else {
         return Err(Undelivered::State);

@@ -9,7 +9,7 @@ use towpath_queue::oob::OobConsumer;
 use towpath_queue::{OwnWords, PeerWords, Violation};
 
 use super::connection::{Connection, EndpointName};
-use super::{OobTable, Parts, Sender};
+use super::{OobParts, OobTable, Sender};
 use crate::apertures::ApertureTable;
 use crate::demux::Destination;
 use crate::notifier::Notifier;
@@ -136,10 +136,10 @@ impl World {
         self.parts().restore();
     }
 
-    pub(crate) fn parts(&mut self) -> Parts<'_> {
+    pub(crate) fn parts(&mut self) -> OobParts<'_> {
         let (sessions, notifier) = (&mut self.sessions, &mut self.notifier);
         let (apertures, remote) = (&mut self.apertures, &mut self.remote);
-        Parts { sessions, notifier, apertures, remote }
+        OobParts { sessions, notifier, apertures, remote }
     }
 
     pub(crate) fn at(&self, session: u32, endpoint: u32) -> Destination {

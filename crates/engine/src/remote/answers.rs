@@ -8,13 +8,13 @@ use super::setup;
 use crate::account::Account;
 use crate::demux::Destination;
 use crate::oob::connection::{Connection, EndpointName};
-use crate::oob::{Parts, Sender};
+use crate::oob::{OobParts, Sender};
 
 /// How long a connection that an application closed goes on for what was sent before, in
 /// nanoseconds.
 const LINGER_NS: u64 = 2_000_000_000;
 
-impl Parts<'_> {
+impl OobParts<'_> {
     /// Handles a message of an endpoint here to an address of another host.
     ///
     /// # Errors
@@ -152,7 +152,7 @@ impl Parts<'_> {
     }
 }
 
-impl Parts<'_> {
+impl OobParts<'_> {
     /// Rejects the requests of other hosts that wait for an answer of an endpoint, which is removed.
     pub(crate) fn reject_waiting(&mut self, listener: EndpointName) {
         for qpn in self.remote.waiting_requests(|other, _| other == listener) {

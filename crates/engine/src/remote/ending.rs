@@ -8,18 +8,18 @@ use towpath_rdma::requester::Fault;
 use super::connection::{Remote, State};
 use super::host::{Attendance, ConnectionHost};
 use crate::demux::Destination;
-use crate::oob::Parts;
+use crate::oob::OobParts;
 use crate::oob::connection::{Connection, EndpointName};
 
 /// Ends and forgets a connection that was taken out of the table. `state`: what its endpoint is told.
-pub(super) fn end(qpn: u32, mut one: Box<Remote>, state: PeerState, parts: &mut Parts<'_>) {
+pub(super) fn end(qpn: u32, mut one: Box<Remote>, state: PeerState, parts: &mut OobParts<'_>) {
     parts.remote.drop_taken(qpn, &one);
     one.fail_pending(one.fault(), parts);
     disconnect_owner(qpn, &one, state, parts);
 }
 
 /// Tells the endpoint of a connection that it has ended, unless it has left already.
-pub(super) fn disconnect_owner(qpn: u32, one: &Remote, state: PeerState, parts: &mut Parts<'_>) {
+pub(super) fn disconnect_owner(qpn: u32, one: &Remote, state: PeerState, parts: &mut OobParts<'_>) {
     let Some(owner) = one.owner else { return };
     let Some(key) = parts.sessions.key(owner.session) else { return };
     let at = Destination { session: key, endpoint: owner.endpoint };
@@ -45,7 +45,7 @@ impl Remote {
     pub(super) fn with_wire(
         &mut self,
         qpn: u32,
-        parts: &mut Parts<'_>,
+        parts: &mut OobParts<'_>,
         work: impl FnOnce(&mut towpath_rdma::Connection, &mut ConnectionHost<'_, '_>),
     ) {
         let attendance = self.attendance();
@@ -98,7 +98,7 @@ impl Remote {
     }
 
     /// Fails the requests that are not acknowledged: the first for this reason.
-    pub(super) fn fail_pending(&mut self, fault: RequestFault, parts: &mut Parts<'_>) {
+    pub(super) fn fail_pending(&mut self, fault: RequestFault, parts: &mut OobParts<'_>) {
         let Some(owner) = self.owner else { return };
         let attendance = self.attendance();
         for one in self.pending.drain(..) {

@@ -9,13 +9,13 @@ use towpath_protocol::requests::LocalRange;
 use towpath_rdma::{Access, Delivery, Host, NotCopied, NotReady, PROBE, Psn, Range, Refused};
 
 use super::copies::{RemoteCopies, checked};
-use super::ledger::{Acknowledged, Ledger};
+use super::ledger::{Acknowledged, HostLedger};
 use super::pending::{Pending, Work};
 use super::table::RemoteTable;
 use crate::apertures::memory::Place;
 use crate::apertures::requests::{Allowed, Asked, allowed, local_parts, touch_tripwires};
 use crate::demux::Destination;
-use crate::oob::Parts;
+use crate::oob::OobParts;
 use crate::oob::connection::{Connection, EndpointName};
 
 /// The session of such an endpoint, as messages name it: this, and the QPN. No
@@ -51,7 +51,7 @@ pub(super) enum Attendance {
 
 impl Attendance {
     /// `true` if the endpoint learns what becomes of its requests.
-    pub(super) fn records(self, owner: EndpointName, parts: &mut Parts<'_>) -> bool {
+    pub(super) fn records(self, owner: EndpointName, parts: &mut OobParts<'_>) -> bool {
         match self {
             Attendance::Present => true,
             Attendance::Removed => false,
@@ -76,7 +76,7 @@ pub(super) struct ConnectionHost<'a, 'b> {
     pub(super) place: Option<u32>,
     pub(super) attendance: Attendance,
     pub(super) copies: &'a mut RemoteCopies,
-    pub(super) parts: &'a mut Parts<'b>,
+    pub(super) parts: &'a mut OobParts<'b>,
 }
 
 impl ConnectionHost<'_, '_> {
@@ -171,7 +171,7 @@ impl Host for ConnectionHost<'_, '_> {
         let to = Acknowledged { slot: *self.done, next };
         self.parts.remote.record(self.place, |ledger, place| ledger.acknowledge(place, &to));
         if id == PROBE {
-            self.parts.remote.record(self.place, Ledger::clear_probe);
+            self.parts.remote.record(self.place, HostLedger::clear_probe);
             return;
         }
         while self.pending.front().is_some_and(|one| one.id <= id)

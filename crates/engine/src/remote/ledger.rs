@@ -91,17 +91,17 @@ pub(super) struct Acknowledged {
 
 /// The ledger.
 #[derive(Debug)]
-pub(crate) struct Ledger {
+pub(crate) struct HostLedger {
     words: OwnWords,
     free: Vec<u32>,
 }
 
-impl Ledger {
+impl HostLedger {
     /// Takes over the memory, new or of an earlier server. Also returns what that recorded.
-    pub(super) fn open(region: Region) -> (Ledger, Vec<(u32, Recorded)>) {
+    pub(super) fn open(region: Region) -> (HostLedger, Vec<(u32, Recorded)>) {
         let words = own_words(region);
         let is_known = words.get(0) == LAYOUT;
-        let mut ledger = Ledger { words, free: Vec::new() };
+        let mut ledger = HostLedger { words, free: Vec::new() };
         let mut all = Vec::new();
         for place in (0..MOST_CONNECTIONS as u32).rev() {
             match ledger.read(place).filter(|_| is_known) {
@@ -119,15 +119,15 @@ impl Ledger {
     }
 
     fn get(&self, place: u32, word: usize) -> u64 {
-        self.words.get(Ledger::at(place, word))
+        self.words.get(HostLedger::at(place, word))
     }
 
     fn store(&mut self, place: u32, word: usize, value: u64) {
-        self.words.store(Ledger::at(place, word), value);
+        self.words.store(HostLedger::at(place, word), value);
     }
 
     fn publish(&mut self, place: u32, word: usize, value: u64) {
-        self.words.publish(Ledger::at(place, word), value);
+        self.words.publish(HostLedger::at(place, word), value);
     }
 
     /// Records a new connection. Returns its place; `None` if there is none.
@@ -166,7 +166,7 @@ impl Ledger {
     /// Forgets a connection.
     pub(super) fn remove(&mut self, place: u32) {
         // A reader of what a later connection stores here also sees that this one is gone.
-        self.words.publish_ahead(Ledger::at(place, QPN), 0);
+        self.words.publish_ahead(HostLedger::at(place, QPN), 0);
         self.free.push(place);
     }
 
@@ -221,11 +221,11 @@ impl Ledger {
 pub fn peers(words: &PeerWords) -> HashMap<u32, (EndpointName, OobAddress)> {
     let peer = |place| {
         let read = |qpn| {
-            let word = |word| words.fetch(Ledger::at(place, word));
+            let word = |word| words.fetch(HostLedger::at(place, word));
             (qpn & VALID != 0).then(|| ((qpn & !VALID) as u32, (owner_of(word), peer_of(word))))
         };
         // A QPN is random: a place does not get the same one again meanwhile.
-        words.observe_around(Ledger::at(place, QPN), read).flatten()
+        words.observe_around(HostLedger::at(place, QPN), read).flatten()
     };
     (0..MOST_CONNECTIONS as u32).filter_map(peer).collect()
 }
@@ -345,13 +345,13 @@ mod tests {
 
     /// Returns the ledger, and two further views of its memory: one for reports, and one for the next
     /// server.
-    fn ledger() -> (Ledger, PeerWords, impl Fn() -> Vec<(u32, Recorded)>) {
+    fn ledger() -> (HostLedger, PeerWords, impl Fn() -> Vec<(u32, Recorded)>) {
         let file = towpath_memory::SharedFile::create("ledger", LEDGER_BYTES).unwrap();
         let region = file.map_writable().unwrap();
         let view = peer_words(region.mapping());
-        let (ledger, left) = Ledger::open(region);
+        let (ledger, left) = HostLedger::open(region);
         assert!(left.is_empty());
-        (ledger, view, move || Ledger::open(file.map_writable().unwrap()).1)
+        (ledger, view, move || HostLedger::open(file.map_writable().unwrap()).1)
     }
 
     #[test]

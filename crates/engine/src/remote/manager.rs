@@ -14,7 +14,7 @@ use super::host::{message, session_number};
 use super::setup::{ANSWER_TIMEOUT, is_peer, reject};
 use crate::demux::Destination;
 use crate::oob::connection::EndpointName;
-use crate::oob::{OobTable, Parts};
+use crate::oob::{OobParts, OobTable};
 
 /// Handles a message of the communication manager.
 ///
@@ -23,7 +23,7 @@ use crate::oob::{OobTable, Parts};
 pub(super) fn receive(
     received: &Received<'_>,
     oob: &OobTable,
-    parts: &mut Parts<'_>,
+    parts: &mut OobParts<'_>,
 ) -> Result<(), Count> {
     let deth = received.segment.extension.deth;
     let is_for_manager = received.segment.bth.opcode == Opcode::DatagramSendOnly
@@ -89,7 +89,7 @@ fn reversed(path: &Path) -> Path {
 
 /// Returns the QPN of a message for this side's number `local_id`, if it comes from the
 /// connection's other side.
-fn find(path: &Path, local_id: u32, remote_id: u32, parts: &Parts<'_>) -> Option<u32> {
+fn find(path: &Path, local_id: u32, remote_id: u32, parts: &OobParts<'_>) -> Option<u32> {
     let qpn = *parts.remote.by_local_id.get(&local_id)?;
     let one = parts.remote.connections.get(&qpn)?;
     let is_theirs = one.path.destination == path.destination && one.path.source == path.source;
@@ -101,8 +101,8 @@ fn with(
     path: &Path,
     local_id: u32,
     remote_id: u32,
-    parts: &mut Parts<'_>,
-    change: impl FnOnce(&mut Remote, &mut Parts<'_>),
+    parts: &mut OobParts<'_>,
+    change: impl FnOnce(&mut Remote, &mut OobParts<'_>),
 ) {
     let Some(qpn) = find(path, local_id, remote_id, parts) else { return };
     let Some(mut one) = parts.remote.take(qpn) else { return };
@@ -117,7 +117,7 @@ fn asked(
     transaction: u64,
     request: Box<cm::Request>,
     oob: &OobTable,
-    parts: &mut Parts<'_>,
+    parts: &mut OobParts<'_>,
 ) {
     if let Some(qpn) = parts.remote.by_remote_id.get(&(path.destination, request.local_id)) {
         // It comes again: an answer that was given is sent once more, and otherwise the other host
@@ -131,7 +131,7 @@ fn asked(
     }
 }
 
-fn asked_again(path: &Path, transaction: u64, qpn: u32, remote_id: u32, parts: &mut Parts<'_>) {
+fn asked_again(path: &Path, transaction: u64, qpn: u32, remote_id: u32, parts: &mut OobParts<'_>) {
     let now = parts.remote.now;
     let Some(one) = parts.remote.connections.get_mut(&qpn) else { return };
     match &mut one.state {
@@ -160,7 +160,7 @@ fn ask(
     transaction: u64,
     request: Box<cm::Request>,
     oob: &OobTable,
-    parts: &mut Parts<'_>,
+    parts: &mut OobParts<'_>,
 ) -> Result<(), u16> {
     let header = IpHeader::read(&request.private).ok_or(reason::UNSUPPORTED)?;
     let (header, private) = (header.0, header.1.to_vec());
@@ -214,7 +214,7 @@ fn ask(
 }
 
 /// Handles the answer that accepts a request of an endpoint here.
-fn replied(path: &Path, transaction: u64, reply: &cm::Reply, parts: &mut Parts<'_>) {
+fn replied(path: &Path, transaction: u64, reply: &cm::Reply, parts: &mut OobParts<'_>) {
     let ready = cm::Ready { local_id: reply.remote_id, remote_id: reply.local_id };
     let ready = Mad { transaction, message: CmMessage::ReadyToUse(ready) };
     let qpn = find(path, reply.remote_id, reply.local_id, parts);
@@ -253,7 +253,7 @@ fn replied(path: &Path, transaction: u64, reply: &cm::Reply, parts: &mut Parts<'
 }
 
 /// Handles the answer that rejects a request, or says that a connection is not known.
-fn rejected(path: &Path, reject: &cm::Reject, parts: &mut Parts<'_>) {
+fn rejected(path: &Path, reject: &cm::Reject, parts: &mut OobParts<'_>) {
     if reject.remote_id == 0 && reject.reason == reason::TIMEOUT {
         // The endpoint there takes its request back.
         let theirs = (path.destination, reject.local_id);
@@ -299,7 +299,7 @@ fn rejected(path: &Path, reject: &cm::Reject, parts: &mut Parts<'_>) {
 }
 
 /// Handles the end of a connection by the other host.
-fn disconnected(path: &Path, transaction: u64, request: &cm::Disconnect, parts: &mut Parts<'_>) {
+fn disconnected(path: &Path, transaction: u64, request: &cm::Disconnect, parts: &mut OobParts<'_>) {
     let qpn = find(path, request.remote_id, request.local_id, parts);
     let one = qpn.and_then(|qpn| parts.remote.connections.get(&qpn));
     if one.is_some_and(|one| one.copies.is_placing()) {
@@ -317,7 +317,7 @@ fn disconnected(path: &Path, transaction: u64, request: &cm::Disconnect, parts: 
     }
 }
 
-impl Parts<'_> {
+impl OobParts<'_> {
     /// Puts the payload of an answer into the queue of an endpoint, or drops and counts it.
     fn deliver_answer(&mut self, at: Destination, text: &OobMessage) {
         if self.push_answer(at, text).is_err() {

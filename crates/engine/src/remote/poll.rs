@@ -20,7 +20,7 @@ use super::inbox::FRAME_BYTES;
 use super::inbox::Inbox;
 use super::{manager, setup};
 use crate::device_counters::DeviceCounters;
-use crate::oob::{OobTable, Parts};
+use crate::oob::{OobParts, OobTable};
 
 /// Packets that a connection sends before the next one has its turn.
 const PACKETS_PER_TURN: usize = 16;
@@ -45,7 +45,7 @@ pub(crate) trait PacketOutput {
     fn send(&mut self, frame: &[u8]) -> Result<(), DeviceError>;
 
     /// Makes a queue pair due again that waited for room in a connection. `session`: the session's key.
-    fn recheck(&mut self, session: u32, queue_pair: u32, parts: &mut Parts<'_>);
+    fn recheck(&mut self, session: u32, queue_pair: u32, parts: &mut OobParts<'_>);
 }
 
 /// Does a poll iteration's work. Returns the number of packets received and sent.
@@ -55,7 +55,7 @@ pub(crate) trait PacketOutput {
 pub(crate) fn poll(
     inbox: &mut Inbox,
     oob: &OobTable,
-    parts: &mut Parts<'_>,
+    parts: &mut OobParts<'_>,
     output: &mut impl PacketOutput,
     counters: &mut DeviceCounters,
 ) -> Result<usize, DeviceError> {
@@ -110,7 +110,7 @@ struct Turn {
 }
 
 /// Handles a frame.
-fn receive(frame: &[u8], oob: &OobTable, parts: &mut Parts<'_>, counters: &mut DeviceCounters) {
+fn receive(frame: &[u8], oob: &OobTable, parts: &mut OobParts<'_>, counters: &mut DeviceCounters) {
     match read_frame(frame) {
         Ok(received) if received.segment.bth.destination == GENERAL_SERVICES_QP => {
             if let Err(count) = manager::receive(&received, oob, parts) {
@@ -141,7 +141,7 @@ fn receive(frame: &[u8], oob: &OobTable, parts: &mut Parts<'_>, counters: &mut D
 fn receive_packet(
     frame: &[u8],
     received: &Received<'_>,
-    parts: &mut Parts<'_>,
+    parts: &mut OobParts<'_>,
     counters: &mut DeviceCounters,
 ) -> bool {
     let qpn = received.segment.bth.destination;
@@ -198,7 +198,7 @@ impl Remote {
         qpn: u32,
         received: &Received<'_>,
         is_marked: bool,
-        parts: &mut Parts<'_>,
+        parts: &mut OobParts<'_>,
     ) -> bool {
         let (now, mut is_handled) = (parts.remote.now, true);
         self.with_wire(qpn, parts, |wire, host| {
@@ -208,7 +208,7 @@ impl Remote {
     }
 
     /// Handles the packets that waited for workers, as far as these have copied.
-    fn handle_waiting(&mut self, qpn: u32, parts: &mut Parts<'_>) {
+    fn handle_waiting(&mut self, qpn: u32, parts: &mut OobParts<'_>) {
         while parts.remote.touched < MOST_TOUCHED
             && let Some(frame) = self.copies.waiting.pop_front()
         {
@@ -251,7 +251,7 @@ fn is_answer(opcode: Opcode) -> bool {
 fn serve(
     qpn: u32,
     frame: &mut [u8],
-    parts: &mut Parts<'_>,
+    parts: &mut OobParts<'_>,
     output: &mut impl PacketOutput,
 ) -> Result<Turn, DeviceError> {
     let mut turn = Turn::default();
@@ -309,7 +309,7 @@ fn serve(
 }
 
 /// Ends a connection whose other host does not answer.
-fn give_up(qpn: u32, one: Box<Remote>, parts: &mut Parts<'_>) {
+fn give_up(qpn: u32, one: Box<Remote>, parts: &mut OobParts<'_>) {
     let state = match one.state {
         State::Asking(_) => {
             parts.remote.take_back(&one);
@@ -321,7 +321,7 @@ fn give_up(qpn: u32, one: Box<Remote>, parts: &mut Parts<'_>) {
 }
 
 /// Ends a connection that failed.
-fn end_by(qpn: u32, mut one: Box<Remote>, ended: Ended, parts: &mut Parts<'_>) {
+fn end_by(qpn: u32, mut one: Box<Remote>, ended: Ended, parts: &mut OobParts<'_>) {
     let (fault, state) = told(ended);
     one.fail_pending(fault, parts);
     disconnect_owner(qpn, &one, state, parts);

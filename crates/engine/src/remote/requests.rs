@@ -10,7 +10,7 @@ use super::connection::{Remote, State};
 use super::pending::{Pending, Waiting, Work, length};
 use crate::apertures::requests::{Outcome, Requesting, TRANSFER_BYTES, check_local, fail};
 use crate::oob::connection::EndpointName;
-use crate::oob::{Parts, Sender};
+use crate::oob::{OobParts, Sender};
 use crate::session::Session;
 
 /// The most requests of a connection that are not acknowledged.
@@ -23,21 +23,21 @@ const WAIT_NS: u64 = 100_000_000;
 
 impl Pending {
     /// Records that it is complete, and frees its slot.
-    pub(super) fn complete(self, owner: EndpointName, parts: &mut Parts<'_>) {
+    pub(super) fn complete(self, owner: EndpointName, parts: &mut OobParts<'_>) {
         self.end(owner, parts, |session, sequence| {
             session.extras.apertures.complete(owner.endpoint, sequence);
         });
     }
 
     /// Records that it failed, and frees its slot.
-    pub(super) fn fail(self, fault: RequestFault, owner: EndpointName, parts: &mut Parts<'_>) {
+    pub(super) fn fail(self, fault: RequestFault, owner: EndpointName, parts: &mut OobParts<'_>) {
         self.end(owner, parts, |session, sequence| {
             session.extras.apertures.fail(owner.endpoint, sequence, fault);
         });
     }
 
     /// Frees its slot, and records nothing: its endpoint has left the connection.
-    pub(super) fn forget(self, owner: EndpointName, parts: &mut Parts<'_>) {
+    pub(super) fn forget(self, owner: EndpointName, parts: &mut OobParts<'_>) {
         let (queue_pair, slot) = self.place();
         if self.is_taken() {
             free_slot(owner, queue_pair, slot, parts);
@@ -47,7 +47,7 @@ impl Pending {
     fn end(
         self,
         owner: EndpointName,
-        parts: &mut Parts<'_>,
+        parts: &mut OobParts<'_>,
         record: impl FnOnce(&mut Session, u32),
     ) {
         let Some(key) = parts.sessions.key(owner.session) else { return };
@@ -61,7 +61,7 @@ impl Pending {
 }
 
 /// Completes the slot of a request.
-fn free_slot(owner: EndpointName, queue_pair: u32, slot: u32, parts: &mut Parts<'_>) {
+fn free_slot(owner: EndpointName, queue_pair: u32, slot: u32, parts: &mut OobParts<'_>) {
     let Some(key) = parts.sessions.key(owner.session) else { return };
     let Some(session) = parts.sessions.get_mut(key).filter(|one| !one.is_closing()) else { return };
     if session.transmit.get(queue_pair).is_none() {
@@ -73,7 +73,7 @@ fn free_slot(owner: EndpointName, queue_pair: u32, slot: u32, parts: &mut Parts<
 
 /// Lets a request, or its next piece, go out on a connection. Returns what became of it, and its cost
 /// as a number of bytes moved.
-pub(crate) fn admit(one: &Requesting<'_>, qpn: u32, parts: &mut Parts<'_>) -> (Outcome, u64) {
+pub(crate) fn admit(one: &Requesting<'_>, qpn: u32, parts: &mut OobParts<'_>) -> (Outcome, u64) {
     let now = parts.remote.now;
     let Some(mut remote) = parts.remote.take(qpn) else {
         fail(one, RequestFault::Closed, parts);
@@ -91,7 +91,7 @@ pub(crate) fn admit(one: &Requesting<'_>, qpn: u32, parts: &mut Parts<'_>) -> (O
 fn admit_to(
     remote: &mut Remote,
     one: &Requesting<'_>,
-    parts: &mut Parts<'_>,
+    parts: &mut OobParts<'_>,
     now: u64,
 ) -> Result<(Outcome, u64), RequestFault> {
     let Requesting { sender, request, checked } = one;
@@ -168,7 +168,7 @@ pub(crate) fn send_message(
     sender: &Sender,
     qpn: u32,
     payload: &[u8],
-    parts: &mut Parts<'_>,
+    parts: &mut OobParts<'_>,
 ) -> Message {
     let (now, capacity) = (parts.remote.now, capacity(sender, parts));
     let Some(remote) = parts.remote.connections.get_mut(&qpn) else {
@@ -195,7 +195,7 @@ pub(crate) fn send_message(
 }
 
 /// Returns the slots of a sender's transmit queue.
-fn capacity(sender: &Sender, parts: &Parts<'_>) -> u32 {
+fn capacity(sender: &Sender, parts: &OobParts<'_>) -> u32 {
     let session = parts.sessions.get(sender.from.session);
     session.map_or(0, |session| session.shape().queues.transmit())
 }

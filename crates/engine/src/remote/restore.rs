@@ -5,10 +5,10 @@ use towpath_rdma::responder::Progress;
 use towpath_rdma::{Connection as Wire, Psn};
 
 use super::connection::{Remote, State};
-use super::ledger::{Ledger, Recorded};
+use super::ledger::{HostLedger, Recorded};
 use super::setup::TIMING;
 use crate::demux::Destination;
-use crate::oob::Parts;
+use crate::oob::OobParts;
 use crate::oob::connection::{Connection, EndpointName};
 
 impl Remote {
@@ -32,14 +32,14 @@ impl Remote {
     }
 }
 
-impl Parts<'_> {
+impl OobParts<'_> {
     /// Goes on with the connections that an earlier server recorded. Ends those whose endpoint has
     /// left.
     pub(crate) fn restore_remote(&mut self) {
         for (place, one) in std::mem::take(&mut self.remote.left) {
             let qpn = one.qpn;
             let Some(key) = self.sessions.key(one.owner.session) else {
-                self.remote.record(Some(place), Ledger::remove);
+                self.remote.record(Some(place), HostLedger::remove);
                 continue;
             };
             let at = Destination { session: key, endpoint: one.owner.endpoint };

@@ -18,7 +18,7 @@ use super::connection::{ASKED_NS, Attempt, Remote, State};
 use super::ledger::{Acknowledged, Recorded};
 use super::table::RemoteTable;
 use crate::account::Account;
-use crate::oob::Parts;
+use crate::oob::OobParts;
 use crate::oob::connection::EndpointName;
 
 /// The time until a message is sent again at first, in nanoseconds; it doubles each time.
@@ -190,7 +190,7 @@ pub(super) fn reject_taken(
     one: &Remote,
     reason: u16,
     payload: &[u8],
-    parts: &mut Parts<'_>,
+    parts: &mut OobParts<'_>,
 ) {
     parts.remote.drop_taken(qpn, one);
     reject(&one.path, one.transaction, one.remote_id, reason, payload, parts);
@@ -203,7 +203,7 @@ pub(super) fn reject(
     remote_id: u32,
     reason: u16,
     payload: &[u8],
-    parts: &mut Parts<'_>,
+    parts: &mut OobParts<'_>,
 ) {
     let mut private = [0; 148];
     private[..payload.len()].copy_from_slice(payload);

@@ -1,7 +1,7 @@
 //! The receiving part of a session: what delivery and the receive queues' publication need.
 
 use towpath_memory::Region;
-use towpath_queue::buffers::Ledger;
+use towpath_queue::buffers::BufferLedger;
 use towpath_queue::receive::ReceiveProducer;
 use towpath_queue::{PoolShape, Violation};
 
@@ -29,7 +29,7 @@ struct ReceiveQueue {
 pub(crate) struct ReceiveSide {
     queues: Vec<ReceiveQueue>,
     /// The owner of each buffer.
-    ledger: Ledger,
+    ledger: BufferLedger,
     pool: PoolShape,
     memory: Region,
     pub(crate) endpoints: Endpoints,
@@ -60,7 +60,7 @@ pub(crate) struct Published {
 impl ReceiveSide {
     pub(super) fn new(
         queues: impl Iterator<Item = ReceiveProducer>,
-        ledger: Ledger,
+        ledger: BufferLedger,
         pool: PoolShape,
         memory: Region,
         endpoints: Endpoints,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use towpath_device::{Registration, SpaceId};
 use towpath_memory::Mapping;
-use towpath_queue::buffers::Ledger;
+use towpath_queue::buffers::BufferLedger;
 use towpath_queue::transmit::TransmitConsumer;
 
 use crate::coalescing::Values;
@@ -91,7 +91,7 @@ pub(crate) struct SendsFrom {
 pub(crate) struct TransmitSide {
     queues: Vec<TransmitQueue>,
     /// The owner of each buffer.
-    ledger: Ledger,
+    ledger: BufferLedger,
     memory: Arc<Mapping>,
     /// The registration of the memory with a device that needs it.
     pub(crate) registration: Option<Registration>,
@@ -108,7 +108,7 @@ pub(crate) struct TransmitSide {
 impl TransmitSide {
     pub(super) fn new(
         queues: impl Iterator<Item = TransmitConsumer>,
-        ledger: Ledger,
+        ledger: BufferLedger,
         memory: Arc<Mapping>,
         endpoints: u32,
     ) -> TransmitSide {
@@ -165,7 +165,7 @@ impl TransmitSide {
     pub(crate) fn parts(
         &mut self,
         queue_pair: u32,
-    ) -> (&mut TransmitQueue, &mut Ledger, &[Option<Box<Shape>>]) {
+    ) -> (&mut TransmitQueue, &mut BufferLedger, &[Option<Box<Shape>>]) {
         (&mut self.queues[queue_pair as usize], &mut self.ledger, &self.shapes)
     }
 

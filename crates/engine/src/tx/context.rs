@@ -5,7 +5,7 @@ use crate::delivery::Delivery;
 use crate::demux::{Destination, FlowTable};
 use crate::device_counters::DeviceCounters;
 use crate::memories::{TransmitMemories, TransmitMemory};
-use crate::oob::{OobTable, Parts, Sender};
+use crate::oob::{OobParts, OobTable, Sender};
 use crate::port::DevicePort;
 use crate::remote::table::RemoteTable;
 use crate::session::Session;
@@ -43,9 +43,9 @@ impl<'a> TxContext<'a> {
     }
 
     /// Returns the parts of the engine that an out-of-band message or a request needs.
-    pub(super) fn parts(&mut self) -> Parts<'_> {
+    pub(super) fn parts(&mut self) -> OobParts<'_> {
         let (sessions, notifier) = self.delivery.parts();
-        Parts { sessions, notifier, apertures: self.apertures, remote: self.remote }
+        OobParts { sessions, notifier, apertures: self.apertures, remote: self.remote }
     }
 
     /// Returns who sends an entry of a batch that is no packet; `None` as [`TxContext::sender`].

@@ -3,7 +3,7 @@
 
 use towpath_device::{DeviceError, Meta};
 
-use crate::oob::Parts;
+use crate::oob::OobParts;
 use crate::port::DevicePort;
 use crate::remote::PacketOutput;
 use crate::source::Source;
@@ -42,7 +42,7 @@ impl PacketOutput for EnginePacketOutput<'_> {
         tx.handoff.hand_off(slot, false, &tx.bounce, port)
     }
 
-    fn recheck(&mut self, session: u32, queue_pair: u32, parts: &mut Parts<'_>) {
+    fn recheck(&mut self, session: u32, queue_pair: u32, parts: &mut OobParts<'_>) {
         let queue = parts.sessions.get(session).and_then(|one| one.transmit.get(queue_pair));
         if let Some(queue) = queue {
             self.tx.schedule.make_due(queue.unit);

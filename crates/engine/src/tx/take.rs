@@ -3,7 +3,7 @@
 
 use towpath_memory::Mapping;
 use towpath_queue::PoolShape;
-use towpath_queue::buffers::Ledger;
+use towpath_queue::buffers::BufferLedger;
 use towpath_queue::descriptor::{
     Descriptor, EXPEDITED, META, MORE, OUT_OF_BAND, REQUEST, TOGETHER,
 };
@@ -121,7 +121,7 @@ impl Batch {
         &mut self,
         at: usize,
         queue: &mut TransmitQueue,
-        ledger: &mut Ledger,
+        ledger: &mut BufferLedger,
         shapes: &[Option<Box<Shape>>],
         ahead: &mut Ahead,
         rules: &Rules<'_>,
@@ -165,7 +165,7 @@ impl Batch {
     fn take_plain(
         &mut self,
         queue: &mut TransmitConsumer,
-        ledger: &mut Ledger,
+        ledger: &mut BufferLedger,
         at: usize,
         allowance: &Allowance,
         memory: &Mapping,

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use towpath_queue::buffers::Ledger;
+use towpath_queue::buffers::BufferLedger;
 use towpath_queue::layout::lines;
 use towpath_queue::word::LINE_WORDS;
 use towpath_queue::{OwnWords, PeerWords};
@@ -99,8 +99,8 @@ impl SessionShape {
         let all = self.queue_pairs as usize * queue_pair;
         let (transmit, receive) = (&self.transmit_pool, &self.receive_pool);
         let [transmit, receive, mut done] = [
-            lines(Ledger::words_for(transmit.buffers())),
-            lines(Ledger::words_for(receive.buffers())),
+            lines(BufferLedger::words_for(transmit.buffers())),
+            lines(BufferLedger::words_for(receive.buffers())),
             lines(all),
         ]
         .map(|len| words.split_off_front(len));

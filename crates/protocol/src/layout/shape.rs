@@ -1,7 +1,7 @@
 //! The shape of a session: the numbers that decide its layout.
 
 use towpath_queue::PoolShape;
-use towpath_queue::buffers::Ledger;
+use towpath_queue::buffers::BufferLedger;
 use towpath_queue::events::EventShape;
 use towpath_queue::layout::{QueueShape, lines};
 use towpath_queue::oob::OobShape;
@@ -292,8 +292,8 @@ impl SessionShape {
     }
 
     pub(super) fn oob_ledger_start(&self) -> usize {
-        lines(Ledger::words_for(self.transmit_pool.buffers()))
-            + lines(Ledger::words_for(self.receive_pool.buffers()))
+        lines(BufferLedger::words_for(self.transmit_pool.buffers()))
+            + lines(BufferLedger::words_for(self.receive_pool.buffers()))
             + lines(self.queue_pairs as usize * self.queues.ledger_words())
     }
 

@@ -1,7 +1,7 @@
 //! The server's side of a receive queue.
 
 use crate::Violation;
-use crate::buffers::{Ledger, Slots};
+use crate::buffers::{BufferLedger, Slots};
 use crate::descriptor::Descriptor;
 use crate::layout::QueueShape;
 use crate::spsc::{Observed, Published};
@@ -57,7 +57,7 @@ impl ReceiveProducer {
     /// # Errors
     /// [`Violation::Index`], [`Violation::Buffer`], [`Violation::Ownership`].
     #[inline]
-    pub fn observe(&mut self, ledger: &mut Ledger) -> Result<u32, Violation> {
+    pub fn observe(&mut self, ledger: &mut BufferLedger) -> Result<u32, Violation> {
         let before = self.head.seen();
         // Until `publish` releases filled buffers, their slots still name them, so the application
         // must not reuse the slots.
@@ -208,7 +208,7 @@ impl ReceiveProducer {
     /// Publishes the filled buffers, which belong to the application from now on. Returns how many
     /// there were.
     #[inline]
-    pub fn publish(&mut self, ledger: &mut Ledger) -> u32 {
+    pub fn publish(&mut self, ledger: &mut BufferLedger) -> u32 {
         let filled = self.commit.unpublished();
         let first = self.commit.now().wrapping_sub(filled);
         self.slots.release(ledger, first, filled);
@@ -263,7 +263,7 @@ impl Drop for Filling<'_> {
 fn take_provided(
     words: &[AtomicU64],
     slots: &mut [u32],
-    ledger: &mut Ledger,
+    ledger: &mut BufferLedger,
 ) -> Result<u32, (u32, Violation)> {
     let mut ledger = ledger.taking();
     for (taken, (word, slot)) in (0..).zip(words.iter().zip(slots)) {

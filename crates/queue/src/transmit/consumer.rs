@@ -2,7 +2,7 @@
 
 use super::producer::{WANTED, WANTED_WORD};
 use crate::Violation;
-use crate::buffers::{Ledger, Slots};
+use crate::buffers::{BufferLedger, Slots};
 use crate::descriptor::{
     Descriptor, EXPEDITED, HEADROOM_BYTES, MAX_CHAIN, META, MORE, OUT_OF_BAND, PoolShape, REQUEST,
     TOGETHER,
@@ -142,7 +142,7 @@ impl TransmitConsumer {
     #[inline]
     pub fn take(
         &mut self,
-        ledger: &mut Ledger,
+        ledger: &mut BufferLedger,
         packet: &mut [Descriptor; MAX_CHAIN],
     ) -> Result<Option<(usize, u32)>, Violation> {
         let first = self.taken;
@@ -165,7 +165,7 @@ impl TransmitConsumer {
     #[inline]
     pub fn take_plain(
         &mut self,
-        ledger: &mut Ledger,
+        ledger: &mut BufferLedger,
         out: &mut [Descriptor],
         bytes: i64,
     ) -> (u32, usize) {
@@ -205,7 +205,7 @@ impl TransmitConsumer {
     #[inline(never)]
     fn take_more(
         &mut self,
-        ledger: &mut Ledger,
+        ledger: &mut BufferLedger,
         packet: &mut [Descriptor; MAX_CHAIN],
     ) -> Result<Option<(usize, u32)>, Violation> {
         loop {
@@ -247,7 +247,11 @@ impl TransmitConsumer {
 
     /// Fetches one descriptor, checks it and takes its buffer.
     #[inline]
-    fn take_buffer(&mut self, ledger: &mut Ledger, index: u32) -> Result<Descriptor, Violation> {
+    fn take_buffer(
+        &mut self,
+        ledger: &mut BufferLedger,
+        index: u32,
+    ) -> Result<Descriptor, Violation> {
         let words = self.fetch(index);
         let allowed = MORE | META | TOGETHER | EXPEDITED | OUT_OF_BAND | REQUEST;
         let descriptor = Descriptor::check(words, &self.pool, allowed)?;
@@ -259,7 +263,7 @@ impl TransmitConsumer {
     /// Puts all packets taken from index `first` on back into the queue, unchanged, because there
     /// is no room for them now. The server will fetch and check them again. None of them is
     /// completed, except those that a predecessor completed, which the server will skip again.
-    pub fn put_back(&mut self, ledger: &mut Ledger, first: u32) {
+    pub fn put_back(&mut self, ledger: &mut BufferLedger, first: u32) {
         let count = self.taken.wrapping_sub(first);
         self.slots.release(ledger, first, count);
         self.taken = first;
@@ -268,7 +272,7 @@ impl TransmitConsumer {
     /// Notes the completion of a packet. Its buffers return to the application with the next
     /// [`TransmitConsumer::publish`] after all earlier packets are completed too.
     #[inline]
-    pub fn complete(&mut self, ledger: &mut Ledger, first: u32, count: u32) {
+    pub fn complete(&mut self, ledger: &mut BufferLedger, first: u32, count: u32) {
         if first == self.commit.now() && self.noted == 0 {
             self.release(ledger, count);
         } else {
@@ -277,7 +281,7 @@ impl TransmitConsumer {
     }
 
     #[cold]
-    fn complete_out_of_order(&mut self, ledger: &mut Ledger, first: u32, count: u32) {
+    fn complete_out_of_order(&mut self, ledger: &mut BufferLedger, first: u32, count: u32) {
         if first != self.commit.now() {
             for step in 0..count {
                 self.set_done(first.wrapping_add(step), true);
@@ -326,7 +330,7 @@ impl TransmitConsumer {
     }
 
     #[inline]
-    fn release(&mut self, ledger: &mut Ledger, count: u32) {
+    fn release(&mut self, ledger: &mut BufferLedger, count: u32) {
         let first = self.commit.now();
         self.slots.release(ledger, first, count);
         self.commit.advance(count);

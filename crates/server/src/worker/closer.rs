@@ -66,14 +66,14 @@ impl Queues {
     }
 }
 
-struct Shared {
+struct CloserState {
     queues: Mutex<Queues>,
     more: Condvar,
     /// The descriptors and values that wait.
     waiting: AtomicUsize,
 }
 
-impl Shared {
+impl CloserState {
     fn queues(&self) -> MutexGuard<'_, Queues> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -104,7 +104,7 @@ impl Shared {
 
 /// The handle of the threads, which end when the last handle has ended and nothing waits.
 struct Handle {
-    shared: Arc<Shared>,
+    shared: Arc<CloserState>,
     name: &'static str,
 }
 
@@ -149,7 +149,7 @@ impl Closer {
             looked: (0, Instant::now()),
         };
         let (queues, more) = (Mutex::new(queues), Condvar::new());
-        let shared = Arc::new(Shared { queues, more, waiting: AtomicUsize::new(0) });
+        let shared = Arc::new(CloserState { queues, more, waiting: AtomicUsize::new(0) });
         Closer(Arc::new(Handle { shared, name }))
     }
 

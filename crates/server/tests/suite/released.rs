@@ -15,9 +15,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A store that the test looks into while the server has it.
 #[derive(Clone, Default)]
-struct Shared(Arc<Mutex<MemoryStore>>);
+struct SharedStore(Arc<Mutex<MemoryStore>>);
 
-impl Store for Shared {
+impl Store for SharedStore {
     fn put(&mut self, name: &str, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         self.0.lock().unwrap().put(name, descriptor)
     }
@@ -57,7 +57,7 @@ fn bytes(file: &SharedFile) -> i64 {
 fn the_next_server_frees_released_memories() {
     let files = [memory(), memory(), memory()];
     let [shared, single, unknown] = &files;
-    let mut store = Shared::default();
+    let mut store = SharedStore::default();
     let names = ["released-memory-6f-4001-4002", "released-memory-70-4001", "released-memory-71"];
     for (name, file) in names.iter().zip(&files) {
         store.put(name, file.as_fd()).unwrap();

@@ -13,7 +13,7 @@ use towpath_testkit::{TunMode, add_persistent_tun};
 use crate::beside_the_kernel::may_attach;
 use crate::networks::net;
 use crate::running::*;
-use crate::sharing::Shared;
+use crate::sharing::SharedUplink;
 
 /// Resets of a burst over a TAP: its queue and an application's receive queue hold 4 096 packets each.
 const RESETS: usize = 3000;
@@ -69,7 +69,7 @@ fn burst(server: &Running, (peers, ours): Ends) {
 }
 
 fn over_af_xdp(mode: &str) {
-    let shared = Shared::start(mode, &[]);
+    let shared = SharedUplink::start(mode, &[]);
     let to = SocketAddr::from(([192, 0, 2, 1], PORT));
     let connect = || shared.far.run(|| std::net::TcpStream::connect(to)).unwrap();
     let is_small = shared.server.log().contains("because of the limit of locked memory");

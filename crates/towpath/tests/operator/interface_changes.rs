@@ -16,7 +16,7 @@ use crate::beside_the_kernel::{FAR, NEAR, device, may_attach, sockets, until_bar
 use crate::networks::{net, wire};
 use crate::policies::attach_by;
 use crate::running::*;
-use crate::sharing::{ECHO, Shared, remove_wire};
+use crate::sharing::{ECHO, SharedUplink, remove_wire};
 
 /// Gives an interface another name. Before Linux 6.2, it has to be down for that.
 pub(crate) fn rename(name: &str, to: &str) {
@@ -57,10 +57,11 @@ fn a_renamed_interface_is_followed() {
             return;
         }
         for mode in ["generic", "packet"] {
-            let mut shared = Shared::start(mode, &[]);
+            let mut shared = SharedUplink::start(mode, &[]);
             shared.echo(ECHO);
             let asking = shared.far.run(|| KernelSocket::bind("192.0.2.200:0").unwrap()).unwrap();
-            let answers = |shared: &Shared| until("the echo answers", || shared.answers(&asking));
+            let answers =
+                |shared: &SharedUplink| until("the echo answers", || shared.answers(&asking));
             answers(&shared);
             assert_eq!(shown(&shared.server), "uplink");
             rename("uplink", "lan0");

@@ -14,7 +14,7 @@ use crate::networks::{net, wire};
 use crate::policies::attach_by;
 use crate::running::*;
 use crate::serving::{link_exists, round_trip};
-use crate::sharing::{ECHO, Shared};
+use crate::sharing::{ECHO, SharedUplink};
 
 /// Returns the keeper of a server.
 pub(crate) fn keeper_of(server: &Running) -> Pid {
@@ -447,7 +447,7 @@ fn a_device_is_reset_as_often_as_it_stalls() {
             return;
         }
         let stalls = ["--fault", "tx.stall=0.2,tx.stall_us=10000000", "--set", "watchdog_ms=20"];
-        let mut shared = Shared::start("generic", &stalls);
+        let mut shared = SharedUplink::start("generic", &stalls);
         shared.echo(ECHO);
         let keeper = keeper_of(&shared.server);
         let held = settled(keeper);

@@ -14,7 +14,7 @@ use towpath_testkit::PacketSocket;
 use crate::beside_the_kernel::{FAR, NEAR, device, may_attach, sockets, until_bare, user};
 use crate::networks::wire;
 use crate::running::*;
-use crate::sharing::{Shared, remove_wire};
+use crate::sharing::{SharedUplink, remove_wire};
 
 const ARGUMENTS: [&str; 5] =
     ["--device", "tap:opA", "--address", "10.77.0.1/24", "--address=fd77::1/64"];
@@ -138,7 +138,7 @@ fn connections_of_shared_addresses_outlive_their_servers() {
             return;
         }
         for mode in ["native", "generic", "packet"] {
-            let mut shared = Shared::start(mode, &[]);
+            let mut shared = SharedUplink::start(mode, &[]);
             let listener = TcpListener::bind(&shared.network, ("192.0.2.1", 80)).unwrap();
             let connect = || std::net::TcpStream::connect("192.0.2.1:80").unwrap();
             echo_through_kills(&shared.server, &listener, 2 << 20, || {
@@ -168,7 +168,7 @@ fn no_datagram_is_lost_while_no_server_runs() {
             return;
         }
         for mode in ["native", "generic"] {
-            let mut shared = Shared::start(mode, &[]);
+            let mut shared = SharedUplink::start(mode, &[]);
             let socket = UdpSocket::bind(&shared.network, ("192.0.2.1", 7)).unwrap();
             socket.set_read_timeout(Some(LIMIT)).unwrap();
             let sender =
@@ -225,7 +225,7 @@ fn datagrams_without_room_in_the_kernels_rings_are_counted() {
             ("generic", false),
             ("packet", false),
         ] {
-            let mut shared = Shared::start(mode, &[]);
+            let mut shared = SharedUplink::start(mode, &[]);
             let socket = UdpSocket::bind(&shared.network, ("192.0.2.1", 7)).unwrap();
             let sender =
                 shared.far.run(|| std::net::UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();

@@ -46,15 +46,15 @@ fn attach(server: &Running) -> Network {
 }
 
 /// Serves `uplink` with its own addresses, and an application on them.
-pub(crate) struct Shared {
+pub(crate) struct SharedUplink {
     pub(crate) far: Namespace,
     pub(crate) server: Running,
     pub(crate) network: Network,
     _directory: Directory,
 }
 
-impl Shared {
-    pub(crate) fn start(mode: &str, more: &[&str]) -> Shared {
+impl SharedUplink {
+    pub(crate) fn start(mode: &str, more: &[&str]) -> SharedUplink {
         let far = wire(&FAR, &NEAR);
         let directory = sockets();
         let device = device(mode);
@@ -63,7 +63,7 @@ impl Shared {
         arguments.extend(more);
         let server = serve(&directory, "s.sock", &arguments);
         let network = attach(&server);
-        Shared { far, server, network, _directory: directory }
+        SharedUplink { far, server, network, _directory: directory }
     }
 
     /// Echoes the datagrams to a port of the application, in a thread that ends with the network.
@@ -104,7 +104,7 @@ fn kernel_binds(port: u16) -> bool {
 
 /// An application and the kernel's sockets, on different ports of one address.
 fn check_sharing(mode: &str) {
-    let mut shared = Shared::start(mode, &[]);
+    let mut shared = SharedUplink::start(mode, &[]);
     let (network, far) = (&shared.network, &shared.far);
     let kernel = KernelTraffic::start(far);
     kernel.still_answers();
@@ -187,7 +187,7 @@ fn a_closed_sockets_datagrams_are_sent() {
         if !may_attach("sharing::a_closed_sockets_datagrams_are_sent") {
             return;
         }
-        let shared = Shared::start("generic", &[]);
+        let shared = SharedUplink::start("generic", &[]);
         let sink = shared.far.run(|| std::net::UdpSocket::bind("192.0.2.200:7900").unwrap());
         let sink = sink.unwrap();
         sink.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
@@ -227,7 +227,7 @@ fn a_killed_server_leaves_no_port_behind() {
         if !may_attach("sharing::a_killed_server_leaves_no_port_behind") {
             return;
         }
-        let mut shared = Shared::start("generic", &["--hold", "0"]);
+        let mut shared = SharedUplink::start("generic", &["--hold", "0"]);
         let _listener = TcpListener::bind(&shared.network, "192.0.2.1:80").unwrap();
         assert!(!kernel_binds(80));
         // A keeper that ends is an error for the operator.
@@ -250,7 +250,7 @@ fn killing_server_and_keeper_leaves_nothing() {
         for (mode, keeper_first) in
             [("native", false), ("generic", true), ("generic", false), ("packet", false)]
         {
-            let mut shared = Shared::start(mode, &["--hold", "60"]);
+            let mut shared = SharedUplink::start(mode, &["--hold", "60"]);
             let _listener = TcpListener::bind(&shared.network, "192.0.2.1:80").unwrap();
             if keeper_first {
                 rustix::process::kill_process(keeper_of(&shared.server), Signal::KILL).unwrap();
@@ -278,7 +278,7 @@ fn users_have_the_ports_that_the_policy_grants() {
         let web = "[[grant]]\nusers = [61002]\nports = [\"tcp:80\", \"tcp:40000-40010\"]\n";
         let other_grant = "[[grant]]\nusers = [61003]\nhost-ports-per-user = 2\n";
         std::fs::write(&policy, format!("{web}{other_grant}")).unwrap();
-        let shared = Shared::start("native", &["--policy", &policy]);
+        let shared = SharedUplink::start("native", &["--policy", &policy]);
         let network = |user: usize| {
             let options = SessionLink::options("test");
             let session = attach_by(&users.applications[user], &shared.server.socket, &options);
@@ -354,7 +354,7 @@ fn the_hosts_own_programs_reach_applications() {
             if !may_attach("sharing::the_hosts_own_programs_reach_applications") {
                 return;
             }
-            let mut shared = Shared::start(mode, &[]);
+            let mut shared = SharedUplink::start(mode, &[]);
             let network = &shared.network;
             for address in ["192.0.2.1", "2001:db8::1"] {
                 println!("{mode} {address}");
@@ -389,7 +389,7 @@ fn the_kernels_routes_and_neighbours_hold() {
         if !may_attach("sharing::the_kernels_routes_and_neighbours_hold") {
             return;
         }
-        let shared = Shared::start("generic", &[]);
+        let shared = SharedUplink::start("generic", &[]);
         let (network, far) = (&shared.network, &shared.far);
         let elsewhere: SocketAddr = "203.0.113.9:7".parse().unwrap();
         let other = "203.0.113.9/32".parse().unwrap();
@@ -456,7 +456,7 @@ fn an_address_that_goes_ends_its_sessions() {
         if !may_attach("sharing::an_address_that_goes_ends_its_sessions") {
             return;
         }
-        let shared = Shared::start("generic", &[]);
+        let shared = SharedUplink::start("generic", &[]);
         let options = Options { addresses: Addresses::Shared, ..Options::default() };
         let mut session = Session::attach(&shared.server.socket, &options).unwrap();
         let own = session.info().ipv4.unwrap().0;
@@ -511,7 +511,7 @@ fn another_interface_has_no_owned_flows() {
         if !may_attach("sharing::another_interface_has_no_owned_flows") {
             return;
         }
-        let shared = Shared::start("generic", &[]);
+        let shared = SharedUplink::start("generic", &[]);
         let here = Namespace::current().unwrap();
         let side = Namespace::create().unwrap();
         connect(
@@ -548,7 +548,7 @@ fn what_cannot_be_shared_is_refused() {
         if !may_attach("sharing::what_cannot_be_shared_is_refused") {
             return;
         }
-        let shared = Shared::start("generic", &[]);
+        let shared = SharedUplink::start("generic", &[]);
         let socket = &shared.server.socket;
         let attach = |options: &Options| Session::attach(socket, options);
         let own = Options { addresses: Addresses::Own, ..Options::default() };
@@ -601,7 +601,7 @@ fn a_killed_servers_flows_stay_closed_to_the_kernel() {
             return;
         }
         for mode in ["native", "generic", "packet"] {
-            let mut shared = Shared::start(mode, &["--hold", "30"]);
+            let mut shared = SharedUplink::start(mode, &["--hold", "30"]);
             let listener = TcpListener::bind(&shared.network, ("192.0.2.1", ECHO)).unwrap();
             let connect = || std::net::TcpStream::connect(("192.0.2.1", ECHO)).unwrap();
             let mut stream = shared.far.run(connect).unwrap();
@@ -702,7 +702,7 @@ impl<I: Write, O: BufRead> Typing<I, O> {
 }
 
 /// Sends an application much data by TCP, and types lines until it has all of them.
-fn while_busy(shared: &Shared, typing: &mut Typing<impl Write, impl BufRead>) {
+fn while_busy(shared: &SharedUplink, typing: &mut Typing<impl Write, impl BufRead>) {
     let listener = TcpListener::bind(&shared.network, ("192.0.2.1", ECHO)).unwrap();
     let connect = || std::net::TcpStream::connect(("192.0.2.1", ECHO)).unwrap();
     let mut sender = shared.far.run(connect).unwrap();
@@ -738,7 +738,7 @@ fn a_busy_application_leaves_the_kernels_traffic_alone() {
         if !may_attach("sharing::a_busy_application_leaves_the_kernels_traffic_alone") {
             return;
         }
-        let mut shared = Shared::start("generic", &[]);
+        let mut shared = SharedUplink::start("generic", &[]);
         let far = &shared.far;
         let listener = std::net::TcpListener::bind("192.0.2.1:2222").unwrap();
         let stream = far.run(|| std::net::TcpStream::connect("192.0.2.1:2222").unwrap()).unwrap();
@@ -784,7 +784,7 @@ fn an_ssh_session_goes_on_beside_a_busy_application() {
         if !has_programs(TEST, &programs) || !may_attach(TEST) {
             return;
         }
-        let mut shared = Shared::start("generic", &[]);
+        let mut shared = SharedUplink::start("generic", &[]);
         let keys = Directory::new();
         let (mut sshd, mut session) = ssh(&keys);
         session.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -808,7 +808,7 @@ fn a_keeper_that_ends_is_reported() {
         if !may_attach("sharing::a_keeper_that_ends_is_reported") {
             return;
         }
-        let mut shared = Shared::start("generic", &[]);
+        let mut shared = SharedUplink::start("generic", &[]);
         shared.echo(ECHO);
         shared.server.child.kill().unwrap();
         until("the server says so", || shared.server.log().contains("the keeper has ended"));
