@@ -7,6 +7,31 @@ use towpath_stack::{Outgoing, Received};
 
 /// A datagram that [`UdpSocket::recv_datagram`](crate::UdpSocket::recv_datagram) or
 /// [`UdpSocket::recv_many`](crate::UdpSocket::recv_many) received.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::io::IoSliceMut;
+/// use towpath_net::{DatagramToSend, Network, UdpSocket};
+///
+/// let network = Network::attach("/run/towpath/eth0.sock")?;
+/// let socket = UdpSocket::bind(&network, "0.0.0.0:7")?;
+/// let mut memory = vec![[0; 2048]; 16];
+/// let mut received = Vec::new();
+/// loop {
+///     let mut buffers: Vec<_> = memory.iter_mut().map(|one| IoSliceMut::new(one)).collect();
+///     socket.recv_many(&mut buffers, &mut received)?;
+///     let answers: Vec<_> = received
+///         .iter()
+///         .zip(&buffers)
+///         .map(|(one, buffer)| DatagramToSend::new(&buffer[..one.len], one.from))
+///         .collect();
+///     let mut sent = 0;
+///     while sent < answers.len() {
+///         sent += socket.send_many(&answers[sent..])?;
+///     }
+/// }
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReceivedDatagram {
@@ -33,6 +58,20 @@ impl ReceivedDatagram {
 }
 
 /// A datagram for [`UdpSocket::send_many`](crate::UdpSocket::send_many). Fields that are `None` are those of the socket.
+///
+/// An answer from the address to which the question was sent, with another time to live:
+///
+/// ```
+/// use std::num::NonZeroU8;
+/// use towpath_net::{DatagramToSend, ReceivedDatagram};
+///
+/// fn answer<'a>(question: &ReceivedDatagram, data: &'a [u8]) -> DatagramToSend<'a> {
+///     let mut answer = DatagramToSend::new(data, question.from);
+///     answer.from = Some(question.to);
+///     answer.ttl = NonZeroU8::new(255);
+///     answer
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DatagramToSend<'a> {

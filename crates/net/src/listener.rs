@@ -19,6 +19,21 @@ use crate::{Network, PortProtocol, TcpStream, error};
 const DEFAULT_TTL: u8 = 64;
 
 /// A listener of a [`Network`], used like `std::net::TcpListener`.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::io::Write;
+/// use towpath_net::{Network, TcpListener};
+///
+/// let network = Network::attach("/run/towpath/eth0.sock")?;
+/// let listener = TcpListener::bind(&network, "0.0.0.0:13")?;
+/// loop {
+///     let (mut stream, peer) = listener.accept()?;
+///     // The peer may be gone already.
+///     let _ = writeln!(stream, "you are {peer}");
+/// }
+/// # }
+/// ```
 pub struct TcpListener {
     inner: Arc<Inner>,
 }

@@ -132,6 +132,28 @@ impl Network {
     ///
     /// # Errors
     /// If the link is dead; as [`Network::work_fd`].
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use rustix::event::{PollFd, PollFlags, poll};
+    /// use towpath_net::{Driving, Network, UdpSocket};
+    ///
+    /// let builder = Network::builder().driving(Driving::Application);
+    /// let network = builder.attach("/run/towpath/eth0.sock")?;
+    /// let socket = UdpSocket::bind(&network, "0.0.0.0:7")?;
+    /// socket.set_nonblocking(true)?;
+    /// let mut datagram = [0; 2048];
+    /// network.turn()?;
+    /// loop {
+    ///     // Here the program also waits for its other descriptors.
+    ///     poll(&mut [PollFd::new(&network.work_fd()?, PollFlags::IN)], None)?;
+    ///     network.turn()?;
+    ///     while let Ok((bytes, from)) = socket.recv_from(&mut datagram) {
+    ///         socket.send_to(&datagram[..bytes], from)?;
+    ///     }
+    /// }
+    /// # }
+    /// ```
     pub fn turn(&self) -> io::Result<()> {
         self.checked()?.turn()
     }
@@ -164,6 +186,18 @@ impl Network {
 
     /// Returns the sockets of this host, also connections that the application has dropped or has not accepted yet: their
     /// addresses, states and queues. A child made by `fork` has none.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use towpath_net::Network;
+    ///
+    /// let network = Network::attach("/run/towpath/eth0.sock")?;
+    /// for socket in network.sockets() {
+    ///     println!("{} {:?} {:?}", socket.local, socket.peer, socket.state);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn sockets(&self) -> Vec<SocketInfo> {
         self.checked().map_or_else(|_| Vec::new(), |shared| shared.core().stack.sockets().collect())

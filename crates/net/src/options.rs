@@ -14,6 +14,27 @@ use crate::wait::Patience;
 
 /// What a program chooses before a socket is bound: for [`TcpListener::bind_with`](crate::TcpListener::bind_with) and
 /// [`UdpSocket::bind_with`](crate::UdpSocket::bind_with).
+///
+/// A listener for each thread, all of them on one port:
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use towpath_net::{BindOptions, Network, TcpListener};
+///
+/// let network = Network::attach("/run/towpath/eth0.sock")?;
+/// let mut options = BindOptions::default();
+/// options.reuse_port = true;
+/// for _ in 0..4 {
+///     let listener = TcpListener::bind_with(&network, "0.0.0.0:80", options)?;
+///     std::thread::spawn(move || {
+///         for stream in listener.incoming() {
+///             println!("{stream:?}");
+///         }
+///     });
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BindOptions {

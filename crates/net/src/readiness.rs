@@ -152,6 +152,13 @@ impl fmt::Debug for Ready {
 
 /// The directions of a socket that a program wants events for: at least one. Every interest also reports errors and the
 /// end of both directions. `READABLE` also reports the end of the peer's data, and `WRITABLE` the end of this side's.
+///
+/// ```
+/// use towpath_net::Interest;
+///
+/// let both = Interest::READABLE | Interest::WRITABLE;
+/// assert!(both.contains(Interest::WRITABLE) && !both.contains(Interest::PRIORITY));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Interest(u8);
 

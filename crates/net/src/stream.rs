@@ -29,6 +29,24 @@ const CHUNK: usize = 128 * 1024;
 /// Dropping the last handle closes the connection in the background. The stack still sends written
 /// data while the network lives ([`Network::drain`]); [`TcpStream::set_linger`] makes the drop wait
 /// for that, or reset the connection. A drop with received data that was not read resets it, too.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::io::{Read, Write};
+/// use std::net::Shutdown;
+/// use std::time::Duration;
+/// use towpath_net::{Network, TcpStream};
+///
+/// let network = Network::attach("/run/towpath/eth0.sock")?;
+/// let mut stream = TcpStream::connect(&network, "10.77.0.1:80")?;
+/// stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+/// stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+/// stream.shutdown(Shutdown::Write)?;
+/// let mut page = Vec::new();
+/// stream.read_to_end(&mut page)?;
+/// # Ok(())
+/// # }
+/// ```
 pub struct TcpStream {
     inner: Arc<Inner>,
 }
@@ -107,6 +125,24 @@ impl TcpStream {
     ///
     /// # Errors
     /// If no route leads to the address.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use towpath_net::{Events, Interest, Network, Poller, TcpStream, Trigger};
+    ///
+    /// let network = Network::attach("/run/towpath/eth0.sock")?;
+    /// let stream = TcpStream::connect_nonblocking(&network, "10.77.0.1:80".parse()?)?;
+    /// let poller = Poller::new()?;
+    /// poller.register(&stream, 0, Interest::WRITABLE, Trigger::Edge)?;
+    /// poller.wait(&mut Events::default(), None)?;
+    /// // The connection's error, if it failed.
+    /// if let Some(error) = stream.take_error()? {
+    ///     return Err(error.into());
+    /// }
+    /// println!("connected to {}", stream.peer_addr()?);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn connect_nonblocking(network: &Network, to: SocketAddr) -> io::Result<TcpStream> {
         let stream = TcpStream::new(network, Self::begin(network, None, to, None)?);
         stream.set_nonblocking(true)?;

@@ -25,6 +25,20 @@ struct Inner {
 }
 
 /// A UDP socket of a [`Network`], used like `std::net::UdpSocket`.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use towpath_net::{Network, UdpSocket};
+///
+/// let network = Network::attach("/run/towpath/eth0.sock")?;
+/// let socket = UdpSocket::bind(&network, "0.0.0.0:7")?;
+/// let mut datagram = [0; 2048];
+/// loop {
+///     let (bytes, from) = socket.recv_from(&mut datagram)?;
+///     socket.send_to(&datagram[..bytes], from)?;
+/// }
+/// # }
+/// ```
 pub struct UdpSocket {
     inner: Arc<Closing>,
 }
