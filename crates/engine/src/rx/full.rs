@@ -1,6 +1,6 @@
 //! The full path: packets of any kind, for any number of receivers.
 
-use towpath_device::Received;
+use towpath_device::{Meta, Received};
 use towpath_packet::headers::{Headers, PREFIX_BYTES};
 use towpath_packet::plain::Plain;
 use towpath_protocol::counters::Device as Count;
@@ -38,14 +38,7 @@ pub(super) fn deliver_one<const CAPTURES: bool>(
 ) -> Work {
     let piece = [Piece { offset: received.offset, len: received.len }];
     let source = Source { prefix: &[], memory: port.memory(), pieces: &piece };
-    let read = |to: &mut [u8]| port.memory().copy_out(received.offset as usize, to);
-    let mut prefix = [0; PREFIX_BYTES];
-    let Some((read, headers)) = read_headers(received.len as usize, read, &mut prefix) else {
-        counters.add(Count::RxMalformed, 1);
-        return Work::default();
-    };
-    let packet = Packet { source, beginning: &prefix[..read], meta: received.meta };
-    deliver_packet::<CAPTURES>(&packet, headers.as_ref(), flows, delivery, inbox, counters, found)
+    deliver_source::<CAPTURES>(source, received.meta, flows, delivery, inbox, counters, found)
 }
 
 /// Handles a packet that spans several buffers, or whose VLAN tag the device removed, on the full
@@ -68,34 +61,32 @@ pub(super) fn deliver_located<const CAPTURES: bool>(
             return Work::default();
         }
     };
-    let read = |to: &mut [u8]| source.copy_beginning(to);
-    let mut prefix = [0; PREFIX_BYTES];
-    let Some((read, headers)) = read_headers(source.len(), read, &mut prefix) else {
-        counters.add(Count::RxMalformed, 1);
-        return Work::default();
-    };
-    let packet = Packet { source, beginning: &prefix[..read], meta };
-    deliver_packet::<CAPTURES>(&packet, headers.as_ref(), flows, delivery, inbox, counters, found)
+    deliver_source::<CAPTURES>(source, meta, flows, delivery, inbox, counters, found)
 }
 
 /// Delivers a packet to all of its receivers, and to captures. Returns the copies that it made.
 #[inline(always)]
-fn deliver_packet<const CAPTURES: bool>(
-    packet: &Packet<'_>,
-    headers: Option<&Headers>,
+fn deliver_source<const CAPTURES: bool>(
+    source: Source<'_>,
+    meta: Meta,
     flows: &mut FlowTable,
     delivery: &mut Delivery<'_>,
     inbox: &mut Inbox,
     counters: &mut DeviceCounters,
     found: &mut Vec<Destination>,
 ) -> Work {
-    let mut work = Work::default();
+    let (mut work, mut prefix) = (Work::default(), [0; PREFIX_BYTES]);
+    let Some((read, headers)) = read_headers(&source, &mut prefix) else {
+        counters.add(Count::RxMalformed, 1);
+        return work;
+    };
+    let packet = &Packet { source, beginning: &prefix[..read], meta };
     if CAPTURES {
         for destination in flows.captures() {
             work += delivery.deliver(*destination, packet, 0);
         }
     }
-    let Some(headers) = headers else {
+    let Some(headers) = &headers else {
         counters.add(Count::RxMalformed, 1);
         return work;
     };

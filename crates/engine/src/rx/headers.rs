@@ -7,6 +7,7 @@ use towpath_packet::plain::{self, Plain};
 use towpath_packet::roce::UDP_PORT;
 
 use crate::demux::{Destination, Direction, FlowTable};
+use crate::source::Source;
 
 /// The engine reads headers from a copy of this many bytes first, and of 256 where they are longer.
 pub(super) const FIRST_READ_BYTES: usize = 128;
@@ -32,17 +33,16 @@ pub(super) fn flow_of(
     })
 }
 
-/// Copies the beginning of a packet of `len` bytes and reads its headers there. `copy` copies as
-/// many first bytes as it is given room for. Returns the number of bytes copied, and the headers
+/// Copies the beginning of a packet and reads its headers there. Returns the number of bytes copied, and the headers
 /// unless they are malformed; `None` if the packet is not in the pool.
 #[inline(always)]
 pub(super) fn read_headers(
-    len: usize,
-    copy: impl Fn(&mut [u8]) -> bool,
+    source: &Source<'_>,
     prefix: &mut [u8; PREFIX_BYTES],
 ) -> Option<(usize, Option<Headers>)> {
+    let len = source.len();
     let mut read = len.min(FIRST_READ_BYTES);
-    if !copy(&mut prefix[..read]) {
+    if !source.copy_beginning(&mut prefix[..read]) {
         return None;
     }
     let mut headers = Headers::parse(&prefix[..read], len);
@@ -50,7 +50,7 @@ pub(super) fn read_headers(
         && first.malformed == Some(Malformed::BeyondPrefix)
     {
         read = len.min(PREFIX_BYTES);
-        if copy(&mut prefix[..read]) {
+        if source.copy_beginning(&mut prefix[..read]) {
             headers = Headers::parse(&prefix[..read], len);
         }
     }

@@ -288,9 +288,8 @@ impl Queue<'_, '_> {
                 return (false, work);
             }
         };
-        let read = |to: &mut [u8]| source.copy_beginning(to);
         let mut prefix = [0; PREFIX_BYTES];
-        let Some((read, headers)) = read_headers(source.len(), read, &mut prefix) else {
+        let Some((read, headers)) = read_headers(&source, &mut prefix) else {
             self.counters.add(Count::RxMalformed, 1);
             return (false, work);
         };
