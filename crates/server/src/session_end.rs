@@ -19,7 +19,7 @@ use crate::engines::Reply;
 use crate::prepare::remove_stored;
 use crate::worker::link::Packet;
 use crate::worker::owner::Owner;
-use crate::worker::pin::describe;
+use crate::worker::pin;
 use crate::worker::wire::command;
 
 impl Control {
@@ -112,7 +112,7 @@ impl Control {
         } else {
             let text = format!(
                 "mapped: the server could not seal, allocate or map the session's memory: {}",
-                describe(error)
+                pin::describe(error)
             );
             (Refusal::Limit, text)
         };

@@ -18,7 +18,7 @@ use crate::engines::Reply;
 use crate::mapping_jobs::Job;
 use crate::refusal::Refused;
 use crate::worker::link::Packet;
-use crate::worker::pin::describe;
+use crate::worker::pin;
 use crate::worker::wire::command;
 
 impl Control {
@@ -110,7 +110,7 @@ impl Control {
                 self.shared.counted.give_back(account);
                 self.store.remove(&name);
                 self.connections.take_bytes(token, creating.entry.len as usize);
-                let text = format!("create memory: {}", describe(&error));
+                let text = format!("create memory: {}", pin::describe(&error));
                 self.refuse(token, &(Refusal::Limit, text));
             }
         }
@@ -155,8 +155,7 @@ impl Control {
                 self.answer_with(token, &created, vec![file], 0);
             }
             Err(error) => {
-                let text = format!("create memory: {error}");
-                self.refuse(token, &(Refusal::Limit, text));
+                self.refuse(token, &(Refusal::Limit, format!("create memory: {error}")));
             }
         }
     }
