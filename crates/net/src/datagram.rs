@@ -27,7 +27,8 @@ use towpath_stack::{Outgoing, Received};
 ///         .collect();
 ///     let mut sent = 0;
 ///     while sent < answers.len() {
-///         sent += socket.send_many(&answers[sent..])?;
+///         // Leaves out an answer that has no way, for instance to port 0.
+///         sent += socket.send_many(&answers[sent..]).unwrap_or(1);
 ///     }
 /// }
 /// # }
@@ -59,15 +60,21 @@ impl ReceivedDatagram {
 
 /// A datagram for [`UdpSocket::send_many`](crate::UdpSocket::send_many). Fields that are `None` are those of the socket.
 ///
-/// An answer from the address to which the question was sent, with another time to live:
+/// An answer from the address of the network to which the question was sent, with another time to live:
 ///
 /// ```
+/// use std::net::IpAddr;
 /// use std::num::NonZeroU8;
 /// use towpath_net::{DatagramToSend, ReceivedDatagram};
 ///
-/// fn answer<'a>(question: &ReceivedDatagram, data: &'a [u8]) -> DatagramToSend<'a> {
+/// /// `own`: the network's addresses.
+/// fn answer<'a>(
+///     own: &[IpAddr],
+///     question: &ReceivedDatagram,
+///     data: &'a [u8],
+/// ) -> DatagramToSend<'a> {
 ///     let mut answer = DatagramToSend::new(data, question.from);
-///     answer.from = Some(question.to);
+///     answer.from = Some(question.to).filter(|to| own.contains(to));
 ///     answer.ttl = NonZeroU8::new(255);
 ///     answer
 /// }

@@ -130,11 +130,9 @@ impl Network {
     /// Receives, sends and handles due timers, without waiting; for a program's own event loop. Afterwards the
     /// descriptor of [`Network::work_fd`] is readable once there is further work.
     ///
-    /// # Errors
-    /// If the link is dead; as [`Network::work_fd`].
-    ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::io::ErrorKind;
     /// use rustix::event::{PollFd, PollFlags, poll};
     /// use towpath_net::{Driving, Network, UdpSocket};
     ///
@@ -148,12 +146,20 @@ impl Network {
     ///     // Here the program also waits for its other descriptors.
     ///     poll(&mut [PollFd::new(&network.work_fd()?, PollFlags::IN)], None)?;
     ///     network.turn()?;
-    ///     while let Ok((bytes, from)) = socket.recv_from(&mut datagram) {
-    ///         socket.send_to(&datagram[..bytes], from)?;
+    ///     loop {
+    ///         match socket.recv_from(&mut datagram) {
+    ///             // Without room for the answer, the peer asks again.
+    ///             Ok((bytes, from)) => drop(socket.send_to(&datagram[..bytes], from)),
+    ///             Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+    ///             Err(error) => return Err(error.into()),
+    ///         }
     ///     }
     /// }
     /// # }
     /// ```
+    ///
+    /// # Errors
+    /// If the link is dead; as [`Network::work_fd`].
     pub fn turn(&self) -> io::Result<()> {
         self.checked()?.turn()
     }
@@ -189,9 +195,10 @@ impl Network {
     ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use towpath_net::Network;
+    /// use towpath_net::{Network, TcpListener};
     ///
     /// let network = Network::attach("/run/towpath/eth0.sock")?;
+    /// let _listener = TcpListener::bind(&network, "0.0.0.0:80")?;
     /// for socket in network.sockets() {
     ///     println!("{} {:?} {:?}", socket.local, socket.peer, socket.state);
     /// }

@@ -24,14 +24,17 @@ use crate::wait::Patience;
 /// let network = Network::attach("/run/towpath/eth0.sock")?;
 /// let mut options = BindOptions::default();
 /// options.reuse_port = true;
-/// for _ in 0..4 {
-///     let listener = TcpListener::bind_with(&network, "0.0.0.0:80", options)?;
-///     std::thread::spawn(move || {
-///         for stream in listener.incoming() {
-///             println!("{stream:?}");
-///         }
-///     });
-/// }
+/// std::thread::scope(|threads| {
+///     for _ in 0..4 {
+///         let listener = TcpListener::bind_with(&network, "0.0.0.0:80", options)?;
+///         threads.spawn(move || {
+///             while let Ok((_stream, peer)) = listener.accept() {
+///                 println!("{peer}");
+///             }
+///         });
+///     }
+///     std::io::Result::Ok(())
+/// })?;
 /// # Ok(())
 /// # }
 /// ```

@@ -33,7 +33,6 @@ const CHUNK: usize = 128 * 1024;
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use std::io::{Read, Write};
-/// use std::net::Shutdown;
 /// use std::time::Duration;
 /// use towpath_net::{Network, TcpStream};
 ///
@@ -41,9 +40,8 @@ const CHUNK: usize = 128 * 1024;
 /// let mut stream = TcpStream::connect(&network, "10.77.0.1:80")?;
 /// stream.set_read_timeout(Some(Duration::from_secs(5)))?;
 /// stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
-/// stream.shutdown(Shutdown::Write)?;
-/// let mut page = Vec::new();
-/// stream.read_to_end(&mut page)?;
+/// let mut response = Vec::new();
+/// stream.read_to_end(&mut response)?;
 /// # Ok(())
 /// # }
 /// ```
@@ -123,9 +121,6 @@ impl TcpStream {
     /// Starts to connect without waiting: the stream is writable once connected. The stream is
     /// non-blocking; [`TcpStream::set_nonblocking`] changes that.
     ///
-    /// # Errors
-    /// If no route leads to the address.
-    ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// use towpath_net::{Events, Interest, Network, Poller, TcpStream, Trigger};
@@ -143,6 +138,9 @@ impl TcpStream {
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// # Errors
+    /// If no route leads to the address.
     pub fn connect_nonblocking(network: &Network, to: SocketAddr) -> io::Result<TcpStream> {
         let stream = TcpStream::new(network, Self::begin(network, None, to, None)?);
         stream.set_nonblocking(true)?;
