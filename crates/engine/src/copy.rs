@@ -133,11 +133,11 @@ fn deliver_chain(
         return Delivered::Unusable;
     }
     let headroom = pool.buffer_offset(chain.parts[0].buffer);
-    let Some(meta) = copy_meta(memory, headroom, meta) else { return Delivered::Unusable };
+    let Some(meta_flag) = copy_meta(memory, headroom, meta) else { return Delivered::Unusable };
     for (index, part) in chain.parts().iter().enumerate() {
         let more = if index + 1 < chain.count { MORE } else { 0 };
-        let meta = if index == 0 { meta } else { 0 };
-        queue.push(Descriptor { endpoint, flags: flags | more | meta, ..*part });
+        let meta_flag = if index == 0 { meta_flag } else { 0 };
+        queue.push(Descriptor { endpoint, flags: flags | more | meta_flag, ..*part });
     }
     Delivered::Yes
 }

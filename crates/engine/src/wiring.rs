@@ -135,8 +135,8 @@ pub(crate) fn session(
     number: u32,
     shape: SessionShape,
 ) -> Outcome<(Box<Session>, ApplicationSide)> {
-    let (session, shared) = bare_session(number, shape)?;
-    let SessionFiles { server, application, transmit_pool, receive_pool, doorbell } = shared;
+    let (session, files) = bare_session(number, shape)?;
+    let SessionFiles { server, application, transmit_pool, receive_pool, doorbell } = files;
     let pages = shape.server_peer(&peer_words(&Arc::new(server.map_readable()?)));
     let own = shape.application_own(own_words(application.map_writable()?));
     let words = own.queue_pairs.into_iter().next().ok_or("the session has no queue pair")?;

@@ -83,7 +83,7 @@ impl WritePath {
 }
 
 /// What both halves use.
-struct SharedPaths {
+struct SharedDriver {
     write: WritePath,
     read: ReadPath,
     /// Packets that the bottom half appended to the receive queue.
@@ -97,7 +97,7 @@ struct SharedPaths {
 
 /// A driver, with its bottom half at rest or running.
 pub(super) struct Driven {
-    shared: Arc<SharedPaths>,
+    shared: Arc<SharedDriver>,
     bottom_half: Option<JoinHandle<anyhow::Result<()>>>,
     interface: String,
     pass: Pass,
@@ -109,7 +109,7 @@ impl Driven {
         let device = TapDevice::open(&Options { name: interface.to_owned(), offloads: false })?;
         Netlink::open()?.set_up(interface)?;
         let ready = device.as_fd().try_clone_to_owned().context("the descriptor of a TAP")?;
-        let shared = Arc::new(SharedPaths {
+        let shared = Arc::new(SharedDriver {
             write: WritePath::new(switches.write, Box::new(device))?,
             read: ReadPath::new(switches.read)?,
             arrived: AtomicU64::new(0),
@@ -180,7 +180,7 @@ impl Drop for Driven {
 
 /// Runs the bottom half: a packet that has come passes to the client's receive queue.
 fn bottom_half(
-    shared: &SharedPaths,
+    shared: &SharedDriver,
     ready: &OwnedFd,
     mut passing: Passing,
     cpu: usize,
@@ -224,7 +224,7 @@ fn bottom_half(
 
 /// The client's side of a driver: its top half.
 pub(super) struct Client {
-    shared: Arc<SharedPaths>,
+    shared: Arc<SharedDriver>,
     passing: Passing,
     memory: Vec<u8>,
     /// Packets that the client took from its receive queue.

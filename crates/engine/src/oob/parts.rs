@@ -17,7 +17,7 @@ use crate::sessions::SessionTable;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
-/// The parts of the engine that a message changes, borrowed for it.
+/// The parts of the engine that an out-of-band message, a request, or a packet of another host changes, borrowed for it.
 pub(crate) struct OobParts<'a> {
     pub(crate) sessions: &'a mut SessionTable,
     pub(crate) notifier: &'a mut Notifier,

@@ -9,7 +9,7 @@ use towpath_protocol::requests::LocalRange;
 use towpath_rdma::{Access, Delivery, Host, NotCopied, NotReady, PROBE, Psn, Range, Refused};
 
 use super::copies::{RemoteCopies, checked};
-use super::ledger::{Acknowledged, HostLedger};
+use super::ledger::{Acknowledged, RemoteLedger};
 use super::pending::{Pending, Work};
 use super::table::RemoteTable;
 use crate::apertures::memory::Place;
@@ -171,7 +171,7 @@ impl Host for ConnectionHost<'_, '_> {
         let to = Acknowledged { slot: *self.done, next };
         self.parts.remote.record(self.place, |ledger, place| ledger.acknowledge(place, &to));
         if id == PROBE {
-            self.parts.remote.record(self.place, HostLedger::clear_probe);
+            self.parts.remote.record(self.place, RemoteLedger::clear_probe);
             return;
         }
         while self.pending.front().is_some_and(|one| one.id <= id)

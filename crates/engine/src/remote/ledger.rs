@@ -89,19 +89,19 @@ pub(super) struct Acknowledged {
     pub(super) next: Psn,
 }
 
-/// The ledger.
+/// The ledger of connections with other hosts.
 #[derive(Debug)]
-pub(crate) struct HostLedger {
+pub(crate) struct RemoteLedger {
     words: OwnWords,
     free: Vec<u32>,
 }
 
-impl HostLedger {
+impl RemoteLedger {
     /// Takes over the memory, new or of an earlier server. Also returns what that recorded.
-    pub(super) fn open(region: Region) -> (HostLedger, Vec<(u32, Recorded)>) {
+    pub(super) fn open(region: Region) -> (RemoteLedger, Vec<(u32, Recorded)>) {
         let words = own_words(region);
         let is_known = words.get(0) == LAYOUT;
-        let mut ledger = HostLedger { words, free: Vec::new() };
+        let mut ledger = RemoteLedger { words, free: Vec::new() };
         let mut all = Vec::new();
         for place in (0..MOST_CONNECTIONS as u32).rev() {
             match ledger.read(place).filter(|_| is_known) {
@@ -119,15 +119,15 @@ impl HostLedger {
     }
 
     fn get(&self, place: u32, word: usize) -> u64 {
-        self.words.get(HostLedger::at(place, word))
+        self.words.get(RemoteLedger::at(place, word))
     }
 
     fn store(&mut self, place: u32, word: usize, value: u64) {
-        self.words.store(HostLedger::at(place, word), value);
+        self.words.store(RemoteLedger::at(place, word), value);
     }
 
     fn publish(&mut self, place: u32, word: usize, value: u64) {
-        self.words.publish(HostLedger::at(place, word), value);
+        self.words.publish(RemoteLedger::at(place, word), value);
     }
 
     /// Records a new connection. Returns its place; `None` if there is none.
@@ -166,7 +166,7 @@ impl HostLedger {
     /// Forgets a connection.
     pub(super) fn remove(&mut self, place: u32) {
         // A reader of what a later connection stores here also sees that this one is gone.
-        self.words.publish_ahead(HostLedger::at(place, QPN), 0);
+        self.words.publish_ahead(RemoteLedger::at(place, QPN), 0);
         self.free.push(place);
     }
 
@@ -221,11 +221,11 @@ impl HostLedger {
 pub fn peers(words: &PeerWords) -> HashMap<u32, (EndpointName, OobAddress)> {
     let peer = |place| {
         let read = |qpn| {
-            let word = |word| words.fetch(HostLedger::at(place, word));
+            let word = |word| words.fetch(RemoteLedger::at(place, word));
             (qpn & VALID != 0).then(|| ((qpn & !VALID) as u32, (owner_of(word), peer_of(word))))
         };
         // A QPN is random: a place does not get the same one again meanwhile.
-        words.observe_around(HostLedger::at(place, QPN), read).flatten()
+        words.observe_around(RemoteLedger::at(place, QPN), read).flatten()
     };
     (0..MOST_CONNECTIONS as u32).filter_map(peer).collect()
 }
@@ -345,13 +345,13 @@ mod tests {
 
     /// Returns the ledger, and two further views of its memory: one for reports, and one for the next
     /// server.
-    fn ledger() -> (HostLedger, PeerWords, impl Fn() -> Vec<(u32, Recorded)>) {
+    fn ledger() -> (RemoteLedger, PeerWords, impl Fn() -> Vec<(u32, Recorded)>) {
         let file = towpath_memory::SharedFile::create("ledger", LEDGER_BYTES).unwrap();
         let region = file.map_writable().unwrap();
         let view = peer_words(region.mapping());
-        let (ledger, left) = HostLedger::open(region);
+        let (ledger, left) = RemoteLedger::open(region);
         assert!(left.is_empty());
-        (ledger, view, move || HostLedger::open(file.map_writable().unwrap()).1)
+        (ledger, view, move || RemoteLedger::open(file.map_writable().unwrap()).1)
     }
 
     #[test]

@@ -5,7 +5,7 @@ use towpath_rdma::responder::Progress;
 use towpath_rdma::{Connection as Wire, Psn};
 
 use super::connection::{Remote, State};
-use super::ledger::{HostLedger, Recorded};
+use super::ledger::{Recorded, RemoteLedger};
 use super::setup::TIMING;
 use crate::demux::Destination;
 use crate::oob::OobParts;
@@ -39,7 +39,7 @@ impl OobParts<'_> {
         for (place, one) in std::mem::take(&mut self.remote.left) {
             let qpn = one.qpn;
             let Some(key) = self.sessions.key(one.owner.session) else {
-                self.remote.record(Some(place), HostLedger::remove);
+                self.remote.record(Some(place), RemoteLedger::remove);
                 continue;
             };
             let at = Destination { session: key, endpoint: one.owner.endpoint };

@@ -11,7 +11,7 @@ use towpath_protocol::oob::OobAddress;
 
 use super::connection::{Remote, State};
 use super::groups::ReportedGroups;
-use super::ledger::{HostLedger, MOST_CONNECTIONS, Recorded};
+use super::ledger::{MOST_CONNECTIONS, Recorded, RemoteLedger};
 use super::link_addresses::LinkAddresses;
 use super::lists::{Listed, Lists};
 use super::own_address::OwnAddress;
@@ -31,7 +31,7 @@ const MOST_OUTGOING: usize = 64;
 /// The connections with other hosts.
 #[derive(Debug)]
 pub(crate) struct RemoteTable {
-    ledger: Option<HostLedger>,
+    ledger: Option<RemoteLedger>,
     /// The connections that an earlier server recorded, until they are restored.
     pub(super) left: Vec<(u32, Recorded)>,
     /// The most bytes of an IP packet that the device sends.
@@ -61,7 +61,7 @@ impl RemoteTable {
     /// Creates a table with the memory of its ledger, for a device that sends IP packets of up to `mtu`
     /// bytes. Without a ledger it takes no connections.
     pub(crate) fn new(ledger: Option<Region>, mtu: usize) -> RemoteTable {
-        let (ledger, left) = ledger.map(HostLedger::open).unzip();
+        let (ledger, left) = ledger.map(RemoteLedger::open).unzip();
         RemoteTable {
             ledger,
             left: left.unwrap_or_default(),
@@ -239,7 +239,7 @@ impl RemoteTable {
             self.timers.remove(&(due, qpn));
         }
         self.lists.change(qpn, &one.listed, &Listed::default());
-        self.record(one.place, HostLedger::remove);
+        self.record(one.place, RemoteLedger::remove);
         self.by_local_id.remove(&one.local_id);
         let theirs = (one.peer.ip, one.remote_id);
         if self.by_remote_id.get(&theirs) == Some(&qpn) {
@@ -257,9 +257,9 @@ impl RemoteTable {
     }
 
     /// Records something of a connection that has a place in the ledger.
-    pub(super) fn record(&mut self, place: Option<u32>, record: impl FnOnce(&mut HostLedger, u32)) {
+    pub(super) fn record(&mut self, place: Option<u32>, f: impl FnOnce(&mut RemoteLedger, u32)) {
         if let (Some(ledger), Some(place)) = (&mut self.ledger, place) {
-            record(ledger, place);
+            f(ledger, place);
         }
     }
 

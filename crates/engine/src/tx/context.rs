@@ -1,5 +1,7 @@
 //! The parts of the engine that a packet needs on its way out, beside the transmit path itself.
 
+use towpath_queue::Violation;
+
 use crate::apertures::ApertureTable;
 use crate::delivery::Delivery;
 use crate::demux::{Destination, FlowTable};
@@ -10,7 +12,6 @@ use crate::port::DevicePort;
 use crate::remote::table::RemoteTable;
 use crate::session::Session;
 use crate::tx::batch::Batch;
-use towpath_queue::Violation;
 
 /// The other parts of the engine that a packet needs on its way out, borrowed for a poll iteration.
 pub(crate) struct TxContext<'a> {
@@ -48,11 +49,11 @@ impl<'a> TxContext<'a> {
         OobParts { sessions, notifier, apertures: self.apertures, remote: self.remote }
     }
 
-    /// Returns who sends an entry of a batch that is no packet; `None` as [`TxContext::sender`].
+    /// Returns the sender of an entry of a batch that is no packet; `None` as [`TxContext::sender`].
     ///
     /// # Errors
     /// The violation of an entry whose endpoint is not of its queue pair.
-    pub(super) fn sender_of(
+    pub(super) fn entry_sender(
         &mut self,
         batch: &Batch,
         index: usize,

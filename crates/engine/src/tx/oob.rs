@@ -21,15 +21,14 @@ pub(super) fn send(
     index: usize,
     context: &mut TxContext<'_>,
 ) -> Result<EntryOutcome, Violation> {
-    let Some(sender) = context.sender_of(batch, index)? else { return Ok(EntryOutcome::Done) };
+    let Some(sender) = context.entry_sender(batch, index)? else { return Ok(EntryOutcome::Done) };
     let Sender { from, queue_pair, slot, .. } = sender;
-    let fetched = batch.packets[index].fetched;
-    let message = fetched.then(|| OobMessage::read_from_bytes(batch.beginning(index)));
+    let message =
+        batch.packets[index].fetched.then(|| OobMessage::read_from_bytes(batch.beginning(index)));
     let Some(Ok(message)) = message else { return Err(Violation::Range) };
     let parts = &mut context.parts();
     if let Some(connection) = parts.other_host(from, &message) {
-        let sent = send_message(&sender, connection, message.payload(), parts);
-        return Ok(match sent {
+        return Ok(match send_message(&sender, connection, message.payload(), parts) {
             Message::Sent => {
                 parts.count(from, Count::Sent);
                 EntryOutcome::HandedOff

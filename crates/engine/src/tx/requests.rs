@@ -26,13 +26,15 @@ impl TxPath {
         index: usize,
         context: &mut TxContext<'_>,
     ) -> Result<EntryOutcome, Violation> {
-        let Some(sender) = context.sender_of(batch, index)? else { return Ok(EntryOutcome::Done) };
+        let Some(sender) = context.entry_sender(batch, index)? else {
+            return Ok(EntryOutcome::Done);
+        };
         let from = sender.from;
         if context.sender(from.session).is_some_and(|one| one.extras.apertures.is_empty()) {
             return Err(Violation::Flags);
         }
-        let fetched = batch.packets[index].fetched;
-        let request = fetched.then(|| Request::from_bytes(batch.beginning(index)));
+        let request =
+            batch.packets[index].fetched.then(|| Request::from_bytes(batch.beginning(index)));
         let Some(Some(request)) = request else { return Err(Violation::Range) };
         let checked = request.check().ok_or(Violation::Flags)?;
         let parts = &mut context.parts();
