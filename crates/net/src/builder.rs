@@ -3,6 +3,8 @@
 use std::io;
 use std::net::Ipv4Addr;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use towpath_client::{Addresses, Options, Session};
@@ -37,6 +39,8 @@ pub struct NetworkBuilder {
     vlan: Option<u16>,
     driving: Driving,
     stack: Vec<Change>,
+    /// The time by which the stack's clock is ahead of the machine's, in a network for tests.
+    ahead: Option<Arc<AtomicU64>>,
 }
 
 impl Network {
@@ -48,6 +52,7 @@ impl Network {
             vlan: None,
             driving: Driving::Thread,
             stack: Vec::new(),
+            ahead: None,
         }
     }
 
@@ -158,7 +163,14 @@ impl NetworkBuilder {
     /// If the configuration contradicts itself, or the system has no descriptor or thread left.
     pub fn on(self, link: Box<dyn Link>, mut config: Config) -> io::Result<Network> {
         self.stack.into_iter().for_each(|change| change(&mut config));
-        Network::start(link, config, self.driving)
+        Network::start(link, config, self.driving, self.ahead)
+    }
+
+    /// Has the stack's clock be ahead of the machine's by this number of microseconds, which may grow.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn ahead(mut self, ahead: Arc<AtomicU64>) -> NetworkBuilder {
+        self.ahead = Some(ahead);
+        self
     }
 }
 

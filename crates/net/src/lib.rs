@@ -4,7 +4,8 @@
 //! its frames. Use [`UdpSocket`], [`TcpListener`] and [`TcpStream`] like those of `std::net`:
 //! blocking, with timeouts, or non-blocking and registered with a [`Poller`], whose descriptor goes
 //! into epoll. The feature `tokio` adds sockets for tasks, `mio` sockets for a `mio::Poll`, `quinn` sockets for
-//! QUIC, and `axum` makes listeners usable by `axum::serve`.
+//! QUIC, `axum` makes listeners usable by `axum::serve`, and `testing` a network in memory for a
+//! program's own tests.
 //!
 //! ```no_run
 //! use std::io::{self, Read, Write};
@@ -95,6 +96,8 @@ mod watchers;
 
 mod builder;
 mod clock;
+#[cfg(feature = "testing")]
+pub mod cookbook;
 mod datagram;
 mod driver;
 mod error;
@@ -119,7 +122,9 @@ mod stream_tests;
 #[cfg(feature = "tokio")]
 mod tasks;
 #[cfg(test)]
-mod testing;
+mod test_wire;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 mod udp;

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant as StdInstant};
 
@@ -54,6 +55,7 @@ impl Network {
         link: Box<dyn Link>,
         mut config: Config,
         driving: Driving,
+        ahead: Option<Arc<AtomicU64>>,
     ) -> io::Result<Network> {
         let info = link.info();
         config.mac = info.mac;
@@ -65,7 +67,7 @@ impl Network {
             // The standard library's only source of secret numbers.
             config.seed = std::hash::RandomState::new().build_hasher().finish();
         }
-        let clock = Clock::new();
+        let clock = Clock::new(ahead);
         let stack = Stack::new(config, clock.now())
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
         let guard = ForkGuard::new()?;

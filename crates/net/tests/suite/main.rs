@@ -8,5 +8,7 @@ mod reused_ports;
 mod server_tap;
 mod session;
 mod std_net;
+#[cfg(feature = "testing")]
+mod switch;
 #[cfg(all(feature = "mio", feature = "tokio"))]
 mod tasks;
