@@ -123,8 +123,9 @@ pub(super) struct Connection {
     pub(super) give_up_at: Option<Instant>,
     pub(super) user_timeout: Option<Duration>,
     pub(super) keep_alive: Option<KeepAlive>,
-    /// The number of unanswered keep-alives, and `true` if one is to be sent.
+    /// The number of unanswered keep-alives, the time of the last one, and `true` if one is to be sent.
     pub(super) probes: u32,
+    pub(super) last_probe: Instant,
     pub(super) probe_due: bool,
     /// `None`: a close sends what was written in the background.
     pub(super) linger: Option<Duration>,
@@ -178,6 +179,7 @@ impl Connection {
             user_timeout: None,
             keep_alive: None,
             probes: 0,
+            last_probe: now,
             probe_due: false,
             linger: None,
             hop_limit: crate::ip::HOP_LIMIT,

@@ -51,7 +51,12 @@ impl Connection {
     pub(super) fn keep_alive_at(&self) -> Option<Instant> {
         let keep_alive = self.keep_alive?;
         let ends = self.state.is_opening() || self.state.is_over();
-        (!ends).then(|| self.last_received + keep_alive.idle + keep_alive.interval * self.probes)
+        let next = match self.probes {
+            0 => self.last_received + keep_alive.idle,
+            // From the last one that was sent: the answer to a late probe has as much time as to another.
+            _ => self.last_probe + keep_alive.interval,
+        };
+        (!ends).then_some(next)
     }
 
     /// Counts an unanswered keep-alive, if one is due, and demands the next one. Returns `true` if
@@ -64,7 +69,7 @@ impl Connection {
         if self.probes >= keep_alive.probes {
             return true;
         }
-        self.probes += 1;
+        (self.probes, self.last_probe) = (self.probes + 1, now);
         self.probe_due = true;
         false
     }

@@ -189,6 +189,22 @@ fn a_silent_peer_is_given_up() {
     assert!(counters.neighbour_failures >= 10);
 }
 
+/// As under a debugger, or in a machine that is stopped: all probes are due at once, but the peer has time for each answer.
+#[test]
+fn a_living_peer_outlives_a_host_that_stands_still() {
+    let mut world = world(5);
+    let (kept, other) = world.connected(80, false);
+    let now = world.now;
+    let second = Some(KeepAlive::every(Duration::from_secs(1)));
+    world.nodes[0].stack.tcp_set_keep_alive(now, kept, second).unwrap();
+    for _ in 0..3 {
+        world.now = world.now + Duration::from_secs(3600);
+        world.idle(Duration::from_secs(5));
+        assert_eq!(world.nodes[0].stack.tcp_state(kept), Ok(TcpState::Established));
+        assert_eq!(world.nodes[1].stack.tcp_state(other), Ok(TcpState::Established));
+    }
+}
+
 #[test]
 fn an_orphan_ends_by_itself() {
     let mut world = world(6);
