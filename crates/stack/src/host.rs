@@ -170,9 +170,13 @@ impl Host {
                 let on_link =
                     self.ipv6.iter().find(|&&(ours, prefix)| same_net_v6(ours, v6, prefix));
                 let global = || self.ipv6.iter().find(|(ours, _)| !ours.is_unicast_link_local());
+                // A source's scope is at least the destination's, if possible (RFC 6724, 5, rule 2): the one of a group
+                // is in its address (RFC 4291, 2.7).
+                let stays_on_link =
+                    v6.is_unicast_link_local() || v6.is_multicast() && v6.octets()[1] & 0xf <= 2;
                 let (src, _) = match on_link {
                     Some(found) => found,
-                    None if local => self.ipv6.first()?,
+                    None if stays_on_link => self.ipv6.first()?,
                     None => global().or(self.ipv6.first())?,
                 };
                 let to = if stays_in_host(dst) {

@@ -309,6 +309,25 @@ fn mistakes_are_errors() {
     assert_eq!(stack.udp_join(socket, group_v6()), Err(SocketError::AddressNotAvailable));
 }
 
+/// Routers forward no packet from a link-local address (RFC 4291, 2.5.6; RFC 6724, 5, rule 2).
+#[test]
+fn the_source_of_a_datagram_has_the_scope_of_its_group() {
+    let mut sender = config(0);
+    sender.ipv6 = vec![("fd00::1".parse().unwrap(), 64)];
+    let mut world = World::new(71, [sender, config(1)]);
+    for (group, is_local) in [("ff02::5", true), ("ff05::5", false), ("ff0e::5", false)] {
+        let group: IpAddr = group.parse().unwrap();
+        let socket = world.nodes[1].stack.udp_bind(unspecified(group, 5000)).unwrap();
+        world.nodes[1].stack.udp_join(socket, group).unwrap();
+        let from = world.nodes[0].stack.udp_bind(unspecified(group, 0)).unwrap();
+        send(&mut world, 0, from, SocketAddr::new(group, 5000));
+        let received = world.nodes[1].stack.udp_recv(socket, &mut [0; 64], false).unwrap();
+        let IpAddr::V6(source) = received.from.ip() else { unreachable!() };
+        assert_eq!(source.is_unicast_link_local(), is_local, "{group} from {source}");
+        world.nodes[1].stack.udp_close(socket).unwrap();
+    }
+}
+
 /// Routers may forward a socket's group: an answer to each member's echo request would amplify a forged one.
 #[test]
 fn echo_requests_to_groups_of_sockets_are_not_answered() {
