@@ -223,3 +223,18 @@ fn a_datagram_is_sent_while_another_thread_counts_lost_frames() {
     assert_eq!(pair.a.lost(), 0);
     assert_eq!(receiver.recv(&mut buffer).unwrap(), 6);
 }
+
+/// Nothing else would wake the calls that wait for the library's thread.
+#[test]
+fn a_panic_of_the_librarys_thread_ends_the_network() {
+    let Pair { a, b, to_a, .. } = pair(Driving::Thread);
+    let socket = UdpSocket::bind(&b, format!("{B}:7")).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    // The library's thread answers the request for the link address.
+    to_a.hold(|_| panic!("the test's link breaks here"));
+    let sender = UdpSocket::bind(&a, format!("{A}:0")).unwrap();
+    sender.send_to(b"question", format!("{B}:7")).unwrap();
+    let error = socket.recv(&mut [0; 8]).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::NetworkDown, "{error}");
+    assert!(UdpSocket::bind(&b, format!("{B}:8")).is_err());
+}

@@ -27,9 +27,21 @@ fn left(until: StdInstant) -> Duration {
     until.saturating_duration_since(StdInstant::now())
 }
 
+/// Ends the network if its thread panics: the calls that wait for that thread would never return.
+struct EndsOnPanic<'a>(&'a SharedNetwork);
+
+impl Drop for EndsOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.die(std::io::Error::other("the library's thread panicked").into());
+        }
+    }
+}
+
 impl SharedNetwork {
     /// Drives until the network is closed or the link dies; runs in the library's thread.
     pub(crate) fn run(&self) {
+        let _ends = EndsOnPanic(self);
         let is_over = |core: &Core| self.closing.load(Ordering::SeqCst) || core.dead.is_some();
         loop {
             let core = self.core();
