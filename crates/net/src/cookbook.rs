@@ -151,9 +151,7 @@
 //! #     }
 //! # });
 //! # assert_eq!(ask(&client, "10.0.0.1:53", 1)?, b"answer");
-//! # let mut faults = Faults::default();
-//! # (faults.loss, faults.seed) = (0.2, 3);
-//! # switch.set_faults(faults);
+//! # switch.set_faults(Faults::with_seed(3).loss(0.2));
 //! # assert_eq!(ask(&client, "10.0.0.1:53", 2)?, b"answer");
 //! # Ok(())
 //! # }

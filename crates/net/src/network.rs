@@ -102,6 +102,12 @@ impl Network {
         Ok(&self.owner.shared)
     }
 
+    /// Returns the state of the network to keep, in the process that made it.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn shared_arc(&self) -> &Arc<SharedNetwork> {
+        &self.owner.shared
+    }
+
     /// Returns the state of the network, for unit tests, which do not fork.
     #[cfg(test)]
     pub(crate) fn shared(&self) -> &SharedNetwork {

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use towpath_net::testing::{Fate, Faults, Switch};
-use towpath_net::{Driving, Network, TcpListener, TcpStream, UdpSocket};
+use towpath_net::{Driving, KeepAlive, Network, TcpListener, TcpStream, UdpSocket};
 
 const LIMIT: Option<Duration> = Some(Duration::from_secs(30));
 
@@ -16,13 +17,6 @@ fn hosts() -> (Switch, Network, Network) {
     (switch, one, other)
 }
 
-/// Returns faults with a change.
-fn faults(change: impl FnOnce(&mut Faults)) -> Faults {
-    let mut faults = Faults::default();
-    change(&mut faults);
-    faults
-}
-
 #[test]
 fn a_stream_is_whole_over_a_switch_with_all_faults() {
     for at in ["10.0.0.1:80", "[fd00::1]:80"] {
@@ -30,10 +24,8 @@ fn a_stream_is_whole_over_a_switch_with_all_faults() {
         let listener = TcpListener::bind(&server, at).unwrap();
         let mut stream = TcpStream::connect(&client, at).unwrap();
         let (mut accepted, _) = listener.accept().unwrap();
-        switch.set_faults(faults(|faults| {
-            (faults.loss, faults.duplication, faults.reordering) = (0.02, 0.02, 0.1);
-            (faults.corruption, faults.seed) = (0.01, 7);
-        }));
+        let faults = Faults::with_seed(7).loss(0.02).duplication(0.02);
+        switch.set_faults(faults.reordering(0.1).corruption(0.01));
         let sent: Vec<u8> =
             (0..4_u32 << 20).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
         let received = std::thread::scope(|scope| {
@@ -71,7 +63,7 @@ fn arrived(seed: u64) -> BTreeSet<u32> {
     // The hosts know each other's link addresses afterwards.
     sender.send_to(&[0; 4], "10.0.0.2:7").unwrap();
     receiver.recv(&mut bytes).unwrap();
-    switch.set_faults(faults(|faults| (faults.loss, faults.seed) = (0.3, seed)));
+    switch.set_faults(Faults::with_seed(seed).loss(0.3));
     for number in 0..1000_u32 {
         sender.send_to(&number.to_ne_bytes(), "10.0.0.2:7").unwrap();
     }
@@ -118,12 +110,12 @@ fn the_clock_of_hosts_advances_for_their_timers_alone() {
     let mut stream = TcpStream::connect(&client, "10.0.0.1:80").unwrap();
     let (mut accepted, _) = listener.accept().unwrap();
     // A lost segment comes again only by a timer.
-    switch.set_filter(|frame| if frame.len() > 80 { Fate::Lose } else { Fate::Deliver });
+    switch.set_filter(|frame| if frame.bytes.len() > 80 { Fate::Lose } else { Fate::Deliver });
     stream.write_all(&[7; 100]).unwrap();
     while switch.counters().lost == 0 {
         std::thread::yield_now();
     }
-    switch.set_filter(|_| Fate::Deliver);
+    switch.clear_filter();
     switch.advance(Duration::from_secs(120));
     let mut received = [0; 100];
     accepted.set_read_timeout(LIMIT).unwrap();
@@ -137,6 +129,84 @@ fn the_clock_of_hosts_advances_for_their_timers_alone() {
         stream.write_all(b"later").unwrap();
         assert_eq!(waits.join().unwrap(), 5);
     });
+}
+
+#[test]
+fn idle_and_kept_alive_connections_outlive_any_advance() {
+    let (switch, server, client) = hosts();
+    let listener = TcpListener::bind(&server, "10.0.0.1:80").unwrap();
+    let mut stream = TcpStream::connect(&client, "10.0.0.1:80").unwrap();
+    let (mut accepted, _) = listener.accept().unwrap();
+    let hour = Duration::from_secs(3600);
+    for kept_alive in [false, true] {
+        if kept_alive {
+            let minute = Duration::from_secs(60);
+            let mut keep_alive = KeepAlive::every(minute);
+            (keep_alive.idle, keep_alive.interval, keep_alive.probes) = (minute, minute / 6, 5);
+            stream.set_keep_alive(Some(keep_alive)).unwrap();
+        }
+        for _ in 0..3 {
+            stream.write_all(b"question").unwrap();
+            accepted.read_exact(&mut [0; 8]).unwrap();
+            accepted.write_all(b"answer").unwrap();
+            stream.read_exact(&mut [0; 6]).unwrap();
+            switch.advance(hour);
+        }
+    }
+    // A peer that vanishes is missed after a minute and five probes.
+    stream.write_all(b"question").unwrap();
+    accepted.read_exact(&mut [0; 8]).unwrap();
+    switch.advance(Duration::from_secs(1));
+    server.end(Duration::ZERO);
+    switch.advance(Duration::from_secs(105));
+    assert!(stream.take_error().unwrap().is_none());
+    switch.advance(Duration::from_secs(10));
+    assert_eq!(stream.take_error().unwrap().unwrap().kind(), ErrorKind::TimedOut);
+}
+
+#[test]
+fn a_panic_of_the_filter_is_the_tests() {
+    let (switch, server, client) = hosts();
+    let listener = TcpListener::bind(&server, "10.0.0.1:80").unwrap();
+    let stream = TcpStream::connect(&client, "10.0.0.1:80").unwrap();
+    listener.accept().unwrap();
+    let handle = switch.clone();
+    switch.set_filter(move |_| {
+        let _ = handle.counters();
+        Fate::Deliver
+    });
+    (&stream).write_all(b"lost").unwrap();
+    let panicked = loop {
+        let counted = AssertUnwindSafe(|| switch.counters());
+        if let Err(panic) = catch_unwind(counted) {
+            break panic;
+        }
+    };
+    let text = panicked.downcast_ref::<&str>().unwrap();
+    assert!(text.contains("must call neither"), "{text}");
+    // The filter is gone.
+    stream.set_nodelay(true).unwrap();
+    switch.advance(Duration::from_secs(1));
+    assert!(switch.counters().delivered > 0);
+}
+
+#[test]
+fn ended_hosts_lose_their_frames_and_a_failed_one_takes_no_number() {
+    let (switch, one, other) = hosts();
+    let receiver = UdpSocket::bind(&other, "10.0.0.2:7").unwrap();
+    let sender = UdpSocket::bind(&one, "10.0.0.1:7").unwrap();
+    sender.send_to(b"first", "10.0.0.2:7").unwrap();
+    receiver.recv(&mut [0; 16]).unwrap();
+    drop(receiver);
+    drop(other);
+    let lost = switch.counters().lost;
+    sender.send_to(b"second", "10.0.0.2:7").unwrap();
+    assert!(switch.counters().lost > lost);
+    let failed =
+        switch.host_with(Network::builder().stack(|config| config.tcp.receive_buffer_bytes = 0));
+    assert_eq!(failed.unwrap_err().kind(), ErrorKind::InvalidInput);
+    let third = switch.host().unwrap();
+    assert!(third.addresses().contains(&"10.0.0.3".parse().unwrap()));
 }
 
 #[test]
@@ -166,7 +236,7 @@ fn what_a_switch_has_no_room_for_is_counted_or_refused() {
     sender.send_to(b"first", "10.0.0.2:7").unwrap();
     receiver.recv(&mut [0; 16]).unwrap();
     // Datagrams alone: IPv4, with the protocol UDP.
-    switch.set_filter(|frame| match (&frame[12..14], frame[23]) {
+    switch.set_filter(|frame| match (&frame.bytes[12..14], frame.bytes[23]) {
         ([8, 0], 17) => Fate::Hold,
         _ => Fate::Deliver,
     });
