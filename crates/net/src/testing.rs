@@ -164,8 +164,9 @@ pub struct SwitchCounters {
     pub held: u64,
 }
 
-/// An Ethernet switch in memory. Host N has the addresses 10.0.0.N/24 and fd00::N/64, a link-local one, and the Ethernet
-/// address 02:00:00:00:00:N. Clones are handles of the same switch. A child made by `fork` must use neither.
+/// An Ethernet switch in memory. Host N has the addresses 10.0.0.N/24 and, with N in hexadecimal, fd00::N/64, a link-local
+/// one, and the Ethernet address 02:00:00:00:00:N. Clones are handles of the same switch. A child made by `fork` must use
+/// neither.
 ///
 /// If the filter panics, the switch loses each further frame, and the next call of a method, or the next drop of a handle,
 /// panics in its place: so an assertion in a filter fails the test.
