@@ -51,7 +51,7 @@ impl Drop for Closing {
     fn drop(&mut self) {
         let Some(shared) = self.0.network.unregister(SocketId::Udp(self.0.id)) else { return };
         let local = shared.with(|core, _| {
-            let local = core.stack.udp_local(self.0.id);
+            let local = core.stack.udp_bound(self.0.id);
             let _ = core.stack.udp_close(self.0.id);
             local
         });
@@ -268,7 +268,8 @@ impl UdpSocket {
         self.receive(buffer, false).map(|received| received.len)
     }
 
-    /// Returns the socket's address and port.
+    /// Returns the socket's address and port. Once it is connected, the source of its datagrams is in place of an unspecified
+    /// address.
     ///
     /// # Errors
     /// Never, while the socket lives.

@@ -209,6 +209,34 @@ fn ended_hosts_lose_their_frames_and_a_failed_one_takes_no_number() {
     assert!(third.addresses().contains(&"10.0.0.3".parse().unwrap()));
 }
 
+/// As with sockets of the kernel, by which programs learn an address of their host.
+#[test]
+fn a_connected_socket_has_the_address_of_its_datagrams() {
+    let kernel = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+    kernel.connect("127.0.0.1:9").unwrap();
+    assert_eq!(kernel.local_addr().unwrap().ip().to_string(), "127.0.0.1");
+    let (_switch, one, other) = hosts();
+    let receiver = UdpSocket::bind(&other, "[::]:7").unwrap();
+    receiver.set_read_timeout(LIMIT).unwrap();
+    for (bound, peer, local) in [
+        ("0.0.0.0:7", "10.0.0.2:7", "10.0.0.1:7"),
+        ("[::]:8", "[fd00::2]:7", "[fd00::1]:8"),
+        ("[::]:9", "[::ffff:10.0.0.2]:7", "[::ffff:10.0.0.1]:9"),
+        ("10.0.0.1:10", "10.0.0.2:7", "10.0.0.1:10"),
+    ] {
+        let socket = UdpSocket::bind(&one, bound).unwrap();
+        assert_eq!(socket.local_addr().unwrap().to_string(), bound);
+        socket.connect(peer).unwrap();
+        assert_eq!(socket.local_addr().unwrap().to_string(), local);
+        socket.send(b"question").unwrap();
+        let (_, from) = receiver.recv_from(&mut [0; 8]).unwrap();
+        assert_eq!(from.ip().to_canonical(), socket.local_addr().unwrap().ip().to_canonical());
+        // The port is free again.
+        drop(socket);
+        UdpSocket::bind(&one, bound).unwrap();
+    }
+}
+
 #[test]
 fn a_host_may_be_driven_by_its_program() {
     let switch = Switch::new();

@@ -265,8 +265,17 @@ impl Udp {
         })
     }
 
-    pub(crate) fn local(&mut self, id: UdpId) -> Result<SocketAddr, SocketError> {
+    pub(crate) fn bound(&mut self, id: UdpId) -> Result<SocketAddr, SocketError> {
         Ok(self.get(id)?.bound.local)
+    }
+
+    pub(crate) fn local(&mut self, host: &Host, id: UdpId) -> Result<SocketAddr, SocketError> {
+        let Socket { bound, peer, .. } = self.get(id)?;
+        let peer = peer.filter(|_| bound.local.ip().is_unspecified());
+        let route = peer.and_then(|peer| host.route(peer.ip()));
+        let source =
+            route.map(|route| SocketAddr::new(bound.shown_ip(route.src), bound.local.port()));
+        Ok(source.unwrap_or(bound.local))
     }
 
     pub(crate) fn peer(&mut self, id: UdpId) -> Result<Option<SocketAddr>, SocketError> {

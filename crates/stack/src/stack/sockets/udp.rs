@@ -109,12 +109,21 @@ impl Stack {
         self.udp.readiness(&self.host, id)
     }
 
-    /// Returns the socket's address and port.
+    /// Returns the socket's address and port. Of a socket that is connected and bound to an unspecified address, the address
+    /// is the source of its datagrams.
     ///
     /// # Errors
     /// If there is no such socket.
     pub fn udp_local(&mut self, id: UdpId) -> Result<SocketAddr, SocketError> {
-        self.udp.local(id)
+        self.udp.local(&self.host, id)
+    }
+
+    /// Returns the address and port to which the socket is bound.
+    ///
+    /// # Errors
+    /// If there is no such socket.
+    pub fn udp_bound(&mut self, id: UdpId) -> Result<SocketAddr, SocketError> {
+        self.udp.bound(id)
     }
 
     /// Returns the peer to which the socket is connected.
