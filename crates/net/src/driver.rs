@@ -185,20 +185,6 @@ impl SharedNetwork {
         result
     }
 
-    /// Returns `true` if a thread of the library drives the network.
-    #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn has_thread(&self) -> bool {
-        self.threaded
-    }
-
-    /// Returns the microseconds until the network has something to do; `None` if it has not.
-    #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn next_due(&self) -> Option<u64> {
-        let now = self.clock.now();
-        let due = self.core().due_at(now)?;
-        Some(due.as_micros().saturating_sub(now.as_micros()))
-    }
-
     /// Checks that the link is not dead.
     ///
     /// # Errors

@@ -206,9 +206,9 @@ struct Port {
     late: Option<Vec<u8>>,
     overflowed: u64,
     doorbell: Arc<OwnedFd>,
-    /// How often the doorbell has rung.
-    rings: u64,
-    /// How often it had rung when a round began after which the host had nothing to do.
+    /// Notifications so far.
+    notified: u64,
+    /// Their number when a round began after which the host had nothing to do.
     rested: u64,
     /// The host, once it runs. A strong reference would be dropped under the state's lock, which the link's drop takes.
     host: Weak<SharedNetwork>,
@@ -224,7 +224,7 @@ impl Port {
             late: None,
             overflowed: 0,
             doorbell,
-            rings: 0,
+            notified: 0,
             rested: 0,
             host: Weak::new(),
             is_driven: false,
@@ -236,14 +236,14 @@ impl Port {
         (self.host, self.is_driven) = (Arc::downgrade(host), host.has_thread());
     }
 
-    fn ring(&mut self) {
-        self.rings += 1;
+    fn notify(&mut self) {
+        self.notified += 1;
         let _ = rustix::io::write(&self.doorbell, &1u64.to_ne_bytes());
     }
 
     /// Returns `true` if the host has handled everything that the switch told it, or does so only if its program drives it.
     fn is_at_rest(&self) -> bool {
-        !self.is_driven || self.is_closed || self.arrived.is_empty() && self.rested >= self.rings
+        !self.is_driven || self.is_closed || self.arrived.is_empty() && self.rested >= self.notified
     }
 }
 
@@ -324,7 +324,7 @@ impl Switch {
         config.ipv4 = Some((Ipv4Addr::new(10, 0, 0, last), 24));
         config.ipv6 = vec![(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last.into()), 64)];
         let shared = self.shared.clone();
-        let link = SwitchLink { shared, index, doorbell, told: Vec::new(), rings: 0 };
+        let link = SwitchLink { shared, index, doorbell, told: Vec::new(), notified: 0 };
         let host = builder.ahead(self.shared.ahead.clone()).on(Box::new(link), config);
         let mut state = self.shared.state();
         match &host {
@@ -406,7 +406,7 @@ impl Switch {
             state.deliver(to, frame);
         }
         state.deliver_late();
-        state.ports.iter_mut().for_each(Port::ring);
+        state.ports.iter_mut().for_each(Port::notify);
         count
     }
 
@@ -452,7 +452,7 @@ impl Switch {
             let mut state = self.shared.state();
             state.deliver_late();
             // A driver that sleeps until a time of the clock looks again.
-            state.ports.iter_mut().for_each(Port::ring);
+            state.ports.iter_mut().for_each(Port::notify);
             drop(state);
             self.shared.settle();
         }
@@ -581,10 +581,10 @@ struct SwitchLink {
     /// The index of the host's port.
     index: usize,
     doorbell: Arc<OwnedFd>,
-    /// The ports that were sent frames and whose doorbells are yet to ring.
+    /// The ports that were sent frames and that are yet to be notified.
     told: Vec<usize>,
-    /// How often the host's doorbell had rung when the present round began.
-    rings: u64,
+    /// The host's notifications when the present round began.
+    notified: u64,
 }
 
 impl Drop for SwitchLink {
@@ -607,7 +607,7 @@ impl Link for SwitchLink {
     }
 
     fn prepare(&mut self) -> Result<(), LinkError> {
-        self.rings = self.shared.state().ports[self.index].rings;
+        self.notified = self.shared.state().ports[self.index].notified;
         Ok(())
     }
 
@@ -648,7 +648,7 @@ impl Link for SwitchLink {
 
     fn flush(&mut self) -> Result<(), LinkError> {
         let mut state = self.shared.state();
-        self.told.drain(..).for_each(|to| state.ports[to].ring());
+        self.told.drain(..).for_each(|to| state.ports[to].notify());
         Ok(())
     }
 
@@ -662,7 +662,7 @@ impl Link for SwitchLink {
         if !port.arrived.is_empty() {
             return Ok(Armed::Work);
         }
-        port.rested = self.rings;
+        port.rested = self.notified;
         self.shared.rested.notify_all();
         Ok(Armed::Sleep { writable: false })
     }

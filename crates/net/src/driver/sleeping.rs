@@ -57,6 +57,20 @@ impl SharedNetwork {
         }
     }
 
+    /// Returns `true` if a thread of the library drives the network.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn has_thread(&self) -> bool {
+        self.threaded
+    }
+
+    /// Returns the microseconds until the network has something to do; `None` if it has not.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn next_due(&self) -> Option<u64> {
+        let now = self.clock.now();
+        let due = self.core().due_at(now)?;
+        Some(due.as_micros().saturating_sub(now.as_micros()))
+    }
+
     /// Works while there is work, then sleeps once. `caller`: the blocked call whose thread drives;
     /// `None` in the library's thread. Returns to such a call after the work and before any sleep:
     /// the call may wait for the result of that work.
