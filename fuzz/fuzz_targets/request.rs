@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use towpath_protocol::requests::{
-    MAX_LOCAL_RANGES, MAX_REQUEST_BYTES, Request, RequestKind, SEND_BYTES,
+    MAX_LOCAL_RANGES, MAX_MOVED_BYTES, Request, RequestKind, SEND_BYTES,
 };
 
 fuzz_target!(|bytes: &[u8]| {
@@ -21,7 +21,7 @@ fuzz_target!(|bytes: &[u8]| {
         return;
     }
     assert!((1..=MAX_LOCAL_RANGES).contains(&checked.local));
-    assert!((1..=MAX_REQUEST_BYTES).contains(&checked.bytes));
+    assert!((1..=MAX_MOVED_BYTES).contains(&checked.bytes));
     let local = &request.local[..checked.local];
     let place = (request.key, request.remote);
     let again = Request::new(checked.kind, request.sequence, place, local).expect("its own parts");

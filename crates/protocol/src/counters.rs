@@ -139,10 +139,11 @@ pub enum Device {
     /// Packets that the driver dropped on receive, such as those longer than a buffer, or with
     /// impossible metadata; with AF_XDP and packet sockets also those for which the kernel had no
     /// room in the driver's rings; with AF_XDP also those that matched a rule on a hardware queue
-    /// without a socket, or on the hardware queue of another session.
+    /// without a socket, or on the hardware queue of another session; with an Intel 82574L also
+    /// those for which the card had no buffer.
     RxDriver,
-    /// Packets that the driver dropped on transmit, such as those that the kernel refused, or that
-    /// the interface's queue (qdisc) dropped.
+    /// Packets that the driver dropped on transmit, such as those that the kernel refused, that the
+    /// interface's queue (qdisc) dropped, or for which a session's own hardware queue had no room.
     TxDriver,
     /// Packets that the engine delivered from endpoint to endpoint, without the device.
     LocalPackets,

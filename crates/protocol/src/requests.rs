@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 /// The most local ranges of a request.
 pub const MAX_LOCAL_RANGES: usize = 6;
 /// The most bytes that a request moves.
-pub const MAX_REQUEST_BYTES: u64 = 1 << 30;
+pub const MAX_MOVED_BYTES: u64 = 1 << 30;
 /// The most bytes of a message that a request sends.
 pub const SEND_BYTES: usize = 64;
 
@@ -233,7 +233,7 @@ impl Request {
             return None;
         }
         let bytes = local.iter().map(|one| u64::from(one.len)).sum();
-        (bytes <= MAX_REQUEST_BYTES).then_some(Checked { kind, local: count, bytes })
+        (bytes <= MAX_MOVED_BYTES).then_some(Checked { kind, local: count, bytes })
     }
 }
 
@@ -268,7 +268,7 @@ mod tests {
             (request.kind, request.reserved, request.reserved_too) = (kind, 0, 0);
             let _ = request.payload();
             if let Some(checked) = request.check() {
-                prop_assert!(checked.bytes <= MAX_REQUEST_BYTES && checked.local <= MAX_LOCAL_RANGES);
+                prop_assert!(checked.bytes <= MAX_MOVED_BYTES && checked.local <= MAX_LOCAL_RANGES);
             }
         }
     }

@@ -1,8 +1,7 @@
 //! A store of objects that must outlive a driver server.
 //!
 //! The protocol is that of systemd's descriptor store: a server stores descriptors under names, and
-//! its successor gets all of them at its start. The server stores the device's objects, the
-//! listening socket, session memories and the ledger.
+//! its successor gets all of them at its start. `docs/restart.md` in the repository lists what a server stores.
 
 use std::collections::BTreeMap;
 use std::io;

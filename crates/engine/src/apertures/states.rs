@@ -25,7 +25,7 @@ struct SessionMemory {
 const PROGRESS_VALID: u64 = 1 << 63;
 const PROGRESS_SLOT_SHIFT: u32 = 31;
 const PROGRESS_BYTES: u64 = (1 << PROGRESS_SLOT_SHIFT) - 1;
-const _: () = assert!(towpath_protocol::requests::MAX_REQUEST_BYTES <= PROGRESS_BYTES);
+const _: () = assert!(towpath_protocol::requests::MAX_MOVED_BYTES <= PROGRESS_BYTES);
 
 /// A session's memories, the words of its apertures, tripwires and requests, and the tripwires that
 /// it imported.

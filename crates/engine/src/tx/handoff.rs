@@ -22,9 +22,9 @@ use crate::tx::bounce::{BounceBuffers, Slot};
 /// a higher priority waits for less than one such batch, and for the segments of at most one large
 /// packet. All other packets wait in their queues, where the scheduler still decides their order.
 pub(crate) const BATCH: usize = 32;
-/// Slots of the backlog: a packet that the engine segments into many (`MAX_SENT_SEGMENTS`) has room
-/// behind those that wait.
-pub(crate) const BACKLOG: usize = 256;
+/// Slots of the backlog, of which [`BATCH`] packets use few: a packet that the engine segments into many
+/// (`MAX_SENT_SEGMENTS`) has room behind those that wait.
+pub(crate) const BACKLOG_SLOTS: usize = 256;
 /// Expedited packets that may wait for the device; the engine reserves as many bounce buffers for
 /// them. Their number is small because the engine sends them before all others.
 pub(crate) const EXPEDITED_SLOTS: usize = 32;
@@ -123,7 +123,7 @@ impl Handoff {
     pub(crate) fn new(mode: HandoffMode, link_down: LinkDown, expedited_share: usize) -> Handoff {
         Handoff {
             first: VecDeque::new(),
-            waiting: VecDeque::with_capacity(BACKLOG),
+            waiting: VecDeque::with_capacity(BACKLOG_SLOTS),
             expedited: VecDeque::with_capacity(EXPEDITED_SLOTS),
             expedited_share,
             expedited_left: expedited_share,
@@ -133,7 +133,7 @@ impl Handoff {
             blocked: false,
             link_up: true,
             link_down,
-            dropped: Vec::with_capacity(BACKLOG),
+            dropped: Vec::with_capacity(BACKLOG_SLOTS),
             counts: Counts::default(),
         }
     }
@@ -194,11 +194,11 @@ impl Handoff {
     #[must_use]
     pub(crate) fn has_room(&self, packets: usize) -> bool {
         if self.drops() {
-            return self.dropped.len() + packets <= BACKLOG;
+            return self.dropped.len() + packets <= BACKLOG_SLOTS;
         }
         let waiting = self.first.len() + self.waiting.len();
         // The device may refuse direct packets, which then wait, too.
-        waiting < BATCH && waiting + self.direct.len() + packets <= BACKLOG
+        waiting < BATCH && waiting + self.direct.len() + packets <= BACKLOG_SLOTS
     }
 
     /// Returns `true` if there is room for an expedited packet.
@@ -206,7 +206,7 @@ impl Handoff {
     #[must_use]
     pub(crate) fn has_expedited_room(&self) -> bool {
         if self.drops() {
-            return self.dropped.len() < BACKLOG;
+            return self.dropped.len() < BACKLOG_SLOTS;
         }
         self.expedited.len() + self.direct.len() < EXPEDITED_SLOTS
     }

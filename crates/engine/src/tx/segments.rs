@@ -10,12 +10,12 @@ use crate::port::BOUNCE_SLOTS;
 use crate::source::{Source, TAGGED_BYTES};
 use crate::tx::TxPath;
 use crate::tx::context::TxContext;
-use crate::tx::handoff::BACKLOG;
+use crate::tx::handoff::BACKLOG_SLOTS;
 use crate::tx::outcome::EntryOutcome;
 use crate::tx::outgoing::Outgoing;
 
 // A packet segmented in software has room behind those that wait, and in the bounce buffers.
-const _: () = assert!(offload::MAX_SENT_SEGMENTS <= BACKLOG / 2);
+const _: () = assert!(offload::MAX_SENT_SEGMENTS <= BACKLOG_SLOTS / 2);
 const _: () = assert!(offload::MAX_SENT_SEGMENTS <= BOUNCE_SLOTS as usize / 2);
 
 impl TxPath {
