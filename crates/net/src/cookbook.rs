@@ -8,7 +8,7 @@
 //!
 //! # Many connections in one thread
 //!
-//! What a peer does not read yet waits in the program, which meanwhile reads no more from this peer.
+//! Bytes that a peer does not read yet wait in the program, which meanwhile reads nothing more from this peer.
 //!
 //! ```
 //! use std::collections::HashMap;
@@ -313,7 +313,7 @@
 //! # In a child made by `fork`
 //!
 //! A child has no network of its parent's ([`LinkError::Forked`](crate::LinkError::Forked)): it makes its own. A server with
-//! several processes therefore attaches in each of them, with ports of its own, or in the parent only.
+//! several processes therefore attaches in each process, with different ports, or only in the parent.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

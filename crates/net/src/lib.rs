@@ -121,8 +121,6 @@ mod stream;
 mod stream_tests;
 #[cfg(feature = "tokio")]
 mod tasks;
-#[cfg(test)]
-mod test_wire;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 #[cfg(feature = "tokio")]
@@ -132,6 +130,8 @@ mod wait;
 #[cfg(test)]
 mod wakeup_tests;
 mod watch;
+#[cfg(test)]
+mod wire_tests;
 mod work_fd;
 
 pub use builder::NetworkBuilder;

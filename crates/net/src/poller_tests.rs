@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::test_wire::{A, B, Ending, Pair, connection, eventually, pair};
+use crate::wire_tests::{A, B, Ending, Pair, connection, eventually, pair};
 use crate::{Driving, Events, Interest, Poller, Ready, TcpListener, TcpStream, Trigger, UdpSocket};
 
 const BOTH: [Driving; 2] = [Driving::Thread, Driving::Application];

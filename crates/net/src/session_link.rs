@@ -363,7 +363,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::test_wire::serve;
+    use crate::wire_tests::serve;
     use crate::{Network, UdpSocket};
 
     /// A link has news from the time at which the server publishes a frame until the network has

@@ -73,7 +73,7 @@ mod tests {
     use std::time::Duration;
 
     use crate::lock::lock;
-    use crate::test_wire::{Ending, Pair, connection, eventually, pair};
+    use crate::wire_tests::{Ending, Pair, connection, eventually, pair};
     use crate::{Driving, Network, TcpStream};
 
     /// Longer than the tests take unless they fail.

@@ -126,7 +126,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use super::*;
-    use crate::test_wire::serve;
+    use crate::wire_tests::serve;
     use crate::{Network, SessionLink, UdpSocket};
     use towpath_client::Session;
 

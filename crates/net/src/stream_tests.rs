@@ -5,7 +5,7 @@ use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::test_wire::{A, B, Ending, Pair, connection, eventually, is_tcp_without_syn, pair};
+use crate::wire_tests::{A, B, Ending, Pair, connection, eventually, is_tcp_without_syn, pair};
 use crate::{Driving, KeepAlive, TcpListener, TcpStream, UdpSocket};
 
 const BOTH: [Driving; 2] = [Driving::Thread, Driving::Application];

@@ -24,52 +24,38 @@
 //! decides ([`Switch::set_filter`]). Its hosts have a clock that the test advances ([`Switch::advance`]): so a test of a
 //! retransmission or of a timeout takes no time.
 //!
-//! A server that runs in a thread of its own has to be bound before its clients connect. A host whose
+//! A server that runs in another thread has to be bound before its clients connect. A host whose
 //! [driving](crate::Driving) is the application's does nothing while no call, task or event loop drives it. To have a host
 //! vanish without a sign to its peers, end its network without waiting: `network.end(Duration::ZERO)`.
 //!
 //! The same program and seed see the same faults only if one thread does everything: with hosts of
-//! [`Driving::Application`](crate::Driving::Application) that the test drives by [`Network::turn`], and a `seed` of its own in
+//! [`Driving::Application`](crate::Driving::Application) that the test drives by [`Network::turn`], and a fixed `seed` in
 //! each stack's configuration.
 
-use std::any::Any;
-use std::cell::Cell;
-use std::collections::VecDeque;
+mod link;
+mod state;
+
 use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
-use std::ops::Range;
-use std::os::fd::OwnedFd;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
-use towpath_stack::{Config, Meta, Offload};
+use towpath_stack::Config;
 
-use crate::driver::SharedNetwork;
-use crate::lock::lock;
-use crate::{Armed, Link, LinkError, LinkInfo, Network, NetworkBuilder};
+use crate::{Network, NetworkBuilder};
+use link::SwitchLink;
+use state::{Filter, Port, Shared};
 
 /// The most hosts of a switch.
 const MOST_HOSTS: u8 = 254;
-/// Frames that wait for a host, as many as a session has receive buffers by default; the switch loses further ones.
-const QUEUE: usize = 4096;
-const ETHERNET_BYTES: usize = 14;
-const MTU: usize = 1500;
 /// The most by which the hosts' clock is ahead of the machine's, in microseconds: a hundred years.
 const MOST_AHEAD: u64 = 100 * 365 * 86_400 * 1_000_000;
 /// The least step of the clock while a host has something to do that it does not do.
 const STEP: u64 = 1000;
-/// How long a step of the clock waits for the hosts to handle what is due.
-const PATIENCE: Duration = Duration::from_millis(20);
-
-thread_local! {
-    /// `true` while this thread runs a filter.
-    static FILTERS: Cell<bool> = const { Cell::new(false) };
-}
-
 /// How often a switch does not deliver a frame as it was sent. By default, there are no faults. Each value is a probability
 /// from 0.0 to 1.0; a value beyond counts as the nearest of these.
 ///
@@ -173,106 +159,6 @@ pub struct SwitchCounters {
 #[derive(Clone, Default)]
 pub struct Switch {
     shared: Arc<Shared>,
-}
-
-#[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
-    /// Told when a host is at rest.
-    rested: Condvar,
-    /// The microseconds by which the hosts' clock is ahead of the machine's.
-    ahead: Arc<AtomicU64>,
-}
-
-type Filter = Box<dyn FnMut(Frame<'_>) -> Fate + Send>;
-
-#[derive(Default)]
-struct State {
-    ports: Vec<Port>,
-    faults: Faults,
-    random: fastrand::Rng,
-    filter: Option<Filter>,
-    /// The panic of the filter, which is not called any more.
-    panic: Option<Box<dyn Any + Send>>,
-    /// Frames that the filter holds, with the indices of their receivers.
-    held: VecDeque<(usize, Vec<u8>)>,
-    counters: SwitchCounters,
-}
-
-/// The receiving side of a host's port.
-struct Port {
-    arrived: VecDeque<Vec<u8>>,
-    /// A frame that comes behind the next one.
-    late: Option<Vec<u8>>,
-    overflowed: u64,
-    doorbell: Arc<OwnedFd>,
-    /// Notifications so far.
-    notified: u64,
-    /// Their number when a round began after which the host had nothing to do.
-    rested: u64,
-    /// The host, once it runs. A strong reference would be dropped under the state's lock, which the link's drop takes.
-    host: Weak<SharedNetwork>,
-    /// `true` if a thread of the library drives the host.
-    is_driven: bool,
-    is_closed: bool,
-}
-
-impl Port {
-    fn new(doorbell: Arc<OwnedFd>) -> Port {
-        Port {
-            arrived: VecDeque::new(),
-            late: None,
-            overflowed: 0,
-            doorbell,
-            notified: 0,
-            rested: 0,
-            host: Weak::new(),
-            is_driven: false,
-            is_closed: false,
-        }
-    }
-
-    fn connect(&mut self, host: &Arc<SharedNetwork>) {
-        (self.host, self.is_driven) = (Arc::downgrade(host), host.has_thread());
-    }
-
-    fn notify(&mut self) {
-        self.notified += 1;
-        let _ = rustix::io::write(&self.doorbell, &1u64.to_ne_bytes());
-    }
-
-    /// Returns `true` if the host has handled everything that the switch told it, or does so only if its program drives it.
-    fn is_at_rest(&self) -> bool {
-        !self.is_driven || self.is_closed || self.arrived.is_empty() && self.rested >= self.notified
-    }
-}
-
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        assert!(!FILTERS.get(), "a switch's filter must call neither the switch nor its hosts");
-        lock(&self.state)
-    }
-
-    /// Waits until all hosts are at rest, but not for long.
-    fn settle(&self) {
-        let until = Instant::now() + PATIENCE;
-        let mut state = self.state();
-        while !state.ports.iter().all(Port::is_at_rest) {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return;
-            }
-            let waited = self.rested.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-
-    /// Returns the microseconds until some host has something to do; `None` if none has.
-    fn next_due(&self) -> Option<u64> {
-        let driven = |port: &Port| port.is_driven.then(|| port.host.clone());
-        let hosts: Vec<_> = self.state().ports.iter().filter_map(driven).collect();
-        hosts.iter().filter_map(Weak::upgrade).filter_map(|host| host.next_due()).min()
-    }
 }
 
 impl Switch {
@@ -483,191 +369,5 @@ impl fmt::Debug for Switch {
             .field("faults", &state.faults)
             .field("counters", &state.counters)
             .finish_non_exhaustive()
-    }
-}
-
-impl State {
-    /// Returns the receivers of a frame: the host with its address, or for a group all hosts.
-    fn receivers(&self, frame: &[u8]) -> Range<usize> {
-        match frame {
-            [2, 0, 0, 0, 0, last, ..] if (1..=self.ports.len()).contains(&usize::from(*last)) => {
-                let to = usize::from(*last) - 1;
-                to..to + 1
-            }
-            [first, ..] if first & 1 != 0 => 0..self.ports.len(),
-            _ => 0..0,
-        }
-    }
-
-    /// Sends a frame to a host.
-    fn send(&mut self, from: usize, to: usize, mut frame: Vec<u8>) {
-        let fate = self.ask_filter(Frame { from: from + 1, to: to + 1, bytes: &frame });
-        let Faults { loss, duplication, reordering, corruption, .. } = self.faults;
-        // Each frame takes the same number of random numbers, whatever becomes of it.
-        let [loses, duplicates, reorders, corrupts] =
-            [loss, duplication, reordering, corruption].map(|one| self.random.f64() < one);
-        let (byte, bit) = (self.random.usize(..MTU), self.random.u8(..8));
-        match fate {
-            Fate::Deliver if !loses => {}
-            Fate::Hold => {
-                self.counters.held += 1;
-                return self.held.push_back((to, frame));
-            }
-            Fate::Deliver | Fate::Lose => {
-                self.counters.lost += 1;
-                return;
-            }
-        }
-        if corrupts && frame.len() > ETHERNET_BYTES && frame[12..14] != [8, 6] {
-            let at = ETHERNET_BYTES + byte % (frame.len() - ETHERNET_BYTES);
-            frame[at] ^= 1 << bit;
-            self.counters.corrupted += 1;
-        }
-        if duplicates {
-            self.counters.duplicated += 1;
-            self.deliver(to, frame.clone());
-        }
-        let late = &mut self.ports[to].late;
-        if reorders && late.is_none() {
-            *late = Some(frame);
-            self.counters.reordered += 1;
-        } else {
-            let late = late.take();
-            self.deliver(to, frame);
-            late.into_iter().for_each(|late| self.deliver(to, late));
-        }
-    }
-
-    /// Returns what the filter decides.
-    fn ask_filter(&mut self, frame: Frame<'_>) -> Fate {
-        let Some(filter) = &mut self.filter else { return Fate::Deliver };
-        if self.panic.is_some() {
-            return Fate::Lose;
-        }
-        FILTERS.set(true);
-        let outcome = catch_unwind(AssertUnwindSafe(|| filter(frame)));
-        FILTERS.set(false);
-        outcome.unwrap_or_else(|panic| {
-            self.panic = Some(panic);
-            Fate::Lose
-        })
-    }
-
-    fn deliver(&mut self, to: usize, frame: Vec<u8>) {
-        let port = &mut self.ports[to];
-        if port.is_closed {
-            self.counters.lost += 1;
-        } else if port.arrived.len() < QUEUE {
-            port.arrived.push_back(frame);
-            self.counters.delivered += 1;
-        } else {
-            port.overflowed += 1;
-            self.counters.overflowed += 1;
-        }
-    }
-
-    /// Delivers the frames that come behind others.
-    fn deliver_late(&mut self) {
-        for to in 0..self.ports.len() {
-            let late = self.ports[to].late.take();
-            late.into_iter().for_each(|late| self.deliver(to, late));
-        }
-    }
-}
-
-/// A host's connection with a switch.
-struct SwitchLink {
-    shared: Arc<Shared>,
-    /// The index of the host's port.
-    index: usize,
-    doorbell: Arc<OwnedFd>,
-    /// The ports that were sent frames and that are yet to be notified.
-    told: Vec<usize>,
-    /// The host's notifications when the present round began.
-    notified: u64,
-}
-
-impl Drop for SwitchLink {
-    fn drop(&mut self) {
-        let mut state = lock(&self.shared.state);
-        let port = &mut state.ports[self.index];
-        port.is_closed = true;
-        (port.arrived, port.late) = (VecDeque::new(), None);
-    }
-}
-
-impl Link for SwitchLink {
-    fn info(&self) -> LinkInfo {
-        let mac = [2, 0, 0, 0, 0, self.index as u8 + 1];
-        LinkInfo { mac, mtu: MTU, offload: Offload::default() }
-    }
-
-    fn sleep_fd(&self) -> io::Result<OwnedFd> {
-        self.doorbell.try_clone()
-    }
-
-    fn prepare(&mut self) -> Result<(), LinkError> {
-        self.notified = self.shared.state().ports[self.index].notified;
-        Ok(())
-    }
-
-    fn receive(
-        &mut self,
-        budget: usize,
-        take: &mut dyn FnMut(&[u8], Meta),
-    ) -> Result<usize, LinkError> {
-        let mut state = self.shared.state();
-        let arrived = &mut state.ports[self.index].arrived;
-        let count = arrived.len().min(budget);
-        let frames: Vec<_> = arrived.drain(..count).collect();
-        drop(state);
-        frames.iter().for_each(|frame| take(frame, Meta::FULL));
-        Ok(count)
-    }
-
-    fn has_news(&mut self) -> Result<Option<bool>, LinkError> {
-        Ok(Some(!self.shared.state().ports[self.index].arrived.is_empty()))
-    }
-
-    fn room(&mut self, _: usize) -> bool {
-        true
-    }
-
-    fn transmit(&mut self, len: usize, _: Meta, fill: &mut dyn FnMut(&mut [u8])) -> bool {
-        let mut frame = vec![0; len];
-        fill(&mut frame);
-        let mut state = self.shared.state();
-        for to in state.receivers(&frame).filter(|to| *to != self.index) {
-            state.send(self.index, to, frame.clone());
-            if !self.told.contains(&to) {
-                self.told.push(to);
-            }
-        }
-        true
-    }
-
-    fn flush(&mut self) -> Result<(), LinkError> {
-        let mut state = self.shared.state();
-        self.told.drain(..).for_each(|to| state.ports[to].notify());
-        Ok(())
-    }
-
-    fn lost(&self) -> u64 {
-        self.shared.state().ports[self.index].overflowed
-    }
-
-    fn arm(&mut self, _: bool) -> Result<Armed, LinkError> {
-        let mut state = self.shared.state();
-        let port = &mut state.ports[self.index];
-        if !port.arrived.is_empty() {
-            return Ok(Armed::Work);
-        }
-        port.rested = self.notified;
-        self.shared.rested.notify_all();
-        Ok(Armed::Sleep { writable: false })
-    }
-
-    fn disarm(&mut self) {
-        let _ = rustix::io::read(&self.doorbell, &mut [0; 8]);
     }
 }

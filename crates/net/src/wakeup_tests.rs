@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use crate::test_wire::{A, B, Ending, Pair, eventually, is_tcp_without_syn, pair};
+use crate::wire_tests::{A, B, Ending, Pair, eventually, is_tcp_without_syn, pair};
 use crate::{Driving, Network, TcpListener, TcpStream, UdpSocket};
 
 const THREADS: usize = 4;

@@ -113,7 +113,7 @@ mod tests {
 
     use crate::UdpSocket;
     use crate::lock::lock;
-    use crate::test_wire::eventually;
+    use crate::wire_tests::eventually;
     use crate::{Armed, Config, Link, LinkError, LinkInfo, Network, PortProtocol};
 
     /// The state of a server that takes frames only when the test says so.

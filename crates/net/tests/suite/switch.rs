@@ -17,6 +17,16 @@ fn hosts() -> (Switch, Network, Network) {
     (switch, one, other)
 }
 
+/// Returns sockets of two hosts, the sender's first. The hosts know each other's link addresses.
+fn sockets(one: &Network, other: &Network) -> (UdpSocket, UdpSocket) {
+    let receiver = UdpSocket::bind(other, "10.0.0.2:7").unwrap();
+    let sender = UdpSocket::bind(one, "10.0.0.1:7").unwrap();
+    receiver.set_read_timeout(LIMIT).unwrap();
+    sender.send_to(b"first", "10.0.0.2:7").unwrap();
+    receiver.recv(&mut [0; 16]).unwrap();
+    (sender, receiver)
+}
+
 #[test]
 fn a_stream_is_whole_over_a_switch_with_all_faults() {
     for at in ["10.0.0.1:80", "[fd00::1]:80"] {
@@ -57,12 +67,8 @@ fn a_stream_is_whole_over_a_switch_with_all_faults() {
 /// Sends a thousand datagrams over a switch with a seed. Returns those that arrived.
 fn arrived(seed: u64) -> BTreeSet<u32> {
     let (switch, one, other) = hosts();
-    let receiver = UdpSocket::bind(&other, "10.0.0.2:7").unwrap();
-    let sender = UdpSocket::bind(&one, "10.0.0.1:7").unwrap();
+    let (sender, receiver) = sockets(&one, &other);
     let mut bytes = [0; 4];
-    // The hosts know each other's link addresses afterwards.
-    sender.send_to(&[0; 4], "10.0.0.2:7").unwrap();
-    receiver.recv(&mut bytes).unwrap();
     switch.set_faults(Faults::with_seed(seed).loss(0.3));
     for number in 0..1000_u32 {
         sender.send_to(&number.to_ne_bytes(), "10.0.0.2:7").unwrap();
@@ -70,7 +76,6 @@ fn arrived(seed: u64) -> BTreeSet<u32> {
     // The last one arrives.
     switch.set_faults(Faults::default());
     sender.send_to(&u32::MAX.to_ne_bytes(), "10.0.0.2:7").unwrap();
-    receiver.set_read_timeout(LIMIT).unwrap();
     let mut arrived = BTreeSet::new();
     while receiver.recv(&mut bytes).unwrap() == 4 && bytes != u32::MAX.to_ne_bytes() {
         arrived.insert(u32::from_ne_bytes(bytes));
@@ -193,10 +198,7 @@ fn a_panic_of_the_filter_is_the_tests() {
 #[test]
 fn ended_hosts_lose_their_frames_and_a_failed_one_takes_no_number() {
     let (switch, one, other) = hosts();
-    let receiver = UdpSocket::bind(&other, "10.0.0.2:7").unwrap();
-    let sender = UdpSocket::bind(&one, "10.0.0.1:7").unwrap();
-    sender.send_to(b"first", "10.0.0.2:7").unwrap();
-    receiver.recv(&mut [0; 16]).unwrap();
+    let (sender, receiver) = sockets(&one, &other);
     drop(receiver);
     drop(other);
     let lost = switch.counters().lost;
@@ -259,11 +261,8 @@ fn a_host_may_be_driven_by_its_program() {
 #[test]
 fn what_a_switch_has_no_room_for_is_counted_or_refused() {
     let (switch, one, other) = hosts();
-    let receiver = UdpSocket::bind(&other, "10.0.0.2:7").unwrap();
-    let sender = UdpSocket::bind(&one, "10.0.0.1:7").unwrap();
-    sender.send_to(b"first", "10.0.0.2:7").unwrap();
-    receiver.recv(&mut [0; 16]).unwrap();
-    // Datagrams alone: IPv4, with the protocol UDP.
+    let (sender, _receiver) = sockets(&one, &other);
+    // Only datagrams: IPv4, with the protocol UDP.
     switch.set_filter(|frame| match (&frame.bytes[12..14], frame.bytes[23]) {
         ([8, 0], 17) => Fate::Hold,
         _ => Fate::Deliver,
@@ -271,7 +270,7 @@ fn what_a_switch_has_no_room_for_is_counted_or_refused() {
     for _ in 0..5000 {
         sender.send_to(b"held", "10.0.0.2:7").unwrap();
     }
-    // The switch is locked meanwhile, so the receiver takes none.
+    // The switch is locked during the call, so the receiver takes no frame.
     assert_eq!(switch.release(), 5000);
     let counters = switch.counters();
     assert_eq!((counters.held, counters.overflowed, other.lost()), (5000, 904, 904));

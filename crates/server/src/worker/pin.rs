@@ -155,7 +155,7 @@ mod tests {
         std::thread::scope(|scope| {
             let filled = scope.spawn(|| {
                 let user = rustix::process::Uid::from_raw(USERS + std::process::id());
-                // This changes the thread alone, and takes its capabilities.
+                // The call changes only this thread, and takes its capabilities.
                 rustix::thread::set_thread_res_uid(user, user, user)?;
                 let mut pipes = Vec::new();
                 for pages in [PIPE_PAGES, 64, 16, 4] {
