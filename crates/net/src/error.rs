@@ -18,7 +18,9 @@ pub(crate) fn socket(error: SocketError) -> Error {
         SocketError::NotConnected | SocketError::NoSocket => ErrorKind::NotConnected,
         SocketError::Closed => ErrorKind::BrokenPipe,
         SocketError::AddressInUse | SocketError::AlreadyJoined => ErrorKind::AddrInUse,
-        SocketError::AddressNotAvailable | SocketError::NotJoined => ErrorKind::AddrNotAvailable,
+        SocketError::AddressNotAvailable | SocketError::NotJoined | SocketError::HandedOver => {
+            ErrorKind::AddrNotAvailable
+        }
         SocketError::Unreachable => ErrorKind::HostUnreachable,
         SocketError::Revoked | SocketError::BroadcastNotEnabled => ErrorKind::PermissionDenied,
         SocketError::NoGroups => ErrorKind::Unsupported,

@@ -91,7 +91,7 @@ mod wheel;
 pub use bindings::BindMode;
 pub use config::{Config, ConfigError, CongestionControl, KeepAlive, Limits, Offload, TcpConfig};
 pub use counters::Counters;
-pub use socket::{ListenerId, Readiness, SocketError, SocketId, SocketInfo, TcpId, UdpId};
+pub use socket::{Flow, ListenerId, Readiness, SocketError, SocketId, SocketInfo, TcpId, UdpId};
 pub use stack::Stack;
 pub use tcp::{Shutdown, TcpInfo, TcpState};
 pub use time::Instant;

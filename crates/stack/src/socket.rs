@@ -74,6 +74,17 @@ pub struct SocketInfo {
     pub unsent: usize,
 }
 
+/// A flow of packets between a socket and its peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Flow {
+    /// The IP protocol: 6 for TCP, 17 for UDP.
+    pub protocol: u8,
+    /// The socket's address and port.
+    pub local: SocketAddr,
+    /// The peer's address and port, of the same family.
+    pub remote: SocketAddr,
+}
+
 /// The reason why an operation on a socket failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SocketError {
@@ -136,6 +147,12 @@ pub enum SocketError {
          bind again"
     )]
     Revoked,
+    /// Another network has taken over this host's addresses, after `Network::hand_over`. Connections continue; nothing new
+    /// arrives.
+    #[error(
+        "another process has taken over the network's addresses: finish the open connections, and end"
+    )]
+    HandedOver,
     /// A limit of this stack is reached.
     #[error(
         "a limit of this host is reached: close sockets or leave groups, or raise `Limits` of its configuration"

@@ -18,7 +18,7 @@ use crate::outbox::{Frame, NextHop};
 use crate::reassembly::Reassembly;
 use crate::tcp::Tcp;
 use crate::udp::Udp;
-use crate::{Config, ConfigError, Counters, Instant, Meta, SocketId, SocketInfo};
+use crate::{Config, ConfigError, Counters, Flow, Instant, Meta, SocketId, SocketInfo};
 
 /// A host on an Ethernet. See the crate's documentation.
 pub struct Stack {
@@ -227,6 +227,19 @@ impl Stack {
     /// Fails the sockets of a UDP port with [`SocketError::Revoked`](crate::SocketError::Revoked).
     pub fn udp_revoke(&mut self, is_ipv4: bool, port: u16) {
         self.udp.revoke(&mut self.host, &mut self.memberships, is_ipv4, port);
+    }
+
+    /// Returns the addresses of all connections, half-open ones included, and of UDP sockets with a peer.
+    pub fn flows(&self) -> impl Iterator<Item = Flow> + '_ {
+        self.tcp.flows().chain(self.udp.flows(&self.host))
+    }
+
+    /// Fails the listeners, and receiving by UDP sockets without a peer, with
+    /// [`SocketError::HandedOver`](crate::SocketError::HandedOver), after what has arrived: another host has taken over the
+    /// addresses.
+    pub fn hand_over(&mut self) {
+        self.tcp.hand_over(&mut self.host);
+        self.udp.hand_over(&mut self.host);
     }
 
     /// Returns all sockets: those bound to UDP ports, listeners, and the connections that an application has or has not

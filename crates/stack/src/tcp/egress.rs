@@ -116,7 +116,7 @@ impl Tcp {
                 Due::Over(tuple, entry) => {
                     self.ports.remove(tuple.local);
                     host.counters.tcp_half_open_timeout += 1;
-                    self.listeners.half_open_ended(entry.listener);
+                    self.listeners.half_open_ended(host, entry.listener);
                 }
             }
         }

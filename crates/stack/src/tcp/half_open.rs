@@ -122,6 +122,11 @@ impl HalfOpens {
         self.entries.len()
     }
 
+    /// Returns the tuples of all entries, in any order.
+    pub(super) fn tuples(&self) -> impl Iterator<Item = Tuple> + '_ {
+        self.entries.keys().map(Key::tuple)
+    }
+
     pub(super) fn get(&self, tuple: &Tuple) -> Option<&HalfOpen> {
         self.entries.get(&Key::of(tuple))
     }

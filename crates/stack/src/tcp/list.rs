@@ -2,8 +2,10 @@
 
 use super::state::State;
 use super::table::Tcp;
+use super::tuple::Tuple;
 use super::{TcpState, connection::Connection};
-use crate::{ListenerId, SocketId, SocketInfo, TcpId};
+use crate::ip;
+use crate::{Flow, ListenerId, SocketId, SocketInfo, TcpId};
 
 impl Connection {
     /// Returns the state that applications see.
@@ -19,6 +21,12 @@ impl Connection {
 }
 
 impl Tcp {
+    /// Returns the addresses of all connections, also of half-open ones.
+    pub(crate) fn flows(&self) -> impl Iterator<Item = Flow> + '_ {
+        let connections = self.by_tuple.keys().copied().chain(self.half_open.tuples());
+        connections.map(|Tuple { local, remote }| Flow { protocol: ip::TCP, local, remote })
+    }
+
     /// Returns all listeners and connections.
     pub(crate) fn list(&self) -> impl Iterator<Item = SocketInfo> + '_ {
         let listeners = self.listeners.listeners.iter().zip(0..).filter_map(|(one, index)| {

@@ -18,6 +18,18 @@ pub(super) struct Listener {
     pub(super) told: bool,
     /// `true` if the port belongs to this host no more.
     pub(super) revoked: bool,
+    /// `true` if another host has taken over the addresses: no further connections arrive.
+    pub(super) handed_over: bool,
+}
+
+impl Listener {
+    /// Returns the error of `accept` while no connection waits.
+    pub(super) fn error(&self) -> Option<SocketError> {
+        // A half-open connection may still become one to accept.
+        let is_over = self.handed_over && self.half_open == 0;
+        let handed_over = is_over.then_some(SocketError::HandedOver);
+        self.revoked.then_some(SocketError::Revoked).or(handed_over)
+    }
 }
 
 /// All listeners.
@@ -82,9 +94,12 @@ impl Listeners {
     }
 
     /// Handles the end of a half-open connection.
-    pub(super) fn half_open_ended(&mut self, id: ListenerId) {
+    pub(super) fn half_open_ended(&mut self, host: &mut Host, id: ListenerId) {
         if let Ok(listener) = self.get(id) {
             listener.half_open = listener.half_open.saturating_sub(1);
+            if listener.error().is_some() && !std::mem::replace(&mut listener.told, true) {
+                host.news.push_back(SocketId::Listener(id));
+            }
         }
     }
 

@@ -41,6 +41,7 @@ impl Tcp {
             accept: VecDeque::new(),
             told: false,
             revoked: false,
+            handed_over: false,
         };
         if listeners.free.pop().is_some() {
             listeners.listeners[index as usize] = Some(listener);
@@ -60,8 +61,7 @@ impl Tcp {
         loop {
             let listener = self.listeners.get(id)?;
             listener.told = false;
-            let none =
-                if listener.revoked { SocketError::Revoked } else { SocketError::WouldBlock };
+            let none = listener.error().unwrap_or(SocketError::WouldBlock);
             let tcp = listener.accept.pop_front().ok_or(none)?;
             let bound = listener.bound;
             let Ok(connection) = self.get(tcp) else { continue };
@@ -75,8 +75,9 @@ impl Tcp {
     pub(crate) fn listener_readiness(&mut self, id: ListenerId) -> Result<Readiness, SocketError> {
         let listener = self.listeners.get(id)?;
         listener.told = false;
-        let readable = !listener.accept.is_empty() || listener.revoked;
-        Ok(Readiness { readable, error: listener.revoked, ..Readiness::default() })
+        let error = listener.error().is_some();
+        let readable = !listener.accept.is_empty() || error;
+        Ok(Readiness { readable, error, ..Readiness::default() })
     }
 
     /// Stops listening, and resets connections that were not accepted.
@@ -116,6 +117,16 @@ impl Tcp {
                 let reply = Reply::closed(ours, theirs, RST | ACK);
                 self.send_reply(now, host, &tuple, reply, None);
             }
+        }
+    }
+
+    /// Fails the listeners once all connections are accepted: another host has taken over the addresses.
+    pub(crate) fn hand_over(&mut self, host: &mut Host) {
+        for (listener, index) in self.listeners.listeners.iter_mut().zip(0..) {
+            let Some(listener) = listener else { continue };
+            listener.handed_over = true;
+            let id = ListenerId { index, generation: listener.generation };
+            host.news.push_back(SocketId::Listener(id));
         }
     }
 

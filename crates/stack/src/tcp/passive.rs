@@ -157,7 +157,7 @@ impl Tcp {
         }
         if seg.has(RST) {
             host.counters.tcp_resets_received += 1;
-            self.end_half_open(&tuple);
+            self.end_half_open(host, &tuple);
             return;
         }
         if !seg.has(ACK) {
@@ -178,7 +178,7 @@ impl Tcp {
             host.counters.tcp_accept_overflow += 1;
             return;
         }
-        self.end_half_open(&tuple);
+        self.end_half_open(host, &tuple);
         let measured = (entry.repeats == 0).then_some(entry.since);
         self.accept_peer(now, host, (tuple, entry.listener), &agreement, measured, (seg, data));
     }
@@ -205,9 +205,9 @@ impl Tcp {
         }
     }
 
-    fn end_half_open(&mut self, tuple: &Tuple) {
+    fn end_half_open(&mut self, host: &mut Host, tuple: &Tuple) {
         if let Some(entry) = self.half_open.remove(tuple) {
-            self.listeners.half_open_ended(entry.listener);
+            self.listeners.half_open_ended(host, entry.listener);
             self.ports.remove(tuple.local);
         }
     }
@@ -240,7 +240,7 @@ impl Tcp {
             host.counters.tcp_connection_limit += 1;
         } else {
             host.counters.tcp_cookies_accepted += 1;
-            self.end_half_open(&tuple);
+            self.end_half_open(host, &tuple);
             self.accept_peer(now, host, (tuple, id), &agreement, None, (seg, data));
         }
         true

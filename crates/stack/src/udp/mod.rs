@@ -16,7 +16,7 @@ use crate::ip::{self, Header, Packet};
 use crate::memberships::{JoinedGroups, Memberships};
 use crate::outbox::NextHop;
 use crate::random::Random;
-use crate::{Instant, Readiness, SocketError, SocketId, SocketInfo, UdpId, fragment, path};
+use crate::{Flow, Instant, Readiness, SocketError, SocketId, SocketInfo, UdpId, fragment, path};
 pub use datagram::{Outgoing, Received};
 pub use options::UdpOptions;
 use queue::Queue;
@@ -79,6 +79,7 @@ impl Udp {
             dropped: 0,
             error: None,
             revoked: false,
+            handed_over: false,
             told: false,
             waits: false,
             options: UdpOptions::default(),
@@ -205,7 +206,8 @@ impl Udp {
         let socket = self.get(id)?;
         socket.told = false;
         let Some(datagram) = socket.queue.front() else {
-            return Err(socket.take_error().unwrap_or(SocketError::WouldBlock));
+            let handed_over = socket.is_handed_over().then_some(SocketError::HandedOver);
+            return Err(socket.take_error().or(handed_over).unwrap_or(SocketError::WouldBlock));
         };
         let received = Received {
             len: datagram.copy_to(buffer),
@@ -245,7 +247,7 @@ impl Udp {
         let socket = self.get(id)?;
         socket.told = false;
         let error = socket.error.is_some() || socket.revoked;
-        let readable = !socket.queue.is_empty() || error;
+        let readable = !socket.queue.is_empty() || error || socket.is_handed_over();
         // A socket that found no room for a longer datagram waits for more.
         let writable = error || !socket.waits && host.outbox.has_room(2048);
         if !writable && !std::mem::replace(&mut socket.waits, true) {
@@ -263,6 +265,28 @@ impl Udp {
             let local = bound.local;
             Some(SocketInfo { id, local, peer: *peer, state: None, received, unsent: 0 })
         })
+    }
+
+    /// Returns the addresses of the sockets that have a peer.
+    pub(crate) fn flows<'a>(&'a self, host: &'a Host) -> impl Iterator<Item = Flow> + 'a {
+        let connected =
+            self.sockets.iter().flatten().filter_map(|one| Some((one.bound, one.peer?)));
+        connected.filter_map(|(bound, remote)| {
+            let own = Some(bound.local.ip()).filter(|ip| !ip.is_unspecified());
+            let source = own.or_else(|| Some(host.route(remote.ip())?.src))?;
+            let local = SocketAddr::new(source, bound.local.port());
+            Some(Flow { protocol: ip::UDP, local, remote })
+        })
+    }
+
+    /// Fails receiving by the sockets that have no peer, once they have no datagram left.
+    pub(crate) fn hand_over(&mut self, host: &mut Host) {
+        for (socket, index) in self.sockets.iter_mut().zip(0..) {
+            let Some(socket) = socket else { continue };
+            socket.handed_over = true;
+            let id = UdpId { index, generation: socket.generation };
+            host.news.push_back(SocketId::Udp(id));
+        }
     }
 
     pub(crate) fn bound(&mut self, id: UdpId) -> Result<SocketAddr, SocketError> {

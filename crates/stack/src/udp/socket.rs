@@ -34,6 +34,8 @@ pub(super) struct Socket {
     pub(super) error: Option<SocketError>,
     /// `true` if the port belongs to this host no more.
     pub(super) revoked: bool,
+    /// `true` if another host has taken over the addresses, and datagrams arrive only from the peer.
+    pub(super) handed_over: bool,
     pub(super) told: bool,
     /// `true` if the socket is in the list of sockets that found no room to send.
     pub(super) waits: bool,
@@ -45,6 +47,11 @@ impl Socket {
     /// Takes the pending error. That of a revoked port stays.
     pub(super) fn take_error(&mut self) -> Option<SocketError> {
         self.error.take().or(self.revoked.then_some(SocketError::Revoked))
+    }
+
+    /// Returns `true` if no further datagram can arrive, because another host has taken over the addresses.
+    pub(super) fn is_handed_over(&self) -> bool {
+        self.handed_over && self.peer.is_none()
     }
 
     /// Returns `true` if the socket receives a datagram: it has no other peer, and has joined the group, if it is for one.

@@ -689,3 +689,72 @@ fn a_small_write_does_not_forget_a_waiting_writer() {
     while read(&mut world, 65_536) > 0 {}
     assert!(world.nodes[0].news.contains(&SocketId::Tcp(client)));
 }
+
+/// A listener of addresses that another host has taken over gives out the connections that have come, also half-open ones,
+/// and then says so. UDP sockets do with datagrams, unless they have a peer.
+#[test]
+fn sockets_of_addresses_that_are_taken_over_end_in_order() {
+    let mut world = World::new(5, [config(0), config(1)]);
+    let listener = world.nodes[1].stack.tcp_listen(at(1, 80), 8).unwrap();
+    let now = world.now;
+    let first = world.nodes[0].stack.tcp_connect(now, at(1, 80), None, None).unwrap();
+    world.idle(Duration::from_millis(50));
+    assert!(world.nodes[0].stack.tcp_readiness(first).unwrap().writable);
+    // The acknowledgement of the second connection is on the way while the addresses change hands.
+    let now = world.now;
+    let second = world.nodes[0].stack.tcp_connect(now, at(1, 80), None, None).unwrap();
+    let half_open = |world: &mut World| world.nodes[1].stack.tcp_sizes().0 == 2;
+    assert!(world.run(now + Duration::from_secs(1), half_open));
+    let any = world.nodes[1].stack.udp_bind(at(1, 9)).unwrap();
+    let connected = world.nodes[1].stack.udp_bind(at(1, 10)).unwrap();
+    world.nodes[1].stack.udp_connect(connected, Some(at(0, 11))).unwrap();
+    let mut flows: Vec<u16> = world.nodes[1].stack.flows().map(|one| one.local.port()).collect();
+    flows.sort_unstable();
+    assert_eq!(flows, [10, 80, 80]);
+    let sender = world.nodes[0].stack.udp_bind(at(0, 11)).unwrap();
+    let now = world.now;
+    for port in [9, 10] {
+        world.nodes[0].stack.udp_send(now, sender, b"x", Some(at(1, port))).unwrap();
+    }
+    let stack = &mut world.nodes[1].stack;
+    stack.hand_over();
+    assert!(stack.tcp_accept(listener).is_ok(), "the first connection");
+    assert_eq!(stack.tcp_accept(listener), Err(SocketError::WouldBlock), "one is half-open");
+    assert!(!stack.tcp_listener_readiness(listener).unwrap().readable);
+    world.idle(Duration::from_millis(50));
+    assert!(world.nodes[0].stack.tcp_readiness(second).unwrap().writable);
+    let stack = &mut world.nodes[1].stack;
+    assert!(stack.tcp_accept(listener).is_ok(), "the second connection");
+    assert_eq!(stack.tcp_accept(listener), Err(SocketError::HandedOver));
+    let ready = stack.tcp_listener_readiness(listener).unwrap();
+    assert!(ready.readable && ready.error);
+    let mut bytes = [0; 8];
+    for socket in [any, connected] {
+        assert_eq!(stack.udp_recv(socket, &mut bytes, false).unwrap().len, 1);
+    }
+    assert_eq!(stack.udp_recv(any, &mut bytes, false), Err(SocketError::HandedOver));
+    assert!(stack.udp_readiness(any).unwrap().readable);
+    assert_eq!(stack.udp_recv(connected, &mut bytes, false), Err(SocketError::WouldBlock));
+    let now = world.now;
+    assert_eq!(world.nodes[1].stack.udp_send(now, any, b"x", Some(at(0, 11))), Ok(()));
+}
+
+/// A half-open connection that ends without an acknowledgement does not hold back the end of a listener.
+#[test]
+fn a_taken_over_listener_ends_with_its_last_half_open_connection() {
+    let mut world = World::new(6, [config(0), config(1)]);
+    let listener = world.nodes[1].stack.tcp_listen(at(1, 80), 8).unwrap();
+    let now = world.now;
+    let client = world.nodes[0].stack.tcp_connect(now, at(1, 80), None, None).unwrap();
+    assert!(
+        world.run(now + Duration::from_secs(1), |world| world.nodes[1].stack.tcp_sizes().0 == 1)
+    );
+    world.nodes[1].stack.hand_over();
+    assert_eq!(world.nodes[1].stack.tcp_accept(listener), Err(SocketError::WouldBlock));
+    let now = world.now;
+    world.nodes[0].stack.tcp_abort(now, client).unwrap();
+    world.nodes[1].news.clear();
+    world.idle(Duration::from_secs(90));
+    assert!(world.nodes[1].news.contains(&SocketId::Listener(listener)));
+    assert_eq!(world.nodes[1].stack.tcp_accept(listener), Err(SocketError::HandedOver));
+}
