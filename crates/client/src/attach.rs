@@ -108,6 +108,7 @@ fn request(options: &Options) -> Attach {
         ipv4: options.ipv4.map_or([0; 4], |ip| ip.octets()),
         flags: options.addresses.to_flags()
             | if options.own_queue { message::ATTACH_OWN_QUEUE } else { 0 }
+            | if options.replace.is_some() { message::ATTACH_REPLACE } else { 0 }
             | options.oob_slots << message::ATTACH_OOB_SHIFT,
         apertures: options.apertures,
         tripwires: options.tripwires,

@@ -67,6 +67,7 @@ mod options;
 mod pool;
 mod receive;
 mod reconnect;
+mod replacement;
 mod report;
 mod request_table;
 mod requests;

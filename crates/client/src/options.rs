@@ -40,6 +40,11 @@ pub struct Options {
     pub ipv4: Option<Ipv4Addr>,
     /// The requested kind of addresses.
     pub addresses: Addresses,
+    /// `Some`: replaces an earlier session, the newest of the same user and name. The session gets its addresses
+    /// ([`Info::replaces`]) once that session's application has handed over ([`crate::Session::hand_over`]). Attaching waits
+    /// so long for that. If there is no such session with addresses of its own, the session gets addresses as usual.
+    /// `None`, the default: replaces no session.
+    pub replace: Option<Duration>,
     /// `true` to ask for a hardware queue of the session's own, from which packets come without a
     /// copy by the server. Attaching fails if the policy grants none or none is free;
     /// [`crate::AttachError`] says why. The kernel puts only packets for the first queue pair into
@@ -183,6 +188,7 @@ impl Default for Options {
             provided: None,
             ipv4: None,
             addresses: Addresses::default(),
+            replace: None,
             own_queue: false,
             wait_strategy: WaitStrategy::default(),
             expedited_queue_pair: None,
@@ -219,6 +225,9 @@ pub struct Info {
     /// it uses, and learns link addresses from the endpoint of
     /// [`Rule::neighbours`](crate::Rule::neighbours).
     pub shared: bool,
+    /// `true` if another session has the same addresses, which this session is to replace, or which replaces this session
+    /// ([`Options::replace`]).
+    pub replaces: bool,
     /// `true` if no endpoint can receive all packets: the addresses are shared, or the grant limits
     /// ports or ethertypes.
     pub by_port: bool,
@@ -317,6 +326,7 @@ pub(crate) fn read_info(attached: &Attached) -> Info {
         can_checksum: attached.capabilities & message::CAN_CHECKSUM != 0,
         can_segment: attached.capabilities & message::CAN_SEGMENT != 0,
         shared: attached.flags & message::SHARED != 0,
+        replaces: attached.flags & message::REPLACES != 0,
         by_port: attached.flags & message::BY_PORT != 0,
         trusted: attached.flags & message::TRUSTED != 0,
         lanes: u32::from(attached.lanes),

@@ -65,6 +65,24 @@ impl Rule {
         Rule { flags: message::OPEN_NEIGHBOURS, ..Rule::default() }
     }
 
+    /// Receives a copy of each ARP, ICMP and ICMPv6 packet to the session's MAC address that another session with that address
+    /// receives, instead of packets by a rule: see [`Session::hand_over`](crate::Session::hand_over). The rule has no field but
+    /// the VLAN. The server closes the endpoint once no other session has the address. The endpoint sends what one of
+    /// [`Rule::new`] does. A session has at most one such endpoint.
+    #[must_use]
+    pub fn link_control(self) -> Rule {
+        Rule { flags: self.flags | message::OPEN_LINK_CONTROL, ..self }
+    }
+
+    /// Takes the rule over from the endpoint that has the same rule in a session which this session replaces
+    /// ([`Options::replace`](crate::Options::replace)). Each packet reaches one of the two endpoints. The server closes the
+    /// earlier endpoint ([`Session::is_revoked`](crate::Session::is_revoked)). If no endpoint has the rule, it opens as usual.
+    /// Not for endpoints with out-of-band messages.
+    #[must_use]
+    pub fn taken_over(self) -> Rule {
+        Rule { flags: self.flags | message::OPEN_TAKE_OVER, ..self }
+    }
+
     /// Matches packets to this MAC address instead of the session's. For root and the server's
     /// user.
     #[must_use]

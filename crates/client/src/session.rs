@@ -20,7 +20,7 @@ use towpath_queue::{PoolShape, Violation};
 use crate::aperture_table::Apertures;
 use crate::attach::{Attachment, Granted, ask_for_session, attach};
 use crate::control::{Deadline, connect};
-use crate::error::{AttachError, Lost};
+use crate::error::{AttachError, Lost, Refusal};
 use crate::hold::DoorbellHold;
 use crate::lanes::{FirstLaneParts, Lane, QueuePair, lanes};
 use crate::oob_queues::Oob;
@@ -99,6 +99,29 @@ const HANG_UP_PAUSES: [Duration; 5] = [
     Duration::from_millis(400),
 ];
 
+/// The pause before the client asks again whether an earlier session has handed over.
+const HAND_OVER_PAUSE: Duration = Duration::from_millis(20);
+
+/// Asks for a session, and again if the server hangs up.
+fn ask_again(path: &Path, options: &Options, deadline: Deadline) -> Result<Granted, AttachError> {
+    let mut pauses = HANG_UP_PAUSES.into_iter();
+    loop {
+        let granted = ask_for_session(connect(path, deadline)?, options, deadline);
+        match (granted, pauses.next()) {
+            (Err(AttachError::HungUp), Some(pause)) if deadline.is_after(pause) => {
+                std::thread::sleep(pause);
+            }
+            (granted, _) => return granted,
+        }
+    }
+}
+
+/// Returns `true` if the session that a new one replaces has not handed over, and there is time left.
+fn waits_for_hand_over(granted: &Result<Granted, AttachError>, until: Option<Deadline>) -> bool {
+    let in_use = matches!(granted, Err(AttachError::Refused { refusal: Refusal::InUse, .. }));
+    in_use && until.is_some_and(|until| until.is_after(HAND_OVER_PAUSE))
+}
+
 impl Session {
     /// Attaches to the server that listens at `path`. If the server hangs up before it answers, the client
     /// connects again, at most five times within 0.8 s.
@@ -110,16 +133,15 @@ impl Session {
     /// # Errors
     /// [`AttachError`].
     pub fn attach(path: impl AsRef<Path>, options: &Options) -> Result<Session, AttachError> {
-        let (path, deadline) = (path.as_ref(), Deadline::after(options.answer_timeout));
-        let mut pauses = HANG_UP_PAUSES.into_iter();
-        let granted = loop {
-            let granted = ask_for_session(connect(path, deadline)?, options, deadline);
-            match (granted, pauses.next()) {
-                (Err(AttachError::HungUp), Some(pause)) if deadline.is_after(pause) => {
-                    std::thread::sleep(pause);
-                }
-                (granted, _) => break granted,
+        let path = path.as_ref();
+        let hand_over_by = options.replace.map(Deadline::after);
+        let (granted, deadline) = loop {
+            let deadline = Deadline::after(options.answer_timeout);
+            let granted = ask_again(path, options, deadline);
+            if !waits_for_hand_over(&granted, hand_over_by) {
+                break (granted, deadline);
             }
+            std::thread::sleep(HAND_OVER_PAUSE);
         };
         let attached = granted.and_then(|granted| Session::begin(granted, options, deadline));
         let (mut session, flags) = attached.map_err(|error| error.at(path))?;

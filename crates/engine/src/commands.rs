@@ -38,6 +38,16 @@ pub enum Command {
         listening: Option<Listening>,
         group: bool,
     },
+    /// Adds an endpoint with the flow rule of another session's endpoint, which it closes. The other application learns
+    /// of the end as of [`Command::RevokeEndpoint`]. No packet comes between the two steps.
+    TakeOverEndpoint {
+        /// The session and the endpoint that has the rule.
+        from: (u32, u32),
+        session: u32,
+        number: u32,
+        endpoint: Box<Endpoint>,
+        group: bool,
+    },
     RemoveEndpoint {
         session: u32,
         number: u32,
@@ -144,6 +154,11 @@ impl Command {
                     group: *group,
                 }
             }
+            Command::TakeOverEndpoint { from, session, number, endpoint, group } => {
+                let (from, session, number) = (*from, *session, *number);
+                let (endpoint, group) = (endpoint.clone(), *group);
+                Command::TakeOverEndpoint { from, session, number, endpoint, group }
+            }
             Command::RemoveEndpoint { session, number } => {
                 Command::RemoveEndpoint { session: *session, number: *number }
             }
@@ -221,6 +236,9 @@ pub enum Listening {
     Promiscuous,
     /// The endpoint receives a copy of every packet in either direction.
     Capture,
+    /// The endpoint receives a copy of each ARP, ICMP and ICMPv6 packet to its session's MAC address that an endpoint of
+    /// another session receives.
+    LinkControl,
 }
 
 /// A reply or report of the engine to the control thread.

@@ -34,6 +34,7 @@
 //! rule of other ports, protocols or VLANs, however many exist.
 
 mod cache;
+mod companions;
 mod destination;
 mod groups;
 mod hash;
@@ -49,6 +50,7 @@ use towpath_packet::plain::Plain;
 
 use crate::freed::FreedTable;
 use cache::{CLASSES, Last, class_of};
+use companions::Companions;
 use groups::Groups;
 use hash::Table;
 use rule::{
@@ -118,6 +120,8 @@ pub struct FlowTable {
     captures: Vec<Destination>,
     /// `true` if the engine behaves as if such endpoints existed, even where there are none.
     assumes_captures: bool,
+    /// Endpoints that get copies of link-control packets.
+    companions: Companions,
     /// The freed leases, for packets that no rule matches.
     freed: FreedTable,
     seed: u64,
@@ -146,6 +150,7 @@ impl FlowTable {
             promiscuous: Vec::new(),
             captures: Vec::new(),
             assumes_captures: false,
+            companions: Companions::default(),
             freed: FreedTable::new(seed),
             seed,
             changes: 0,
@@ -155,6 +160,19 @@ impl FlowTable {
     #[inline]
     pub(crate) fn freed_mut(&mut self) -> &mut FreedTable {
         &mut self.freed
+    }
+
+    /// Registers an endpoint that gets a copy of each link-control packet to the MAC address and the VLAN of its rule.
+    pub(crate) fn add_companion(&mut self, rule: &FlowRule, destination: Destination) {
+        self.companions.insert(rule, destination);
+    }
+
+    /// Appends the endpoints that get a copy of a packet to one host, beside its receivers in `found`.
+    #[inline]
+    pub(crate) fn append_companions(&self, headers: &Headers, found: &mut Vec<Destination>) {
+        if !self.companions.is_empty() {
+            self.companions.append(headers, found);
+        }
     }
 
     /// Changes the cache's setting. Each endpoint then forgets its last packet.
@@ -263,6 +281,7 @@ impl FlowTable {
     pub(crate) fn remove_captures(&mut self, destination: Destination) {
         self.promiscuous.retain(|one| *one != destination);
         self.captures.retain(|one| *one != destination);
+        self.companions.remove(destination);
     }
 
     /// Registers an endpoint that receives every packet of the device.

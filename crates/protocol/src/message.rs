@@ -25,6 +25,7 @@
 //! | set tripwire | application | [`SetTripwire`] | created, or error |
 //! | import tripwire | application | [`ImportTripwire`] | created with the descriptor of its owner's armed words, or error |
 //! | release | application | [`Release`] | done, or error |
+//! | hand over | application | none | done, or error |
 //! | done | server | none | |
 //! | error | server | [`ErrorBody`] | |
 
@@ -92,6 +93,7 @@ pub enum Message {
     SetTripwire(SetTripwire),
     ImportTripwire(ImportTripwire),
     Release(Release),
+    HandOver,
 }
 
 /// The reason why bytes are no message.
@@ -141,6 +143,7 @@ impl Message {
             Message::SetTripwire(_) => 18,
             Message::ImportTripwire(_) => 19,
             Message::Release(_) => 20,
+            Message::HandOver => 21,
         }
     }
 
@@ -176,7 +179,7 @@ impl Message {
             Message::SetTripwire(body) => (body.as_bytes(), &[]),
             Message::ImportTripwire(body) => (body.as_bytes(), &[]),
             Message::Release(body) => (body.as_bytes(), &[]),
-            Message::Mapped | Message::Done => (&[], &[]),
+            Message::Mapped | Message::Done | Message::HandOver => (&[], &[]),
         };
         [header.as_bytes(), body, text].concat()
     }
@@ -247,6 +250,7 @@ impl Message {
             18 => Ok(Message::SetTripwire(read(body, length())?)),
             19 => Ok(Message::ImportTripwire(read(body, length())?)),
             20 => Ok(Message::Release(read(body, length())?)),
+            21 => empty(Message::HandOver),
             kind => Err(MessageError::Kind(kind)),
         };
         Ok((message?, header.version))
@@ -291,6 +295,7 @@ mod tests {
             Message::SetTripwire(SetTripwire { len: 8, ..SetTripwire::new_zeroed() }),
             Message::ImportTripwire(ImportTripwire { tripwire: 3, ..ImportTripwire::new_zeroed() }),
             Message::Release(Release { kind: RELEASE_MEMORY, number: 4 }),
+            Message::HandOver,
         ]
     }
 
@@ -350,7 +355,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_decode_to_their_message_or_fail(bytes in proptest::collection::vec(any::<u8>(), 0..600), kind in 0..23u16, fix in any::<bool>()) {
+        fn any_bytes_decode_to_their_message_or_fail(bytes in proptest::collection::vec(any::<u8>(), 0..600), kind in 0..24u16, fix in any::<bool>()) {
             let mut bytes = bytes;
             if fix && bytes.len() >= 8 {
                 bytes[..4].copy_from_slice(&MAGIC.to_ne_bytes());

@@ -7,6 +7,7 @@
 mod lease;
 mod range;
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
@@ -84,7 +85,8 @@ pub(crate) struct Pool {
     ipv4: Option<Range>,
     ipv6: Option<Range>,
     device_mac: [u8; 6],
-    taken: BTreeSet<u32>,
+    /// The indices given, each with the number of sessions that share it: a session and those that replace it.
+    taken: BTreeMap<u32, u32>,
     /// Indices returned and free; the most recent one is at the back.
     released: VecDeque<Released>,
     /// Indices that only one holder gets.
@@ -116,7 +118,7 @@ impl Pool {
             ipv4,
             ipv6,
             device_mac,
-            taken: BTreeSet::new(),
+            taken: BTreeMap::new(),
             released: VecDeque::new(),
             reserved: BTreeMap::new(),
             next: 1,
@@ -181,7 +183,7 @@ impl Pool {
         host_number: u32,
         terms: &Terms,
     ) -> Result<Lease, PoolError> {
-        if !(1..=self.last).contains(&host_number) || self.taken.contains(&host_number) {
+        if !(1..=self.last).contains(&host_number) || self.taken.contains_key(&host_number) {
             return Err(PoolError::Taken);
         }
         Ok(self.give(host_number, terms))
@@ -196,7 +198,7 @@ impl Pool {
         if self.is_anothers(host_number, holder) {
             return Err(PoolError::Reserved(wanted));
         }
-        if self.taken.contains(&host_number) {
+        if self.taken.contains_key(&host_number) {
             return Err(PoolError::InUse(wanted));
         }
         let lately = self.released.iter().find(|one| one.host_number == host_number);
@@ -207,9 +209,20 @@ impl Pool {
         Ok(host_number)
     }
 
-    /// Gives the addresses of an index that is free, as far as the terms allow them.
+    /// Gives the addresses of a lease to one more session.
+    ///
+    /// # Errors
+    /// Fails with [`PoolError::Taken`] if no session has the lease.
+    pub(crate) fn share(&mut self, lease: &Lease, terms: &Terms) -> Result<Lease, PoolError> {
+        if lease.shared || !self.taken.contains_key(&lease.host_number) {
+            return Err(PoolError::Taken);
+        }
+        Ok(self.give(lease.host_number, terms))
+    }
+
+    /// Gives the addresses of an index, as far as the terms allow them.
     fn give(&mut self, host_number: u32, terms: &Terms) -> Lease {
-        self.taken.insert(host_number);
+        *self.taken.entry(host_number).or_default() += 1;
         self.released.retain(|one| one.host_number != host_number);
         let [_, a, b, c] = host_number.to_be_bytes();
         let [d, e, f, g, h, i] = self.device_mac;
@@ -228,9 +241,16 @@ impl Pool {
         }
     }
 
-    /// Takes a lease back from its holder. A shared one is not the pool's.
-    pub(crate) fn release(&mut self, lease: &Lease, holder: Holder) {
-        if self.taken.remove(&lease.host_number) {
+    /// Takes a lease back from its holder. A shared one is not the pool's. Returns `true` if no session has the lease
+    /// any more.
+    pub(crate) fn release(&mut self, lease: &Lease, holder: Holder) -> bool {
+        let Entry::Occupied(mut sessions) = self.taken.entry(lease.host_number) else {
+            return true;
+        };
+        *sessions.get_mut() -= 1;
+        let is_last = *sessions.get() == 0;
+        if is_last {
+            sessions.remove();
             if self.released.len() == REMEMBERED {
                 self.released.pop_front();
             }
@@ -240,6 +260,7 @@ impl Pool {
                 at: Instant::now(),
             });
         }
+        is_last
     }
 
     /// Returns the number of leases given.
@@ -287,7 +308,7 @@ impl Pool {
     fn reserved_for(&self, holder: &Holder, terms: &Terms) -> Option<u32> {
         let theirs = self.reserved.iter().filter(|(_, owner)| *owner == holder);
         let mut numbers = theirs.map(|(number, _)| *number);
-        numbers.find(|number| !self.taken.contains(number) && self.is_granted(*number, terms))
+        numbers.find(|number| !self.taken.contains_key(number) && self.is_granted(*number, terms))
     }
 
     fn had_by(&self, holder: &Holder, terms: &Terms) -> Option<u32> {
@@ -327,7 +348,7 @@ impl Pool {
     }
 
     fn is_free(&self, host_number: u32, lately: &BTreeSet<u32>, holder: &Holder) -> bool {
-        !self.taken.contains(&host_number)
+        !self.taken.contains_key(&host_number)
             && !lately.contains(&host_number)
             && !self.is_excluded(host_number)
             && !self.is_anothers(host_number, holder)
@@ -463,8 +484,24 @@ mod tests {
             let leases: Vec<_> =
                 (0..pool.size()).map(|_| pool.lease(&holder("x"), None, &any()).unwrap()).collect();
             assert_eq!(pool.lease(&holder("x"), None, &any()), Err(PoolError::Full));
-            leases.iter().for_each(|lease| pool.release(lease, holder("x")));
+            assert!(leases.iter().all(|lease| pool.release(lease, holder("x"))));
         }
+    }
+
+    #[test]
+    fn a_shared_lease_lasts_until_its_last_session() {
+        let mut pool = pool();
+        let first = pool.lease(&holder("a"), None, &any()).unwrap();
+        let second = pool.share(&first, &any()).unwrap();
+        assert_eq!((first, pool.given()), (second, 1));
+        assert!(!pool.release(&first, holder("a")));
+        assert_eq!(pool.lease_again(first.host_number(), &any()), Err(PoolError::Taken));
+        assert!(pool.released.is_empty(), "the other session has the addresses");
+        assert!(pool.release(&second, holder("a")));
+        assert_eq!((pool.given(), pool.released.len()), (0, 1));
+        assert_eq!(pool.share(&first, &any()), Err(PoolError::Taken));
+        let shared = Lease::shared([2; 6], first.ipv4, None);
+        assert_eq!(pool.share(&shared, &any()), Err(PoolError::Taken), "not the pool's");
     }
 
     #[test]

@@ -94,7 +94,17 @@ impl Application {
         endpoints: &Numbered<ControlEndpoint>,
         listening: Option<Listening>,
     ) -> Result<(), String> {
-        let theirs = endpoints.all().filter(|(_, one)| one.listening.is_some() && !one.revoked);
+        let theirs = endpoints.all().filter(|(_, one)| !one.revoked);
+        if listening == Some(Listening::LinkControl) {
+            if theirs.filter(|(_, one)| one.listening == listening).count() > 0 {
+                return Err("the session has an endpoint for link control already".to_owned());
+            }
+            return Ok(());
+        }
+        let copies = |one: &ControlEndpoint| {
+            matches!(one.listening, Some(Listening::Promiscuous | Listening::Capture))
+        };
+        let theirs = theirs.filter(|(_, one)| copies(one));
         if listening.is_some() && !self.is_administrators() && theirs.count() >= MAX_LISTENING {
             return Err(format!(
                 "the session has {MAX_LISTENING} promiscuous or capturing endpoints, which is the \

@@ -31,6 +31,9 @@ pub(crate) struct ControlSession {
     pub(crate) record: Option<Record>,
     /// The session's endpoints.
     pub(crate) endpoints: Numbered<ControlEndpoint>,
+    /// `true` if the application lets a session of the same user and name have the addresses too, and take over the flow
+    /// rules.
+    pub(crate) hands_over: bool,
     /// The last request for an endpoint that an earlier server carried out.
     pub(crate) resumed_request: ResumedRequest,
     /// The session's memories, apertures and tripwires; `None` if it can have none.
@@ -58,6 +61,7 @@ impl ControlSession {
             own_queue,
             record,
             endpoints,
+            hands_over: false,
             resumed_request,
             apertures,
         }

@@ -6,7 +6,10 @@ use std::collections::hash_map::Entry;
 use std::net::IpAddr;
 
 use towpath_device::{Device, Filter, FilterError};
-use towpath_packet::headers::{ETHERTYPE_ARP, PROTOCOL_ICMPV6, PROTOCOL_UDP};
+use towpath_engine::commands::Listening;
+use towpath_packet::headers::{
+    ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, PROTOCOL_ICMP, PROTOCOL_ICMPV6, PROTOCOL_UDP,
+};
 use towpath_packet::roce::UDP_PORT;
 use towpath_packet::{FlowRule, FlowVlan};
 
@@ -145,8 +148,10 @@ impl Filters {
 
 /// Returns the filters for the packets that an endpoint receives.
 pub(crate) fn of_endpoint(opened: &ControlEndpoint) -> Vec<Filter> {
-    if opened.listening.is_some() {
-        return vec![Filter::Everything];
+    match opened.listening {
+        Some(Listening::Promiscuous | Listening::Capture) => return vec![Filter::Everything],
+        Some(Listening::LinkControl) => return of_link_control(&opened.rule),
+        None => {}
     }
     if opened.is_for_neighbours {
         return Vec::new();
@@ -161,6 +166,20 @@ pub(crate) fn of_endpoint(opened: &ControlEndpoint) -> Vec<Filter> {
     for (ip, own) in &opened.reachable {
         filters.extend(of_reachable(*ip, own.mac));
     }
+    filters
+}
+
+/// Returns the filters for the packets that keep a link working, to the MAC address and in the VLAN of a rule.
+fn of_link_control(rule: &FlowRule) -> Vec<Filter> {
+    let of = |ethertype, protocol| {
+        Filter::Flow(FlowRule { ethertype: Some(ethertype), protocol, ..*rule })
+    };
+    let mut filters = vec![
+        of(ETHERTYPE_ARP, None),
+        of(ETHERTYPE_IPV4, Some(PROTOCOL_ICMP)),
+        of(ETHERTYPE_IPV6, Some(PROTOCOL_ICMPV6)),
+    ];
+    filters.extend(rule.mac.map(Filter::Address));
     filters
 }
 

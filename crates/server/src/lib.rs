@@ -39,6 +39,7 @@ mod device_control;
 mod device_events;
 mod device_settings;
 mod direct_notification;
+mod endpoint_rules;
 mod engines;
 mod event_loop;
 mod filters;

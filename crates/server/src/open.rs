@@ -63,7 +63,9 @@ pub(crate) fn read_open(
     let out_of_band = read_out_of_band(open, application, shape)?;
     let sends = match listening {
         None => true,
-        Some(Listening::Promiscuous) => application.terms.allow_every_flow(),
+        Some(Listening::Promiscuous | Listening::LinkControl) => {
+            application.terms.allow_every_flow()
+        }
         Some(Listening::Capture) => false,
     };
     let mut settings = Values::default();
@@ -106,17 +108,27 @@ fn has(open: &Open, field: u32) -> bool {
     open.given & field != 0
 }
 
+/// The reason why an endpoint for link control is refused.
+const LINK_CONTROL_RULE: &str =
+    "an endpoint for link control has no field of a flow rule but the VLAN";
+
 /// Reads the way in which the endpoint listens without a rule, if it does.
 fn read_listening(open: &Open) -> Result<Option<Listening>, Refused> {
-    let listening = match (
-        open.flags & message::OPEN_PROMISCUOUS != 0,
-        open.flags & message::OPEN_CAPTURE != 0,
-    ) {
-        (false, false) => return Ok(None),
-        (true, false) => Listening::Promiscuous,
-        (false, true) => Listening::Capture,
-        (true, true) => return Err(malformed("promiscuous and capture exclude each other")),
+    let ways = message::OPEN_PROMISCUOUS | message::OPEN_CAPTURE | message::OPEN_LINK_CONTROL;
+    let listening = match open.flags & ways {
+        0 => return Ok(None),
+        message::OPEN_PROMISCUOUS => Listening::Promiscuous,
+        message::OPEN_CAPTURE => Listening::Capture,
+        message::OPEN_LINK_CONTROL => Listening::LinkControl,
+        _ => return Err(malformed("promiscuous, capture and link control exclude each other")),
     };
+    if open.flags & message::OPEN_TAKE_OVER != 0 {
+        return Err(malformed("an endpoint without a flow rule takes none over"));
+    }
+    if listening == Listening::LinkControl {
+        let vlan = open.given & !message::RULE_VLAN == 0;
+        return if vlan { Ok(Some(listening)) } else { Err(malformed(LINK_CONTROL_RULE)) };
+    }
     if open.given != 0 {
         return Err(malformed("a promiscuous or capturing endpoint has no flow rule"));
     }
@@ -158,6 +170,9 @@ fn read_out_of_band(
         let text = "open: the session has no queues for out-of-band messages; attach with \
                     Options::oob_slots";
         return Err((Refusal::State, text.to_owned()));
+    }
+    if open.flags & message::OPEN_TAKE_OVER != 0 {
+        return Err(malformed("an endpoint for out-of-band messages takes no flow rule over"));
     }
     if !has(open, message::RULE_PROTOCOL)
         || !has(open, message::RULE_PORT)
@@ -227,6 +242,11 @@ fn check_shared(
     group: bool,
     lease: &Lease,
 ) -> Result<(), Refused> {
+    if listening == Some(Listening::LinkControl) && lease.shared {
+        return Err(denied(
+            "the session shares the host's addresses; the host's kernel gets the packets that keep the link working",
+        ));
+    }
     if !lease.shared || listening.is_some() {
         return Ok(());
     }

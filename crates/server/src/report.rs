@@ -214,6 +214,7 @@ fn receives(opened: &ControlEndpoint) -> String {
     let mut text = match opened.listening {
         Some(Listening::Capture) => "a copy of every packet".to_owned(),
         Some(Listening::Promiscuous) => "every packet".to_owned(),
+        Some(Listening::LinkControl) => "copies of ARP and ICMP".to_owned(),
         None if opened.is_for_neighbours => "the server's answers about link addresses".to_owned(),
         None => rule_text(&opened.rule),
     };

@@ -2,6 +2,7 @@
 
 mod attach;
 pub(crate) mod endpoints;
+mod replacement;
 mod settings;
 
 use towpath_memory::peer_words;
@@ -30,6 +31,7 @@ impl Control {
             Message::SetTripwire(set) => self.set_tripwire(token, &set),
             Message::ImportTripwire(import) => self.import_tripwire(token, &import),
             Message::Release(release) => self.release_object(token, release),
+            Message::HandOver => self.hand_over(token),
             Message::Attached(_)
             | Message::Opened(_)
             | Message::Reported(..)

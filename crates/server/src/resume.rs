@@ -3,6 +3,7 @@
 //! | module | holds |
 //! |---|---|
 //! | `record` | the record of each session for a successor |
+//! | `addresses` | the part of a record with the session's addresses |
 //! | `left` | the objects of an earlier server in the store, by sessions |
 //! | `restore` | the start: sessions, rules and ports as before, without their applications |
 //! | `settings` | the device's settings that were changed |
@@ -14,6 +15,7 @@
 //! nor mark events, since both event queues may be inconsistent. The application restarts its event
 //! queues and sends `resume`, the engines restart theirs, and the session continues.
 
+pub(crate) mod addresses;
 mod claim;
 pub(crate) mod left;
 pub(crate) mod record;

@@ -11,7 +11,7 @@ use crate::control_endpoint::ControlEndpoint;
 use crate::host::{Host, port_protocol};
 use crate::policy::{Policy, Terms};
 use crate::refusal::Refused;
-use crate::resume::record::RecordedAddresses;
+use crate::resume::addresses::RecordedAddresses;
 use crate::rules_in_use::RulesInUse;
 
 /// The addresses for sessions.
@@ -142,7 +142,17 @@ impl SessionAddresses {
         }
     }
 
-    /// Leases the addresses that a session of an earlier server had.
+    /// Leases the addresses of a session to a session that replaces it.
+    ///
+    /// # Errors
+    /// Fails with the line that the server sends to the peer.
+    pub(crate) fn share(&mut self, earlier: &Lease, terms: &Terms) -> Result<Lease, Refused> {
+        let lease = self.pool.share(earlier, terms);
+        lease.map_err(|error| (refusal_of(&error), format!("attach: {error}")))
+    }
+
+    /// Leases the addresses that a session of an earlier server had. `earlier`: the lease of a session that this one
+    /// replaces, if there is one.
     ///
     /// # Errors
     /// Fails with the reason, in words.
@@ -151,14 +161,19 @@ impl SessionAddresses {
         recorded: &RecordedAddresses,
         holder: &Holder,
         terms: &Terms,
+        earlier: Option<&Lease>,
     ) -> Result<Lease, String> {
+        let earlier = earlier.filter(|one| one.host_number() == recorded.host_number);
         let lease = match &self.host {
             Some(host) if recorded.shared => host.lease(terms).map_err(|(_, text)| text)?,
             None if recorded.shared => {
                 return Err("this server does not share the host's addresses".to_owned());
             }
             _ => {
-                let lease = self.pool.lease_again(recorded.host_number, terms);
+                let lease = match earlier {
+                    Some(earlier) => self.pool.share(earlier, terms),
+                    None => self.pool.lease_again(recorded.host_number, terms),
+                };
                 lease.map_err(|error| error.to_string())?
             }
         };
@@ -169,9 +184,9 @@ impl SessionAddresses {
         Err("its addresses are not those of this server".to_owned())
     }
 
-    /// Takes a lease back from its holder.
-    pub(crate) fn release(&mut self, lease: &Lease, holder: Holder) {
-        self.pool.release(lease, holder);
+    /// Takes a lease back from its holder. Returns `true` if no session has the lease any more.
+    pub(crate) fn release(&mut self, lease: &Lease, holder: Holder) -> bool {
+        self.pool.release(lease, holder)
     }
 
     /// Reserves the addresses of a policy, in place of those reserved before.
@@ -271,15 +286,15 @@ mod tests {
         let lease = addresses.lease(false, &holder(), None, &Terms::default()).unwrap();
         let recorded = RecordedAddresses::of(&lease);
         addresses.release(&lease, holder());
-        let again = addresses.lease_again(&recorded, &holder(), &Terms::default());
+        let again = addresses.lease_again(&recorded, &holder(), &Terms::default(), None);
         assert_eq!(again, Ok(lease));
         let mut other = self::addresses(Subnets::default());
         assert!(other.are_free());
-        let why = other.lease_again(&recorded, &holder(), &Terms::default()).unwrap_err();
+        let why = other.lease_again(&recorded, &holder(), &Terms::default(), None).unwrap_err();
         assert!(why.contains("not those of this server"), "{why}");
         assert_eq!(other.counts().1, 0, "it is given back");
         let shared = RecordedAddresses::of(&Lease::shared(MAC, Some((GATEWAY, 24)), None));
-        let why = other.lease_again(&shared, &holder(), &Terms::default()).unwrap_err();
+        let why = other.lease_again(&shared, &holder(), &Terms::default(), None).unwrap_err();
         assert!(why.contains("does not share"), "{why}");
     }
 }

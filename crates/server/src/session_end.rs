@@ -209,9 +209,12 @@ impl Control {
             self.addresses.forget_endpoint(opened, (number, endpoint));
         }
         self.device.release(&[Filter::Address(lease.mac)]);
-        self.addresses.release(&lease, holder);
+        let is_last = self.addresses.release(&lease, holder);
+        if !is_last {
+            self.end_link_control(&lease);
+        }
         // Other hosts know the addresses only of a session with endpoints.
-        if endpoints.all().next().is_some() {
+        if is_last && endpoints.all().next().is_some() {
             self.device.answer_for(&mut self.engines, &lease, account);
         }
         self.decide_who_notifies(token);

@@ -247,7 +247,7 @@ fn each_field_of_attach_has_its_range() {
         Attach { receive_buffer_bytes: many, ..good },
         Attach { queue_pairs: 16_384, transmit_slots: 1 << 20, ..good },
         Attach { transmit_slots: 1 << 20, transmit_buffer_bytes: 1 << 17, ..good },
-        Attach { flags: 8, ..good },
+        Attach { flags: 16, ..good },
     ];
     let raw = connect(&server);
     for attach in malformed {

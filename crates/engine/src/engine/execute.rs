@@ -55,19 +55,21 @@ impl Engine {
                 self.remove_session(number, reason, at_once);
             }
             Command::AddEndpoint { session, number, endpoint, listening, group } => {
-                if let Some(key) = self.sessions.key(session) {
-                    self.add_endpoint(key, number, endpoint, listening, group);
-                }
+                self.with_key(session, |engine, key| {
+                    engine.add_endpoint(key, number, endpoint, listening, group);
+                });
+            }
+            Command::TakeOverEndpoint { from, session, number, endpoint, group } => {
+                self.with_key(from.0, |engine, key| engine.revoke_endpoint(key, from.1));
+                self.with_key(session, |engine, key| {
+                    engine.add_endpoint(key, number, endpoint, None, group);
+                });
             }
             Command::RemoveEndpoint { session, number } => {
-                if let Some(key) = self.sessions.key(session) {
-                    self.remove_endpoint(key, number);
-                }
+                self.with_key(session, |engine, key| engine.remove_endpoint(key, number));
             }
             Command::RevokeEndpoint { session, number } => {
-                if let Some(key) = self.sessions.key(session) {
-                    self.revoke_endpoint(key, number);
-                }
+                self.with_key(session, |engine, key| engine.revoke_endpoint(key, number));
             }
             Command::TellRevoked { session, number } => {
                 if let Some(session) = self.session_mut(session) {
@@ -75,14 +77,12 @@ impl Engine {
                 }
             }
             Command::AnswerNeighbour { session, endpoint, packet, answered } => {
-                if let Some(key) = self.sessions.key(session) {
-                    self.answer_neighbour(key, endpoint, packet.as_deref(), answered);
-                }
+                self.with_key(session, |engine, key| {
+                    engine.answer_neighbour(key, endpoint, packet.as_deref(), answered);
+                });
             }
             Command::SetTerms { session, forbidden, reach } => {
-                if let Some(key) = self.sessions.key(session) {
-                    self.set_terms(key, forbidden, reach);
-                }
+                self.with_key(session, |engine, key| engine.set_terms(key, forbidden, reach));
             }
             Command::Set { setting, session, endpoint, value } => {
                 if setting.spec().scope == Scope::Device {
@@ -130,6 +130,13 @@ impl Engine {
         let mut buffers = Vec::new();
         self.port.restore(queue, &mut buffers);
         self.rx.take_back(&self.port, &buffers);
+    }
+
+    /// Calls `f` with the key of the session with a number, if there is one.
+    fn with_key(&mut self, number: u32, f: impl FnOnce(&mut Engine, u32)) {
+        if let Some(key) = self.sessions.key(number) {
+            f(self, key);
+        }
     }
 
     /// Returns the session with a number.
@@ -256,6 +263,9 @@ impl Engine {
             }
             Some(Listening::Promiscuous) => self.flows.add_promiscuous(destination),
             Some(Listening::Capture) => self.flows.add_capture(destination),
+            Some(Listening::LinkControl) => {
+                self.flows.add_companion(&endpoint.rule, destination);
+            }
         }
         // The counters of a reused number start at zero.
         if !endpoint.is_resumed {

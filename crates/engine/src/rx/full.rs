@@ -160,6 +160,7 @@ fn deliver_to_flows<const CAPTURES: bool>(
         flows.members(headers, found);
     } else {
         found.extend(flow_of(headers, packet.beginning, flows));
+        flows.append_companions(headers, found);
     }
     if (found.is_empty() || is_group(headers.destination)) && !flows.freed_mut().is_empty() {
         flows.freed_mut().take(packet.beginning, packet.source.len());

@@ -228,6 +228,7 @@ impl TxPath {
             self.found.retain(|found| !one.is_sender(found));
         } else if !one.no_local_match {
             self.found.extend(context.flows.lookup(Direction::Sent, headers));
+            context.flows.append_companions(headers, &mut self.found);
         }
         let members = self.found.len();
         Receivers { group, to_device: group || members == 0, members }

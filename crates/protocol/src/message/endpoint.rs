@@ -80,8 +80,16 @@ pub const OPEN_WITHIN_VLAN: u32 = 32;
 /// Takes and sends out-of-band messages ([`crate::oob`]). Needs [`RULE_PROTOCOL`] and
 /// [`RULE_PORT`], without remote fields and VLAN.
 pub const OPEN_OUT_OF_BAND: u32 = 64;
+/// Takes the flow rule over from an endpoint of a session that has the same addresses and user, and that has sent a
+/// hand-over message. The engine gives the rule to the new endpoint and closes the earlier one between two packets.
+/// Without such an endpoint, opens as usual. Excludes [`OPEN_OUT_OF_BAND`] and ways to listen without a rule.
+pub const OPEN_TAKE_OVER: u32 = 128;
+/// Receives a copy of each ARP, ICMP and ICMPv6 packet to the session's MAC address which another session with that
+/// address receives. For sessions with addresses of their own; excludes a flow rule. The endpoint sends as one of a rule
+/// without fields.
+pub const OPEN_LINK_CONTROL: u32 = 256;
 /// All `OPEN_…` bits.
-pub const OPEN_ALL: u32 = 127;
+pub const OPEN_ALL: u32 = 511;
 
 /// The server opened an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]

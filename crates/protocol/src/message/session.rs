@@ -22,7 +22,7 @@ pub struct Attach {
     pub name: [u8; 32],
     /// The IPv4 address that the application asks for, or zeros for any.
     pub ipv4: [u8; 4],
-    /// [`ATTACH_OWN`], [`ATTACH_SHARED`], or 0 for either; and [`ATTACH_OWN_QUEUE`]; and from
+    /// [`ATTACH_OWN`], [`ATTACH_SHARED`], or 0 for either; [`ATTACH_OWN_QUEUE`]; [`ATTACH_REPLACE`]; and from
     /// [`ATTACH_OOB_SHIFT`] on the out-of-band messages that a queue holds.
     pub flags: u32,
     /// Apertures, at most. This field and the next are 0 from an application that speaks version 10
@@ -44,8 +44,11 @@ pub const ATTACH_SHARED: u32 = 2;
 
 /// Asks for a hardware queue of the session's own.
 pub const ATTACH_OWN_QUEUE: u32 = 4;
+/// Asks for the addresses of the session that replaces an earlier one: those of the newest session of the same user and
+/// name, if there is one with addresses of its own. Otherwise, the session gets addresses as usual.
+pub const ATTACH_REPLACE: u32 = 8;
 /// All `ATTACH_…` bits.
-pub const ATTACH_ALL: u32 = 7;
+pub const ATTACH_ALL: u32 = 15;
 /// The first bit of [`Attach::flags`] that belongs to the number of out-of-band messages which each
 /// endpoint's queue holds, 0 for none.
 pub const ATTACH_OOB_SHIFT: u32 = 16;
@@ -69,7 +72,7 @@ pub struct Attached {
     /// Offloads that the application may leave to the device on transmit: [`CAN_CHECKSUM`],
     /// [`CAN_SEGMENT`].
     pub capabilities: u32,
-    /// [`TRUSTED`], [`SHARED`], [`BY_PORT`], [`OWN_QUEUE`].
+    /// [`TRUSTED`], [`SHARED`], [`BY_PORT`], [`OWN_QUEUE`], [`RESUMABLE`], [`REPLACES`].
     pub flags: u32,
     /// The MAC address that the server gives the session.
     pub mac: [u8; 6],
@@ -111,6 +114,9 @@ pub const OWN_QUEUE: u32 = 8;
 
 /// [`Attached::flags`]: if the server is killed, the next one resumes the session.
 pub const RESUMABLE: u32 = 16;
+
+/// [`Attached::flags`]: another session has the same addresses, which [`ATTACH_REPLACE`] asked for.
+pub const REPLACES: u32 = 32;
 
 /// Asks a server for a session of an earlier server that was killed. The peer must be the process
 /// that attached. It has restarted its event queues, and does not touch them until the answer

@@ -59,12 +59,19 @@ impl Control {
             (application.standing, self.connections.sessions().next().is_none());
         let own_queue =
             self.device.choose_own_queue(attach.flags, standing, &terms, &shape, is_alone)?;
-        let (usage, addresses) = (self.connections.usage(), self.addresses.most_sessions(shared));
+        let holder = Holder { uid: application.peer.uid, name: name.clone() };
+        let replaces = attach.flags & message::ATTACH_REPLACE != 0 && !shared;
+        let earlier = if replaces { self.replaced_session(&holder, wanted)? } else { None };
+        let takes_none = shared || earlier.is_some();
+        let (usage, addresses) =
+            (self.connections.usage(), self.addresses.most_sessions(takes_none));
         if let Some(text) = usage.is_full(policy, &limits, account, memory, addresses) {
             return Err((Refusal::Limit, format!("attach: {text}")));
         }
-        let holder = Holder { uid: application.peer.uid, name: name.clone() };
-        let lease = self.addresses.lease(shared, &holder, wanted, &terms)?;
+        let lease = match earlier {
+            Some(earlier) => self.addresses.share(&earlier, &terms)?,
+            None => self.addresses.lease(shared, &holder, wanted, &terms)?,
+        };
         // The memory of another session gets no packet for this session.
         self.device.direct(None);
         let address = [Filter::Address(lease.mac)];
@@ -136,7 +143,10 @@ impl Control {
         let connection = self.connections.get(token);
         let attached = connection
             .and_then(|one| Some(attached(&one.application, one.session()?, epoch, info, lanes)));
-        if let Some(attached) = attached {
+        if let Some(mut attached) = attached {
+            if self.has_companion(token) {
+                attached.flags |= message::REPLACES;
+            }
             self.answer_with(token, &Message::Attached(attached), handed, 0);
         }
     }

@@ -15,16 +15,16 @@ use crate::control::Control;
 use crate::control_endpoint::ControlEndpoint;
 use crate::control_session::ControlSession;
 use crate::engines::{Engines, Reply};
-use crate::filters;
 use crate::open::read_open;
 use crate::refusal::Refused;
+use crate::requests::replacement::TakenEndpoint;
 use crate::session_addresses::SessionAddresses;
 
 impl Control {
     pub(super) fn open(&mut self, token: u64, open: &Open) -> Result<(), Refused> {
-        let Some(of) = self.connections.live(token) else {
-            return Err((Refusal::State, "open: there is no session on this connection".into()));
-        };
+        let none = || (Refusal::State, "open: there is no session on this connection".to_owned());
+        let taken = self.taken_endpoint(token, open);
+        let of = self.connections.live(token).ok_or_else(none)?;
         let WithSession { application, session, .. } = &of;
         if let Some((number, port)) =
             session.resumed_request.answer(open.sequence, &session.endpoints)
@@ -41,7 +41,10 @@ impl Control {
             (Refusal::Limit, text.to_owned())
         })?;
         let (lease, own_queue) = (session.lease, session.own_queue);
-        rules.check(&opened, &lease)?;
+        let taken = taken?;
+        if taken.is_none() {
+            rules.check(&opened, &lease)?;
+        }
         let (terms, account, policy) =
             (&application.terms, application.account, self.access.policy());
         self.addresses.choose_port(&mut opened, &lease, account, terms, policy)?;
@@ -55,6 +58,10 @@ impl Control {
             self.addresses.release_port(&opened);
             return Err(refused);
         }
+        if let Some(taken) = taken {
+            self.give_up(taken);
+        }
+        let of = self.connections.live(token).ok_or_else(none)?;
         let port = opened.rule.port.unwrap_or(0);
         if let Some(record) = &mut of.session.record {
             let chosen = opened.rule.port.filter(|_| open.given & message::RULE_PORT != 0);
@@ -62,7 +69,8 @@ impl Control {
             record.open(number, &request, &opened.settings, opened.granted_priority);
         }
         let reply = Reply::Opened(token, number, port);
-        enter_endpoint(of, number, opened, &mut self.addresses, &mut self.engines, reply);
+        let (addresses, engines) = (&mut self.addresses, &mut self.engines);
+        enter_endpoint(of, (number, taken), opened, addresses, engines, reply);
         Ok(())
     }
 
@@ -84,22 +92,13 @@ impl Control {
         self.command(remove, Reply::Closed(Some(token), rule));
         Ok(())
     }
-
-    /// Forgets the flow rule of an endpoint, and removes its filters from the device.
-    pub(crate) fn forget_rule(&mut self, opened: &ControlEndpoint) {
-        if opened.revoked {
-            return;
-        }
-        self.device.release(&filters::of_endpoint(opened));
-        self.addresses.rules_mut().forget(opened);
-    }
 }
 
-/// Enters an endpoint under a number, and has the engines add it. The application may send when
-/// they have.
+/// Enters an endpoint under a number, and has the engines add it, in place of the endpoint whose flow rule it takes over.
+/// The application may send when they have.
 pub(crate) fn enter_endpoint(
     of: WithSession<'_>,
-    number: u32,
+    (number, taken): (u32, Option<TakenEndpoint>),
     mut opened: ControlEndpoint,
     addresses: &mut SessionAddresses,
     engines: &mut Engines,
@@ -138,13 +137,18 @@ pub(crate) fn enter_endpoint(
     };
     addresses.rules_mut().enter(&opened, in_session);
     let (listening, group) = (opened.listening, opened.group);
-    let mut commands = vec![Command::AddEndpoint {
-        session: in_session,
-        number,
-        endpoint: Box::new(endpoint),
-        listening,
-        group,
-    }];
+    let (session_number, endpoint) = (in_session, Box::new(endpoint));
+    let add = match taken {
+        Some(TakenEndpoint { session: earlier, number: theirs, .. }) => {
+            let (from, session) = ((earlier, theirs), session_number);
+            Command::TakeOverEndpoint { from, session, number, endpoint, group }
+        }
+        None => {
+            let session = session_number;
+            Command::AddEndpoint { session, number, endpoint, listening, group }
+        }
+    };
+    let mut commands = vec![add];
     commands.extend(settings_of(&opened, in_session, number));
     session.endpoints.enter(number, opened);
     let last = commands.pop();

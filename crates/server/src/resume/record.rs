@@ -14,7 +14,6 @@
 //! that marks the value as chosen.
 
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use towpath_engine::clock::clock_ns;
@@ -27,6 +26,7 @@ use towpath_protocol::{OLDEST_VERSION, VERSION};
 use towpath_queue::{OwnWords, PeerWords};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::addresses::RecordedAddresses;
 use super::settings::SETTINGS_ROOM;
 use crate::addresses::Lease;
 use crate::policy::Entrance;
@@ -41,10 +41,6 @@ const NUMBER: usize = 2;
 const SHAPE: usize = 3;
 const USER: usize = 9;
 const COUNTS: usize = 10;
-const HOST_NUMBER: usize = 11;
-const MAC: usize = 12;
-const IPV4: usize = 13;
-const IPV6: usize = 15;
 const NAME: usize = 18;
 const FLAGS: usize = 22;
 const PID: usize = 23;
@@ -80,6 +76,8 @@ pub(crate) const MOST_CRASHES: u64 = 2;
 const SHARED: u64 = 1;
 const BY_APPLICATIONS: u64 = 2;
 const BY_ADMINISTRATORS: u64 = 4;
+/// The session hands over to a session that replaces it.
+const HANDS_OVER: u64 = 8;
 /// The first bit of the slots of each queue of out-of-band messages, beside the flags.
 const OOB_SHIFT: u32 = 32;
 
@@ -103,20 +101,11 @@ pub(crate) struct Recorded {
     pub(crate) entrance: Entrance,
     pub(crate) name: String,
     pub(crate) addresses: RecordedAddresses,
+    /// `true` if the session hands over to a session that replaces it.
+    pub(crate) hands_over: bool,
     /// The crashes of servers that served the session, lately.
     pub(crate) crashes: u64,
     words: PeerWords,
-}
-
-/// The addresses of a session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RecordedAddresses {
-    /// The index in the pool.
-    pub(crate) host_number: u32,
-    pub(crate) shared: bool,
-    pub(crate) mac: [u8; 6],
-    pub(crate) ipv4: Option<(Ipv4Addr, u8)>,
-    pub(crate) ipv6: Option<(Ipv6Addr, u8)>,
 }
 
 /// What a record says of an endpoint.
@@ -127,13 +116,6 @@ pub(crate) struct RecordedEndpoint {
     pub(crate) revoked: bool,
     pub(crate) settings: Values,
     pub(crate) granted_priority: u64,
-}
-
-impl RecordedAddresses {
-    pub(crate) fn of(lease: &Lease) -> RecordedAddresses {
-        let Lease { shared, mac, ipv4, ipv6, .. } = *lease;
-        RecordedAddresses { host_number: lease.host_number(), shared, mac, ipv4, ipv6 }
-    }
 }
 
 fn endpoint(number: u32) -> usize {
@@ -236,23 +218,12 @@ impl Record {
         for (index, eight) in (NAME..).zip(name.as_chunks::<8>().0) {
             words.store(index, u64::from_le_bytes(*eight));
         }
-        let RecordedAddresses { host_number, shared, mac, ipv4, ipv6 } =
-            RecordedAddresses::of(lease);
+        let addresses = RecordedAddresses::of(lease);
         let oob = shape.oob().map_or(0, |oob| u64::from(oob.slots()));
-        let flags = if shared { SHARED } else { 0 } | flag_of(entrance);
+        let flags = if addresses.shared { SHARED } else { 0 } | flag_of(entrance);
         words.store(FLAGS, flags | oob << OOB_SHIFT);
         words.store(COUNTED, pair(shape.apertures(), shape.tripwires().tripwires()));
-        words.store(HOST_NUMBER, host_number.into());
-        let [a, b, c, d, e, f] = mac;
-        words.store(MAC, u64::from_le_bytes([a, b, c, d, e, f, 0, 0]));
-        if let Some((ip, prefix)) = ipv4 {
-            words.store(IPV4, 1 << 63 | pair(ip.to_bits(), prefix.into()));
-        }
-        if let Some((ip, prefix)) = ipv6 {
-            words.store(IPV6, ip.to_bits() as u64);
-            words.store(IPV6 + 1, (ip.to_bits() >> 64) as u64);
-            words.store(IPV6 + 2, 1 << 63 | u64::from(prefix));
-        }
+        addresses.write(&mut words);
         Ok((Record { words }, file.into()))
     }
 
@@ -270,6 +241,11 @@ impl Record {
     pub(crate) fn set_entrance(&mut self, entrance: Entrance) {
         let others = self.words.get(FLAGS) & !(BY_APPLICATIONS | BY_ADMINISTRATORS);
         self.words.publish(FLAGS, others | flag_of(entrance));
+    }
+
+    /// Records that the session hands over to a session that replaces it.
+    pub(crate) fn hand_over(&mut self) {
+        self.words.publish(FLAGS, self.words.get(FLAGS) | HANDS_OVER);
     }
 
     /// Records that the session has begun: a successor can resume it from now on.
@@ -382,17 +358,7 @@ impl Recorded {
         for (index, eight) in (NAME..).zip(name.as_chunks_mut::<8>().0) {
             *eight = get(index).to_le_bytes();
         }
-        let [a, b, c, d, e, f, ..] = get(MAC).to_le_bytes();
-        let (ipv4, prefix) = halves(get(IPV4));
-        let has = |index| get(index) >> 63 != 0;
-        let ipv6 = u128::from(get(IPV6)) | u128::from(get(IPV6 + 1)) << 64;
-        let addresses = RecordedAddresses {
-            host_number: get(HOST_NUMBER) as u32,
-            shared: get(FLAGS) & SHARED != 0,
-            mac: [a, b, c, d, e, f],
-            ipv4: has(IPV4).then(|| (Ipv4Addr::from_bits(ipv4), prefix as u8)),
-            ipv6: has(IPV6 + 2).then(|| (Ipv6Addr::from_bits(ipv6), get(IPV6 + 2) as u8)),
-        };
+        let addresses = RecordedAddresses::read(&words, get(FLAGS) & SHARED != 0);
         Ok(Some(Recorded {
             number,
             shape,
@@ -404,6 +370,7 @@ impl Recorded {
             entrance: entrance_of(get(FLAGS)),
             name: message::shown_name(&name),
             addresses,
+            hands_over: get(FLAGS) & HANDS_OVER != 0,
             crashes: get(CRASHES),
             words,
         }))
@@ -507,6 +474,10 @@ mod tests {
                 next.set_entrance(entrance);
                 assert_eq!(came(), entrance);
             }
+            assert!(!Recorded::read(file.as_fd()).unwrap().unwrap().hands_over);
+            next.hand_over();
+            assert!(Recorded::read(file.as_fd()).unwrap().unwrap().hands_over);
+            assert_eq!(came(), Entrance::Administrators);
             next.revoke(4);
             assert!(read.endpoint(4).unwrap().revoked);
             next.end();

@@ -212,7 +212,8 @@ impl Control {
         let record = record.map_err(|error| because("its record")(&error));
         let record = record.inspect_err(|_| self.give_back(&recorded, &lease))?;
         let name = recorded.name.clone();
-        let session = ControlSession::new(number, name, lease, shape, None, record, apertures);
+        let mut session = ControlSession::new(number, name, lease, shape, None, record, apertures);
+        session.hands_over = recorded.hands_over;
         let (mappings, pins) = (mapped.mappings.clone(), std::mem::take(&mut left.pins));
         let unclaimed = MappedSession::new(session, SessionPhase::Unclaimed, mappings, pins, None);
         let token = self.connections.numbers_mut().take_token();
@@ -251,7 +252,10 @@ impl Control {
         let admission = admission.map_err(|(_, text)| (CLOSED_BY_POLICY, text))?;
         let account = admission.account(uid);
         let holder = Holder { uid, name: recorded.name.clone() };
-        let lease = self.addresses.lease_again(&recorded.addresses, &holder, &admission.terms);
+        let earlier = self.replaced_session(&holder, None).ok().flatten();
+        let (recorded_addresses, terms) = (&recorded.addresses, &admission.terms);
+        let lease =
+            self.addresses.lease_again(recorded_addresses, &holder, terms, earlier.as_ref());
         let lost = if recorded.addresses.shared { CLOSED_ADDRESS_GONE } else { 0 };
         let lease = lease.map_err(|why| (lost, why))?;
         let address = [Filter::Address(lease.mac)];
@@ -338,7 +342,7 @@ impl Control {
             text
         })?;
         let (addresses, engines) = (&mut self.addresses, &mut self.engines);
-        enter_endpoint(of, number, opened, addresses, engines, Reply::Nothing);
+        enter_endpoint(of, (number, None), opened, addresses, engines, Reply::Nothing);
         Ok(())
     }
 

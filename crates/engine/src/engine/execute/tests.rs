@@ -26,6 +26,7 @@ use crate::wiring::{self, BUDGETS, Wired};
 
 mod closing;
 mod draining;
+mod taking_over;
 
 struct World {
     engine: Engine,

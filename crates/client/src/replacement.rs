@@ -1,0 +1,41 @@
+//! The hand-over to a session that replaces this one.
+
+use towpath_protocol::message::Message;
+
+use crate::error::OpenError;
+use crate::session::Session;
+
+impl Session {
+    /// Lets a session that replaces this one have its addresses, and take over its flow rules. That is a session of the same
+    /// user and name with [`Options::replace`](crate::Options::replace). This session receives as before until the other one
+    /// takes a rule over ([`Rule::taken_over`](crate::Rule::taken_over)).
+    ///
+    /// To keep flows, such as open connections, the application opens an endpoint for each before, with a rule of all
+    /// addresses and ports: the more specific rule wins. It opens an endpoint of
+    /// [`Rule::link_control`](crate::Rule::link_control) too, to learn link addresses afterwards. `Network::hand_over` of
+    /// towpath-net does all of this.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use towpath_client::{Options, Rule, Session};
+    ///
+    /// let mut session = Session::attach("/run/towpath/eth0.sock", &Options::default())?;
+    /// let endpoint = session.open(&Rule::new().udp(7))?;
+    /// // ... the operator has started the new process.
+    /// session.hand_over()?;
+    /// while !session.is_revoked(endpoint) {
+    ///     session.wait(None)?;
+    ///     // Packets still arrive here until the new process takes over.
+    ///     session.receive(0, 32, |packet| println!("{} bytes", packet.len()))?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`OpenError::Refused`] if the session shares the host's addresses, or has a hardware queue.
+    pub fn hand_over(&mut self) -> Result<(), OpenError> {
+        self.check()?;
+        self.ask_with(&Message::HandOver).map(|_| ())
+    }
+}
