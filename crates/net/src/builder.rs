@@ -87,6 +87,14 @@ impl NetworkBuilder {
         self
     }
 
+    /// Replaces the newest network of the same user and name, which another process has. [`NetworkBuilder::attach`] waits up to
+    /// `timeout` for that process to call [`Network::hand_over`], or to end, and gets the same addresses. Then call
+    /// [`Network::take_over`]. If there is no such network, attaches as usual.
+    pub fn replacing(mut self, timeout: Duration) -> NetworkBuilder {
+        self.options.replace = Some(timeout);
+        self
+    }
+
     /// Asks for an own queue: a hardware queue for this session only ([`Options::own_queue`]).
     /// [`NetworkBuilder::attach`] fails if the policy grants none, or none is free.
     pub fn own_queue(mut self, own_queue: bool) -> NetworkBuilder {

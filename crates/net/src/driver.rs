@@ -6,6 +6,7 @@
 mod blocking;
 mod closing_ports;
 mod ending;
+mod handing_over;
 mod ports;
 mod sleeping;
 mod turns;
@@ -19,8 +20,10 @@ use rustix::fd::OwnedFd;
 use towpath_stack::{Instant, Meta, SocketId, Stack, Transmit};
 
 use crate::clock::Clock;
+use crate::link_input::{receive_some, revoke_ports};
 use crate::lock::lock;
 use crate::readiness::Ready;
+use crate::replacing::{self, Replacing};
 use crate::spinning::Spinning;
 use crate::standby::Standby;
 use crate::wait::{ToTell, Waiter};
@@ -28,15 +31,6 @@ use crate::work_fd::{NEVER, WorkFd};
 use crate::{Link, LinkError, PortProtocol, error};
 use closing_ports::ClosingPorts;
 
-/// The maximum number of frames received per round, during which the thread holds the stack's lock.
-const RECEIVE_BUDGET: usize = 32;
-/// The bytes after which a round receives no more: the acknowledgement at its end is due before the
-/// peer has used up its window.
-const RECEIVE_BYTES: usize = 128 * 1024;
-/// The number of large frames received at once, and the least mean size of these, in bytes. Smaller
-/// frames come as one batch.
-const LARGE_AT_ONCE: usize = 2;
-const LARGE_BYTES: usize = 4096;
 /// The maximum number of rounds that a sending thread makes before the driver has to take over.
 const KICK_ROUNDS: usize = 4;
 /// The value of `sleeps_until` for a driver that is awake.
@@ -60,13 +54,14 @@ pub(crate) struct Core {
     telling: ToTell,
     /// The ports of closed UDP sockets whose datagrams still wait.
     closing_ports: ClosingPorts,
+    pub(crate) replacing: Replacing,
 }
 
 impl Core {
     /// Returns the time at which work is due without a received frame, if there is such a time.
     fn due_at(&self, now: Instant) -> Option<Instant> {
         let check_at = self.closing_ports.check_at(now);
-        self.stack.poll_at(now).into_iter().chain(check_at).min()
+        self.stack.poll_at(now).into_iter().chain(check_at).chain(self.replacing.check_at()).min()
     }
 
     /// Returns what a socket is ready for.
@@ -132,12 +127,13 @@ impl Transmit for LinkTransmit<'_> {
 
 impl SharedNetwork {
     pub(crate) fn new(
-        link: Box<dyn Link>,
+        mut link: Box<dyn Link>,
         stack: Stack,
         clock: Clock,
         threaded: bool,
     ) -> std::io::Result<Self> {
         let (link_fd, opens_ports) = (link.sleep_fd()?, link.opens_ports());
+        let is_shared = link.replacement().is_some_and(|one| one.is_shared());
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(SharedNetwork {
             core: Mutex::new(Core {
@@ -150,6 +146,7 @@ impl SharedNetwork {
                 turn_ends: Vec::new(),
                 telling: Vec::new(),
                 closing_ports: ClosingPorts::default(),
+                replacing: Replacing::new(is_shared),
             }),
             link: Mutex::new(link),
             clock,
@@ -213,6 +210,16 @@ impl SharedNetwork {
                 if is_ipv4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
             link.close_port(PortProtocol::Tcp, SocketAddr::new(any, port));
         }
+    }
+
+    /// Has the link keep new flows and close those that have ended, once in a while, if it shares its addresses.
+    fn update_flows(&self, link: &mut dyn Link) -> Result<(), LinkError> {
+        let now = self.clock.now();
+        let mut core = self.core();
+        let Core { replacing, stack, .. } = &mut *core;
+        let open = replacing.open_flows(link, stack, now);
+        drop(core);
+        open.map_or(Ok(()), |open| replacing::update_flows(link, &open))
     }
 
     /// Sends the waiting frames, or sets the flag `pending` for the holder of the link's lock.
@@ -292,16 +299,10 @@ impl SharedNetwork {
         }
         let now = self.clock.now();
         let mut core = self.core();
-        let Core { stack, waiters, telling, standby, .. } = &mut *core;
-        if self.opens_ports {
-            while let Some((protocol, is_ipv4, port)) = link.next_revoked_port() {
-                match protocol {
-                    PortProtocol::Tcp => stack.tcp_revoke(now, is_ipv4, port),
-                    PortProtocol::Udp => stack.udp_revoke(is_ipv4, port),
-                }
-                worked = true;
-            }
-        }
+        let Core { stack, waiters, telling, standby, replacing, .. } = &mut *core;
+        worked |= self.opens_ports && revoke_ports(link, stack, now);
+        worked |= replacing.tell(link, stack);
+        let is_shared = replacing.check_at().is_some();
         if receive {
             received = receive_some(link, stack, now)?;
             worked |= received;
@@ -330,9 +331,12 @@ impl SharedNetwork {
             Round::Application | Round::Send => {}
         }
         drop(core);
-        let flushed = link.flush();
+        let mut flushed = link.flush();
         if self.opens_ports {
             self.close_unused_ports(link);
+        }
+        if is_shared {
+            flushed = flushed.and_then(|()| self.update_flows(link));
         }
         if !tell.is_empty() {
             for (waiter, ready) in tell.drain(..) {
@@ -398,25 +402,6 @@ impl SharedNetwork {
         drop(self.core());
         self.stands_by.notify_all();
     }
-}
-
-/// Receives frames, within the budgets of a round. Returns `true` if there were any.
-fn receive_some(link: &mut dyn Link, stack: &mut Stack, now: Instant) -> Result<bool, LinkError> {
-    let (mut frames, mut bytes) = (0, 0);
-    while frames < RECEIVE_BUDGET && bytes < RECEIVE_BYTES {
-        let is_small = frames > 0 && bytes < frames * LARGE_BYTES;
-        let at_once = if is_small { RECEIVE_BUDGET - frames } else { LARGE_AT_ONCE };
-        let mut take = |frame: &[u8], meta| {
-            bytes += frame.len();
-            stack.input(now, frame, meta);
-        };
-        let received = link.receive(at_once, &mut take)?;
-        frames += received;
-        if received < at_once {
-            break;
-        }
-    }
-    Ok(frames > 0)
 }
 
 /// The result of a round.

@@ -102,6 +102,7 @@ mod datagram;
 mod driver;
 mod error;
 mod link;
+mod link_input;
 mod listener;
 #[cfg(feature = "mio")]
 pub mod mio;
@@ -113,6 +114,8 @@ mod poller;
 mod poller_tests;
 #[cfg(feature = "quinn")]
 pub mod quinn;
+mod replacement;
+mod replacing;
 mod session_link;
 mod spinning;
 mod standby;
@@ -143,12 +146,14 @@ pub use options::BindOptions;
 pub use poller::Poller;
 pub use readiness::{Interest, Ready, Trigger};
 pub use ready_set::{Event, Events};
+pub use replacement::Replacement;
 pub use session_link::{HostError, SessionLink};
 pub use stream::TcpStream;
 pub use towpath_client::{Addresses, Lost};
 pub use towpath_stack::{
-    Checksum, Config, CongestionControl, Counters, KeepAlive, Limits, Meta, Offload, Segmentation,
-    SegmentationKind, SocketId, SocketInfo, TcpConfig, TcpInfo, TcpState,
+    Checksum, Config, CongestionControl, Counters, Flow, KeepAlive, Limits, Meta, Offload,
+    Segmentation, SegmentationKind, SocketError, SocketId, SocketInfo, TcpConfig, TcpInfo,
+    TcpState,
 };
 pub use udp::UdpSocket;
 pub use watch::Source;

@@ -8,6 +8,8 @@ use std::sync::Arc;
 use towpath_client::Lost;
 use towpath_stack::{Meta, Offload};
 
+use crate::Replacement;
+
 /// The properties of a link.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkInfo {
@@ -208,6 +210,11 @@ pub trait Link: Send {
     /// Returns the next open port, with its protocol and `true` for IPv4, that the link has taken
     /// away since the last call. The network fails the sockets of the port, and closes it.
     fn next_revoked_port(&mut self) -> Option<(PortProtocol, bool, u16)> {
+        None
+    }
+
+    /// Returns the link's part in the replacement of a network by another one. By default `None`: the link cannot be replaced.
+    fn replacement(&mut self) -> Option<&mut dyn Replacement> {
         None
     }
 

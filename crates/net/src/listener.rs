@@ -72,6 +72,7 @@ impl TcpListener {
     ) -> io::Result<TcpListener> {
         each(network, local, |local| {
             let listen = |core: &mut Core, _, local| {
+                core.replacing.check()?;
                 core.stack.tcp_listen_with(local, options.mode(), options.backlog)
             };
             let is_dual = options.mode().is_dual;

@@ -1,27 +1,26 @@
 //! A session with a driver server, as a link.
 
+mod flows;
 mod ports;
+mod whole;
 
+use std::collections::HashSet;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 
 use towpath_client::{
-    AttachError, Endpoint, Info, Lost, OpenError, Options, Refusal, Rule, SendError, Session,
-    Statistics,
+    AttachError, Info, Lost, OpenError, Options, Refusal, Rule, Session, Statistics,
 };
-use towpath_stack::{Config, Meta, Offload};
+use towpath_stack::{Config, Flow, Meta, Offload};
 
-use crate::{Armed, Link, LinkError, LinkInfo, PortProtocol};
+use crate::{Armed, Link, LinkError, LinkInfo, PortProtocol, Replacement};
 use ports::Ports;
+use whole::{QUEUE_PAIR, Whole};
 
 /// The largest frame of a link, in bytes. Linux leaves longer ones to no device to segment
 /// (`GSO_LEGACY_MAX_SIZE`, linux/netdevice.h).
 const LARGEST_BYTES: usize = 65_535;
-
-/// The queue pair of all endpoints.
-const QUEUE_PAIR: u32 = 0;
 
 /// The range of the bound of windows on short paths, in bytes, whatever a session's receive buffers
 /// hold.
@@ -46,7 +45,7 @@ pub struct SessionLink {
 /// The endpoints of a session's host.
 enum Endpoints {
     /// One for all packets.
-    Whole(Endpoint),
+    Whole(Box<Whole>),
     /// One for each port.
     ByPort(Box<Ports>),
 }
@@ -145,7 +144,7 @@ impl SessionLink {
         let endpoints = if session.info().by_port {
             Endpoints::ByPort(Box::new(Ports::new(&mut session, rule)?))
         } else {
-            Endpoints::Whole(session.open(&rule.with_group().with_offload())?)
+            Endpoints::Whole(Box::new(Whole::new(&mut session, rule)?))
         };
         Ok(SessionLink { session, endpoints, whole: Vec::with_capacity(LARGEST_BYTES) })
     }
@@ -198,12 +197,10 @@ impl SessionLink {
 
     /// Returns an error if the server has closed the endpoint.
     fn check(&self) -> Result<(), LinkError> {
-        if let Endpoints::Whole(endpoint) = self.endpoints
-            && self.session.is_revoked(endpoint)
-        {
-            return Err(LinkError::Gone(Arc::from(SendError::Revoked.to_string())));
+        match &self.endpoints {
+            Endpoints::Whole(whole) => whole.check(&self.session),
+            Endpoints::ByPort(_) => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -269,27 +266,26 @@ impl Link for SessionLink {
     }
 
     fn transmit(&mut self, len: usize, meta: Meta, fill: &mut dyn FnMut(&mut [u8])) -> bool {
-        // A buffer has room for the longest packet.
-        let outcome = match &self.endpoints {
-            Endpoints::Whole(endpoint) => self.session.send(*endpoint, len, meta, |parts| {
-                if let [whole] = parts {
-                    fill(whole);
-                }
-            }),
+        match &mut self.endpoints {
+            Endpoints::Whole(whole) => whole.transmit(&mut self.session, len, meta, fill),
+            // A buffer has room for the longest packet.
             Endpoints::ByPort(ports) => {
-                self.session.send_chosen(QUEUE_PAIR, len, meta, |parts| match parts {
+                let sent = self.session.send_chosen(QUEUE_PAIR, len, meta, |parts| match parts {
                     [whole] => {
                         fill(whole);
                         ports.endpoint_of(whole)
                     }
                     _ => None,
-                })
+                });
+                sent.is_ok()
             }
-        };
-        outcome.is_ok()
+        }
     }
 
     fn flush(&mut self) -> Result<(), LinkError> {
+        if let Endpoints::Whole(whole) = &mut self.endpoints {
+            whole.flush(&mut self.session)?;
+        }
         self.session.flush().map_err(gone)
     }
 
@@ -299,7 +295,7 @@ impl Link for SessionLink {
 
     fn lost(&self) -> u64 {
         match &self.endpoints {
-            Endpoints::Whole(endpoint) => self.session.counters(*endpoint).rx_dropped(),
+            Endpoints::Whole(whole) => whole.lost(&self.session),
             Endpoints::ByPort(ports) => ports.lost(&self.session),
         }
     }
@@ -351,10 +347,63 @@ impl Link for SessionLink {
         }
     }
 
+    fn replacement(&mut self) -> Option<&mut dyn Replacement> {
+        match &self.endpoints {
+            Endpoints::Whole(_) => Some(self),
+            Endpoints::ByPort(_) => None,
+        }
+    }
+
     fn close_port(&mut self, protocol: PortProtocol, local: SocketAddr) {
         if let Endpoints::ByPort(ports) = &mut self.endpoints {
             ports.close(&mut self.session, protocol, local);
         }
+    }
+}
+
+impl SessionLink {
+    /// Returns the session, and the endpoints of a link that can be replaced.
+    ///
+    /// # Errors
+    /// If the session has an endpoint for each port.
+    fn whole(&mut self) -> io::Result<(&mut Session, &mut Whole)> {
+        match &mut self.endpoints {
+            Endpoints::Whole(whole) => Ok((&mut self.session, whole)),
+            Endpoints::ByPort(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+}
+
+impl Replacement for SessionLink {
+    fn is_shared(&self) -> bool {
+        matches!(&self.endpoints, Endpoints::Whole(whole) if whole.is_shared())
+    }
+
+    fn begin(&mut self) -> io::Result<()> {
+        self.whole().and_then(|(session, whole)| whole.begin(session))
+    }
+
+    fn keep(&mut self, flow: &Flow) -> io::Result<()> {
+        self.whole().and_then(|(session, whole)| whole.keep(session, flow))
+    }
+
+    fn retain(&mut self, open: &HashSet<Flow>) -> Result<(), LinkError> {
+        self.whole().map_or(Ok(()), |(session, whole)| whole.retain(session, open))
+    }
+
+    fn hand_over(&mut self) -> io::Result<()> {
+        self.whole().and_then(|(session, whole)| whole.hand_over(session))
+    }
+
+    fn is_taken_over(&self) -> bool {
+        match &self.endpoints {
+            Endpoints::Whole(whole) => whole.is_taken_over(&self.session),
+            Endpoints::ByPort(_) => false,
+        }
+    }
+
+    fn take_over(&mut self) -> io::Result<()> {
+        self.whole().and_then(|(session, whole)| whole.take_over(session))
     }
 }
 

@@ -126,7 +126,8 @@ impl UdpSocket {
     /// If no route leads to the peer.
     pub fn connect(&self, peer: impl ToSocketAddrs) -> io::Result<()> {
         each(&self.inner().network, peer, |peer| {
-            self.stack(|stack, id| stack.udp_connect(id, Some(peer)))
+            self.stack(|stack, id| stack.udp_connect(id, Some(peer)))?;
+            self.inner().network.checked().map(SharedNetwork::flows_changed)
         })
     }
 

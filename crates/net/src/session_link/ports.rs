@@ -287,7 +287,7 @@ fn rule(common: Rule, info: &Info, port: Port, local: IpAddr) -> io::Result<Rule
 }
 
 /// Returns the error of `std::io` for a port that the server did not open.
-fn refused(error: OpenError) -> io::Error {
+pub(super) fn refused(error: OpenError) -> io::Error {
     let kind = match &error {
         OpenError::Refused { refusal: Refusal::InUse, .. } => io::ErrorKind::AddrInUse,
         OpenError::Refused { refusal: Refusal::Permission, .. } => io::ErrorKind::PermissionDenied,

@@ -4,6 +4,7 @@ mod bursts;
 mod datagrams;
 mod ended_sessions;
 mod last_datagrams;
+mod replacement;
 mod reused_ports;
 mod server_tap;
 mod session;

@@ -27,6 +27,7 @@ mod policies;
 mod promiscuous;
 mod refusals;
 mod refused_calls;
+mod replacing;
 mod restarting;
 mod resuming;
 mod running;

@@ -2,6 +2,7 @@
 //!
 //! Unsafe lives here for `alarm`, which bounds each call.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr};
@@ -11,9 +12,9 @@ use std::time::Duration;
 
 use towpath_client::{Lost, OpenError, Session};
 use towpath_net::{
-    Addresses, BindOptions, Config, Counters, DatagramToSend, Driving, Events, HostError, Interest,
-    Link, LinkError, Meta, Network, NetworkBuilder, Poller, PortProtocol, SessionLink, TcpListener,
-    TcpStream, Trigger, UdpSocket,
+    Addresses, BindOptions, Config, Counters, DatagramToSend, Driving, Events, Flow, HostError,
+    Interest, Link, LinkError, Meta, Network, NetworkBuilder, Poller, PortProtocol, Replacement,
+    SessionLink, TcpListener, TcpStream, Trigger, UdpSocket,
 };
 
 /// The time limit of each call, after which the kernel ends the child.
@@ -140,10 +141,13 @@ fn networks(caller: &mut Caller, network: &Network) {
         network.drive(Duration::ZERO);
         network.drive(Duration::MAX);
         network.drain(Duration::MAX);
+        network.hand_over();
+        network.take_over();
     );
     caller.silent("Network::counters", || network.counters() == Counters::default());
     caller.silent("Network::lost", || network.lost() == 0);
     caller.silent("Network::end", || network.clone().end(SECOND) == Counters::default());
+    caller.silent("Network::is_taken_over", || !network.is_taken_over());
     caller.silent("Network::sockets", || network.sockets().is_empty());
     caller.silent("Network::connections", || network.connections() == 0);
     caller.silent("Network::addresses", || network.addresses().is_empty());
@@ -311,6 +315,16 @@ fn link(caller: &mut Caller, mut link: SessionLink) {
     caller.denied_link("SessionLink::has_news", || link.has_news());
     caller.denied_link("SessionLink::flush", || link.flush());
     caller.denied_link("SessionLink::unsent", || link.unsent());
+    caller.silent("SessionLink::replacement", || link.replacement().is_some());
+    caller.silent("SessionLink::is_shared", || !link.is_shared());
+    caller.silent("SessionLink::is_taken_over", || !link.is_taken_over());
+    caller.denied("SessionLink::begin", || link.begin());
+    caller.denied("SessionLink::hand_over", || link.hand_over());
+    let flow = Flow { protocol: 6, local: any, remote: any };
+    // Without flows there is nothing to keep, to forget or to take over.
+    caller.silent("SessionLink::keep", || link.keep(&flow).is_ok());
+    caller.silent("SessionLink::retain", || link.retain(&HashSet::new()).is_ok());
+    caller.silent("SessionLink::take_over", || link.take_over().is_ok());
     caller.silent("SessionLink::lost", || link.lost() == 0);
     caller.denied_link("SessionLink::arm", || link.arm(true));
     caller.silent("SessionLink::room", || !link.room(60));
@@ -354,6 +368,9 @@ fn builder(caller: &mut Caller, server: &Path) {
     caller.silent("NetworkBuilder::ipv4", || has(new().ipv4([10, 0, 0, 9].into()), "10.0.0.9"));
     caller.silent("NetworkBuilder::addresses", || {
         has(new().addresses(Addresses::Own), "addresses: Own")
+    });
+    caller.silent("NetworkBuilder::replacing", || {
+        has(new().replacing(9 * SECOND), "replace: Some(9s)")
     });
     caller.silent("NetworkBuilder::own_queue", || has(new().own_queue(true), "own_queue: true"));
     caller.silent("NetworkBuilder::answer_timeout", || {
