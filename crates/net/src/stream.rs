@@ -279,9 +279,10 @@ impl TcpStream {
     /// Returns the peer's address.
     ///
     /// # Errors
-    /// Never, while the stream lives.
+    /// [`io::ErrorKind::NotConnected`] before the peer has answered a connect, and once the connection is over: after a
+    /// reset, or after both ends of the stream.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        Ok(self.stack(Stack::tcp_addresses)?.1)
+        self.stack(Stack::tcp_peer)
     }
 
     /// Returns this side's address.
@@ -292,7 +293,8 @@ impl TcpStream {
         Ok(self.stack(Stack::tcp_addresses)?.0)
     }
 
-    /// Closes one direction or both. The stack still sends data written before.
+    /// Closes one direction or both. The stack still sends data written before. While the stream connects, the call ends
+    /// the attempt, and the next read or write fails with [`io::ErrorKind::ConnectionReset`].
     ///
     /// # Errors
     /// If there is no connection any more.

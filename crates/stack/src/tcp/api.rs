@@ -222,7 +222,12 @@ impl Tcp {
         how: Shutdown,
     ) -> Result<(), SocketError> {
         let connection = self.owned(id)?;
-        if connection.state.is_opening() || connection.state == State::Closed {
+        if connection.state == State::SynSent {
+            // RFC 9293, 3.10.4: the connection attempt ends.
+            self.fail(now, host, id.index, SocketError::Reset);
+            return Ok(());
+        }
+        if connection.state.is_opening() || connection.state.is_over() {
             return Err(SocketError::NotConnected);
         }
         if how != Shutdown::Read {
@@ -305,6 +310,15 @@ impl Tcp {
     pub(crate) fn take_error(&mut self, id: TcpId) -> Result<Option<SocketError>, SocketError> {
         Ok(self.owned(id)?.error.take())
     }
+    /// Returns the peer's address while there is a connection, as getpeername(2) does.
+    pub(crate) fn peer(&mut self, id: TcpId) -> Result<SocketAddr, SocketError> {
+        let (_, peer) = self.addresses(id)?;
+        match self.owned(id)?.state {
+            State::SynSent | State::TimeWait | State::Closed => Err(SocketError::NotConnected),
+            _ => Ok(peer),
+        }
+    }
+
 
     pub(crate) fn readiness(&mut self, host: &Host, id: TcpId) -> Result<Readiness, SocketError> {
         let left = self.urgent(id)?;

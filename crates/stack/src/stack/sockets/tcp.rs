@@ -141,7 +141,8 @@ impl Stack {
         self.tcp.recv(now, id, buffer, true)
     }
 
-    /// Shuts one direction of a connection, or both.
+    /// Shuts one direction of a connection, or both. While the handshake is in progress, ends the attempt with
+    /// [`SocketError::Reset`].
     ///
     /// # Errors
     /// If there is no connection.
@@ -193,6 +194,15 @@ impl Stack {
     /// If there is no such connection.
     pub fn tcp_addresses(&mut self, id: TcpId) -> Result<(SocketAddr, SocketAddr), SocketError> {
         self.tcp.addresses(id)
+    }
+
+    /// Returns the peer's address.
+    ///
+    /// # Errors
+    /// [`SocketError::NotConnected`] before the peer has answered, and once the connection is over; if there is no such
+    /// connection.
+    pub fn tcp_peer(&mut self, id: TcpId) -> Result<SocketAddr, SocketError> {
+        self.tcp.peer(id)
     }
 
     /// Takes the pending error, if any.

@@ -151,12 +151,13 @@ impl Oracle {
     /// result is wrong.
     pub fn shutdown(&self, how: Shutdown, found: Result<(), SocketError>) -> Choices {
         let mut next = self.clone();
-        let refuses = matches!(self.state, State::SynSent | State::SynReceived | State::Closed);
-        // A connection that both sides have closed may still count as connected.
-        let either = self.state == State::Closed && self.finishing && self.error.is_none();
+        let refuses = matches!(self.state, State::SynReceived | State::TimeWait | State::Closed);
         match found {
             Err(SocketError::NotConnected) if refuses => return vec![(next, Answer::Nothing)],
-            Ok(()) if !refuses || either => {}
+            Ok(()) if self.state == State::SynSent => {
+                return vec![(next.with(|o| o.end(Some(SocketError::Reset))), Answer::Nothing)];
+            }
+            Ok(()) if !refuses => {}
             _ => return Vec::new(),
         }
         if how != Shutdown::Read {

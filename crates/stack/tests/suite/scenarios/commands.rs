@@ -9,6 +9,8 @@
 //! | `urgent N` | writes N bytes of urgent data |
 //! | `recv N`, `recv eof`, `recv none`, `recv error NAME` | reads, and checks the bytes |
 //! | `shutdown read`, `shutdown write`, `shutdown both` | shuts a direction |
+//! | `shutdown DIRECTION error NAME` | shuts a direction, and expects this error |
+//! | `peer known`, `peer NAME` | expects that the connection names its peer, or this error |
 //! | `close`, `abort` | drops the connection; resets it |
 //! | `nodelay`, `keepalive S` | sets an option |
 //! | `state NAME`, `error NAME`, `error none` | checks the state, or the pending error |
@@ -112,7 +114,7 @@ impl Runner {
             ["urgent", count] => self.write(count, true),
             ["send", count] => self.write(count, false),
             ["recv", ..] => self.read(words[1], words.get(2).copied()),
-            ["shutdown", how] => {
+            ["shutdown", how, ..] => {
                 let how = match how {
                     "read" => Shutdown::Read,
                     "write" => Shutdown::Write,
@@ -120,7 +122,8 @@ impl Runner {
                 };
                 let socket = self.socket();
                 let got = self.stack().tcp_shutdown(now, socket, how);
-                self.same(&got, &Ok(()));
+                let wanted = words.get(3).map_or(Ok(()), |name| Err(error(name)));
+                self.same(&got, &wanted);
             }
             ["close"] => {
                 let socket = self.socket();
@@ -172,6 +175,11 @@ impl Runner {
                 self.same(&got, &Ok(wanted));
             }
             ["error", name] => {
+            ["peer", name] => {
+                let socket = self.socket();
+                let got = self.stack().tcp_peer(socket).map(|_| ());
+                self.same(&got, &if name == "known" { Ok(()) } else { Err(error(name)) });
+            }
                 let socket = self.socket();
                 let got = self.stack().tcp_take_error(socket);
                 self.same(&got, &Ok((name != "none").then(|| error(name))));

@@ -10,10 +10,13 @@ scenarios! {
         +.1 < . 1:1(0) ack 2
         state closed
         send error closed
+        peer known
         +1 < F. 1:1(0) ack 2
         ack > . 2:2(0) ack 2
         state over
         recv eof
+        shutdown write error notconnected
+        peer notconnected
         close
         sizes 0 1
     ";

@@ -17,11 +17,26 @@ scenarios! {
         connect
         > S 0:0(0) win 1.. <mss 1460>
         state connecting
+        peer notconnected
         send error wouldblock
         +.1 < S. 0:0(0) ack 1 win 65535 <mss 1000>
         > . 1:1(0) ack 1
         state established
+        peer known
         none 5
+    ";
+    /// 3.10.4: a close ends an attempt to connect.
+    shutdown_while_connecting: "
+        connect
+        > S 0:0(0)
+        shutdown write
+        recv error reset
+        recv eof
+        send error closed
+        shutdown write error notconnected
+        none 5
+        close
+        sizes 0 0
     ";
     /// 3.5: the last segment of the handshake may have data.
     data_with_the_last_segment_of_the_handshake: "
