@@ -16,7 +16,7 @@ pub(crate) fn socket(error: SocketError) -> Error {
         SocketError::TimedOut => ErrorKind::TimedOut,
         SocketError::Aborted => ErrorKind::ConnectionAborted,
         SocketError::NotConnected | SocketError::NoSocket => ErrorKind::NotConnected,
-        SocketError::Closed => ErrorKind::BrokenPipe,
+        SocketError::Closed | SocketError::Broken => ErrorKind::BrokenPipe,
         SocketError::AddressInUse | SocketError::AlreadyJoined => ErrorKind::AddrInUse,
         SocketError::AddressNotAvailable | SocketError::NotJoined | SocketError::HandedOver => {
             ErrorKind::AddrNotAvailable

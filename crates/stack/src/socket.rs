@@ -97,6 +97,9 @@ pub enum SocketError {
     /// The peer reset the connection.
     #[error("the other side reset the connection")]
     Reset,
+    /// The peer ended its direction, and then refused further data.
+    #[error("the other side has closed the connection, and takes no more data")]
+    Broken,
     /// The peer did not answer in time.
     #[error("the other side did not answer in time")]
     TimedOut,

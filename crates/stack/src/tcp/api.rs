@@ -185,7 +185,9 @@ impl Tcp {
         };
         connection.told = false;
         if connection.read_shut {
-            return Ok(0);
+            // After the peer's end of the stream, an error concerns writing only.
+            let error = connection.error.take_if(|_| !connection.receiving.finished);
+            return error.map_or(Ok(0), Err);
         }
         if connection.state.is_opening() {
             return Err(connection.error.take().unwrap_or(SocketError::WouldBlock));
@@ -201,7 +203,8 @@ impl Tcp {
             }
             return Ok(len);
         }
-        if connection.receiving.buffer.len() > 0 {
+        // As above.
+        if connection.receiving.buffer.len() > 0 || connection.receiving.finished {
             return Ok(0);
         }
         match connection.error.take() {
@@ -307,9 +310,6 @@ impl Tcp {
         Ok((shown(tuple.local), shown(tuple.remote)))
     }
 
-    pub(crate) fn take_error(&mut self, id: TcpId) -> Result<Option<SocketError>, SocketError> {
-        Ok(self.owned(id)?.error.take())
-    }
     /// Returns the peer's address while there is a connection, as getpeername(2) does.
     pub(crate) fn peer(&mut self, id: TcpId) -> Result<SocketAddr, SocketError> {
         let (_, peer) = self.addresses(id)?;
@@ -319,6 +319,9 @@ impl Tcp {
         }
     }
 
+    pub(crate) fn take_error(&mut self, id: TcpId) -> Result<Option<SocketError>, SocketError> {
+        Ok(self.owned(id)?.error.take())
+    }
 
     pub(crate) fn readiness(&mut self, host: &Host, id: TcpId) -> Result<Readiness, SocketError> {
         let left = self.urgent(id)?;

@@ -298,6 +298,8 @@ impl Connection {
         if seg.sequence == receiving.nxt {
             return Verdict::Failed(match self.state {
                 State::SynReceived => SocketError::Refused,
+                // As on Linux (`tcp_reset`): the peer takes no data after its end of the stream.
+                State::CloseWait => SocketError::Broken,
                 _ => SocketError::Reset,
             });
         }

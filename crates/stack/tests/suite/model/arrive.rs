@@ -4,7 +4,8 @@
 use towpath_stack::SocketError;
 
 use crate::model::oracle::State::{
-    Closed, Closing, Established, FinWait1, FinWait2, LastAck, SynReceived, SynSent, TimeWait,
+    CloseWait, Closed, Closing, Established, FinWait1, FinWait2, LastAck, SynReceived, SynSent,
+    TimeWait,
 };
 use crate::model::oracle::{Answer, Choices, Oracle, at_least};
 use crate::wire::{ACK, FIN, RST, SYN, Segment, TcpOption};
@@ -201,7 +202,12 @@ impl Oracle {
         if !exact {
             return vec![(same, Answer::Challenge)];
         }
-        let reset = same.clone().with(|o| o.end(Some(SocketError::Reset)));
+        // As on Linux: after the peer's end of the stream, only a write can fail.
+        let error = match self.state {
+            CloseWait => SocketError::Broken,
+            _ => SocketError::Reset,
+        };
+        let reset = same.clone().with(|o| o.end(Some(error)));
         match self.state {
             SynReceived if self.active => {
                 vec![(same.with(|o| o.end(Some(SocketError::Refused))), Answer::Nothing)]

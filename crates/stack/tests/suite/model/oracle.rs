@@ -78,6 +78,8 @@ pub struct Oracle {
     /// Data and FIN ahead of a gap.
     pub ahead: Vec<(u32, u32)>,
     pub fin_at: Option<u32>,
+    /// `true` if the peer has ended the stream.
+    pub ended: bool,
     /// The bytes to read.
     pub unread: u32,
     pub read: u32,
@@ -127,6 +129,7 @@ impl Oracle {
             first_window: 0,
             ahead: Vec::new(),
             fin_at: None,
+            ended: false,
             unread: 0,
             read: 0,
             read_shut: false,

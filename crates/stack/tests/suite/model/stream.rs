@@ -69,6 +69,7 @@ impl Oracle {
         }
         if self.fin_at == Some(nxt) {
             self.fin_at = None;
+            self.ended = true;
             self.rcv_nxt = nxt.wrapping_add(1);
             if at_least(self.rcv_nxt, self.rcv_edge) {
                 self.rcv_edge = self.rcv_nxt;
@@ -122,11 +123,17 @@ impl Oracle {
 
     /// 3.10.3: RECEIVE.
     pub fn receive(&mut self, len: usize) -> Result<usize, SocketError> {
+        // Once the peer has ended the stream, an error concerns sending.
+        let ended = self.ended;
         if self.read_shut {
-            return Ok(0);
+            let error = self.error.take_if(|_| !ended);
+            return error.map_or(Ok(0), Err);
         }
         if self.unread > 0 {
             return Ok(len.min(self.unread as usize));
+        }
+        if ended {
+            return Ok(0);
         }
         if let Some(error) = self.error.take() {
             return Err(error);

@@ -61,6 +61,7 @@ pub fn configure(config: &mut Config, words: &[String]) {
 fn error(name: &str) -> SocketError {
     match name {
         "reset" => SocketError::Reset,
+        "broken" => SocketError::Broken,
         "refused" => SocketError::Refused,
         "timedout" => SocketError::TimedOut,
         "aborted" => SocketError::Aborted,
@@ -174,12 +175,12 @@ impl Runner {
                 let got = self.stack().tcp_state(socket);
                 self.same(&got, &Ok(wanted));
             }
-            ["error", name] => {
             ["peer", name] => {
                 let socket = self.socket();
                 let got = self.stack().tcp_peer(socket).map(|_| ());
                 self.same(&got, &if name == "known" { Ok(()) } else { Err(error(name)) });
             }
+            ["error", name] => {
                 let socket = self.socket();
                 let got = self.stack().tcp_take_error(socket);
                 self.same(&got, &Ok((name != "none").then(|| error(name))));

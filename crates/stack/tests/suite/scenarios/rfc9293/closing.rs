@@ -256,14 +256,29 @@ scenarios! {
         close
         sizes 0 0
     ";
-    /// 3.10.7.4, second.
+    /// 3.10.7.4, second. As on Linux, the end of the stream stays what reads return, and a write says that the peer takes no
+    /// more data.
     reset_in_close_wait: "
         passive win 65535 <mss 1000>
         < F. 1:1(0) ack 1
         ack > . 1:1(0) ack 2
         < R 2:2(0)
-        send error reset
+        recv eof
+        send error broken
+        recv eof
+        send error closed
         none 5
+        close
+        sizes 0 0
+    ";
+    /// 3.10.7.4, second: also a side that reads no more hears of the reset.
+    reset_after_a_shutdown_of_reading: "
+        passive win 65535 <mss 1000>
+        shutdown read
+        recv eof
+        < R 1:1(0)
+        recv error reset
+        recv eof
         close
         sizes 0 0
     ";
