@@ -123,7 +123,6 @@ impl Udp {
             host.route(peer.ip()).ok_or(SocketError::Unreachable)?;
         }
         socket.peer = peer;
-        socket.error = None;
         Ok(())
     }
 
@@ -137,9 +136,6 @@ impl Udp {
     ) -> Result<(), SocketError> {
         let Outgoing { data, to, from, traffic_class, hop_limit } = *outgoing;
         let socket = self.get(id)?;
-        if let Some(error) = socket.take_error() {
-            return Err(error);
-        }
         let to = to.map(|to| socket.bound.meant(to));
         let to = to.or(socket.peer).ok_or(SocketError::NotConnected)?;
         if to.port() == 0 || !socket.bound.takes(to.is_ipv4()) {
@@ -167,6 +163,10 @@ impl Udp {
         let mtu = host.paths.mtu(now, to.ip());
         if host.config.shares_addresses && header.len() + len > mtu {
             return Err(SocketError::MessageTooLong);
+        }
+        // A call that could not send anyway leaves the error to the next one.
+        if let Some(error) = socket.take_error() {
+            return Err(error);
         }
         let local_port = socket.bound.local.port();
         if !host.outbox.has_room(fragment::frame_bytes(&header, len, mtu)) {
@@ -205,6 +205,9 @@ impl Udp {
     ) -> Result<Received, SocketError> {
         let socket = self.get(id)?;
         socket.told = false;
+        if let Some(error) = socket.error.take() {
+            return Err(error);
+        }
         let Some(datagram) = socket.queue.front() else {
             let handed_over = socket.is_handed_over().then_some(SocketError::HandedOver);
             return Err(socket.take_error().or(handed_over).unwrap_or(SocketError::WouldBlock));

@@ -189,3 +189,35 @@ fn malformed_options_of_ipv4_are_reported() {
         assert_eq!(got.is_ok(), received, "{options:?}");
     }
 }
+
+/// As on Linux: an error comes before datagrams that wait, outlives a connect to another peer, and a call that fails by
+/// itself leaves it to the next one.
+#[test]
+fn an_error_of_a_peer_comes_with_the_next_call_that_could_succeed() {
+    let mut world = World::new(8, [config(0), config(1)]);
+    let at = |node: usize, port| SocketAddr::new(V4[node].parse().unwrap(), port);
+    let sender = world.nodes[1].stack.udp_bind(at(1, 7)).unwrap();
+    let socket = world.nodes[0].stack.udp_bind(at(0, 7)).unwrap();
+    let now = world.now;
+    world.nodes[1].stack.udp_send(now, sender, b"waits", Some(at(0, 7))).unwrap();
+    world.idle(Duration::from_millis(10));
+    let refuse = |world: &mut World| {
+        let now = world.now;
+        let stack = &mut world.nodes[0].stack;
+        stack.udp_connect(socket, Some(at(1, 9))).unwrap();
+        stack.udp_send(now, socket, b"to no socket", None).unwrap();
+        world.idle(Duration::from_millis(10));
+        assert!(world.nodes[0].stack.udp_readiness(socket).unwrap().error);
+    };
+    refuse(&mut world);
+    let stack = &mut world.nodes[0].stack;
+    stack.udp_connect(socket, Some(at(1, 7))).unwrap();
+    assert_eq!(stack.udp_recv(socket, &mut [0; 9], true), Err(SocketError::Refused));
+    assert_eq!(stack.udp_recv(socket, &mut [0; 9], false).unwrap().len, 5);
+    refuse(&mut world);
+    let (now, stack) = (world.now, &mut world.nodes[0].stack);
+    let too_long = stack.udp_send(now, socket, &[0; 65_508], None);
+    assert_eq!(too_long, Err(SocketError::MessageTooLong));
+    assert_eq!(stack.udp_send(now, socket, b"again", None), Err(SocketError::Refused));
+    assert_eq!(stack.udp_send(now, socket, b"again", None), Ok(()));
+}
