@@ -142,6 +142,9 @@ fn vectored_calls_use_all_their_parts() {
     let [first, second] = &mut into;
     let mut into = [IoSliceMut::new(first), IoSliceMut::new(second)];
     assert_eq!(theirs.read_vectored(&mut into).unwrap(), 4);
+    // Nor does a call without bytes.
+    assert_eq!(theirs.read_vectored(&mut [IoSliceMut::new(&mut [])]).unwrap(), 0);
+    assert_eq!(theirs.write_vectored(&[IoSlice::new(&[])]).unwrap(), 0);
     let error = theirs.read_vectored(&mut into).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
 }

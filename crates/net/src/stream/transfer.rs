@@ -28,7 +28,11 @@ impl TcpStream {
 
     fn transmit_parts(&self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         let Inner { network, id, waiter, options, .. } = &*self.inner;
-        network.checked()?.block_on(waiter, options.writing(), true, |stack, _| {
+        let shared = network.checked()?;
+        if parts.iter().all(|part| part.is_empty()) {
+            return Ok(0);
+        }
+        shared.block_on(waiter, options.writing(), true, |stack, _| {
             let mut filled = parts.iter().filter(|part| !part.is_empty());
             let first = filled.next().map_or(&[][..], |part| part);
             let mut wanted = first.len().min(CHUNK);
