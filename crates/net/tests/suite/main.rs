@@ -2,6 +2,8 @@
 
 mod bursts;
 mod datagrams;
+#[cfg(feature = "testing")]
+mod differential;
 mod ended_sessions;
 mod last_datagrams;
 mod replacement;
