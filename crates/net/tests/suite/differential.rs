@@ -85,8 +85,9 @@ fn differs(steps: &[Step], seed: u64) -> Option<Difference> {
     last
 }
 
-/// Returns the shortest part of a sequence that still shows a difference (delta debugging).
-fn shrink(mut steps: Vec<Step>, seed: u64) -> Vec<Step> {
+/// Returns the shortest part of a sequence that still shows a difference (delta debugging), with that difference.
+fn shrink(mut steps: Vec<Step>, mut difference: Difference, seed: u64) -> (Vec<Step>, Difference) {
+    steps.truncate(difference.at + 1);
     let mut part = steps.len() / 2;
     while part > 0 {
         let mut at = 0;
@@ -94,25 +95,22 @@ fn shrink(mut steps: Vec<Step>, seed: u64) -> Vec<Step> {
             let mut fewer = steps.clone();
             fewer.drain(at..(at + part).min(steps.len()));
             match differs(&fewer, seed) {
-                Some(difference) => {
-                    fewer.truncate(difference.at + 1);
-                    steps = fewer;
+                Some(found) => {
+                    fewer.truncate(found.at + 1);
+                    (steps, difference) = (fewer, found);
                 }
                 None => at += part,
             }
         }
         part /= 2;
     }
-    steps
+    (steps, difference)
 }
 
 /// Returns a sequence as a short program, with its difference.
-fn show(steps: &[Step], seed: u64) -> String {
-    let Some(difference) = differs(steps, seed) else {
-        return String::from("the difference does not show again");
-    };
+fn show((steps, difference): &(Vec<Step>, Difference), seed: u64) -> String {
     let mut text = format!("TOWPATH_SEED={seed}\n");
-    for step in &steps[..=difference.at] {
+    for step in steps {
         let _ = writeln!(text, "    {step}");
     }
     let _ = write!(text, "    {}", difference.text);
@@ -146,8 +144,7 @@ fn sequences_of_calls_have_the_outcomes_of_the_kernels_sockets() {
         steps.retain(|step| has_v6 || !is_v6(step));
         calls += steps.len();
         let Some(difference) = differs(&steps, seed) else { continue };
-        steps.truncate(difference.at + 1);
-        failures.push(show(&shrink(steps, seed), seed));
+        failures.push(show(&shrink(steps, difference, seed), seed));
         if failures.len() as u64 >= most {
             break;
         }

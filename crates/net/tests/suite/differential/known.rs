@@ -10,7 +10,7 @@ pub(super) struct Known {
     reason: &'static str,
 }
 
-/// The sequences make no calls of the first five rows, or none afterwards on the sockets concerned.
+/// The sequences make no calls of the first six rows, or none afterwards on the sockets concerned.
 pub(super) const TABLE: &[Known] = &[
     Known {
         call: "`read`, `peek` with an empty buffer",
@@ -36,6 +36,11 @@ pub(super) const TABLE: &[Known] = &[
         call: "`UdpSocket::connect` to port 0",
         here: "`InvalidInput`",
         reason: "the kernel's socket is connected, but has no peer and cannot send",
+    },
+    Known {
+        call: "`UdpSocket::connect` at an unspecified address",
+        here: "keeps the port at all addresses",
+        reason: "the kernel's socket has one address then, and frees the port at the others",
     },
     Known {
         call: "a datagram, or `UdpSocket::connect`, to an address of the other family",

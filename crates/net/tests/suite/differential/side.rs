@@ -95,6 +95,8 @@ struct Bound<S> {
     port: u16,
     /// `true` if several sockets may share the port: which of them a peer reaches is chance.
     is_shared: bool,
+    /// `true` if it was connected: on the kernel, one at all addresses then has one address.
+    was_connected: bool,
 }
 
 /// A world with the sockets of a sequence.
@@ -216,7 +218,8 @@ impl<W: World> Side<W> {
                 };
                 self.names.learn(false, Ok(local), Host::A);
                 let (at, port, is_shared) = (bind.at, local.port(), bind.reuse_port);
-                self.listeners[listener] = Some(Bound { socket, at, port, is_shared });
+                self.listeners[listener] =
+                    Some(Bound { socket, at, port, is_shared, was_connected: false });
                 String::from("Ok")
             }
             Err(error) => format!("{:?}", error.kind()),
@@ -386,7 +389,11 @@ impl<W: World> Side<W> {
         let port = match bind.port_of {
             // On the kernel, both hosts are one.
             Some(of) if host_of_udp(of.into()) != host => return None,
-            Some(of) => self.udps[usize::from(of)].as_ref()?.port,
+            Some(of) => {
+                let bound = self.udps[usize::from(of)].as_ref()?;
+                let is_any = matches!(bound.at, At::Any | At::AnyV4 | At::AnyV6);
+                (!is_any || !bound.was_connected).then_some(bound.port)?
+            }
             None => 0,
         };
         let (address, options) = self.address(host, bind, port);
@@ -397,7 +404,7 @@ impl<W: World> Side<W> {
                 };
                 self.names.learn(true, Ok(local), host);
                 let (at, port, is_shared) = (bind.at, local.port(), bind.reuse_port);
-                self.udps[udp] = Some(Bound { socket, at, port, is_shared });
+                self.udps[udp] = Some(Bound { socket, at, port, is_shared, was_connected: false });
                 String::from("Ok")
             }
             Err(error) => format!("{:?}", error.kind()),
@@ -412,7 +419,9 @@ impl<W: World> Side<W> {
             }
             _ => None,
         };
-        let outcome = self.udps[udp].as_mut()?.socket.call(number, call, peer);
+        let bound = self.udps[udp].as_mut()?;
+        bound.was_connected |= matches!(call, UdpCall::Connect(_));
+        let outcome = bound.socket.call(number, call, peer);
         Some(self.show(true, outcome))
     }
 
