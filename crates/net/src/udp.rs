@@ -1,13 +1,14 @@
 //! The counterpart of `std::net::UdpSocket`.
 
-use std::io::{self, IoSliceMut};
+mod many;
+
+use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
 use towpath_stack::{Received, SocketError, SocketId, Stack, UdpId, UdpOptions};
 
-use crate::datagram::{DatagramToSend, ReceivedDatagram};
 use crate::driver::{Core, SharedNetwork};
 use crate::options::{self, BindOptions, Options, each, no_address, of_ipv4};
 use crate::wait::Waiter;
@@ -174,75 +175,6 @@ impl UdpSocket {
     /// If the read timeout passed, or the peer refused a sent datagram.
     pub fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         self.receive(buffer, false).map(|received| (received.len, received.from))
-    }
-
-    /// Receives a datagram with the fields of its header; the part beyond the buffer's length is lost, and
-    /// [`ReceivedDatagram::datagram_bytes`] shows it.
-    ///
-    /// # Errors
-    /// As [`UdpSocket::recv_from`].
-    pub fn recv_datagram(&self, buffer: &mut [u8]) -> io::Result<ReceivedDatagram> {
-        self.receive(buffer, false).map(ReceivedDatagram::new)
-    }
-
-    /// Receives up to as many datagrams as there are buffers. Waits for the first as [`UdpSocket::recv_datagram`] does, and
-    /// for none of the others. Replaces the content of `received` by these datagrams, one per buffer, and returns their
-    /// number. `received` keeps its memory.
-    ///
-    /// The call locks the network once for all datagrams, as Linux's `recvmmsg` makes one system call. It returns 0 at once if
-    /// `buffers` is empty.
-    ///
-    /// # Errors
-    /// As [`UdpSocket::recv_from`]. An error after the first datagram comes with the next call.
-    pub fn recv_many(
-        &self,
-        buffers: &mut [IoSliceMut<'_>],
-        received: &mut Vec<ReceivedDatagram>,
-    ) -> io::Result<usize> {
-        received.clear();
-        let Inner { network, id, waiter, options, .. } = self.inner();
-        let shared = network.checked()?;
-        if buffers.is_empty() {
-            return Ok(0);
-        }
-        shared.block_on(waiter, options.reading(), false, |stack, _| {
-            for buffer in buffers.iter_mut() {
-                // After the first datagram, an error stays in the socket: the call cannot return both.
-                if !received.is_empty() && !stack.udp_has_datagram(*id)? {
-                    break;
-                }
-                received.push(ReceivedDatagram::new(stack.udp_recv(*id, buffer, false)?));
-            }
-            Ok(received.len())
-        })
-    }
-
-    /// Sends datagrams in their order, until one fails or there is no more room. Waits for room for the first as
-    /// [`UdpSocket::send_to`] does, and for none of the others. Returns the number of sent datagrams, which is at least 1
-    /// unless `datagrams` is empty.
-    ///
-    /// The call locks the network once for all datagrams, as Linux's `sendmmsg` makes one system call.
-    ///
-    /// # Errors
-    /// As [`UdpSocket::send_to`] for the first datagram; [`io::ErrorKind::AddrNotAvailable`] if its source is not an address
-    /// of the network, [`io::ErrorKind::InvalidInput`] if it is of another family than the receiver. If a later datagram
-    /// fails, the call returns the number before it, and a call that begins with that datagram returns its error.
-    pub fn send_many(&self, datagrams: &[DatagramToSend<'_>]) -> io::Result<usize> {
-        let Inner { network, id, waiter, options, .. } = self.inner();
-        let shared = network.checked()?;
-        if datagrams.is_empty() {
-            return Ok(0);
-        }
-        shared.block_on(waiter, options.writing(), true, |stack, now| {
-            for (datagram, sent) in datagrams.iter().zip(0..) {
-                match stack.udp_send_with(now, *id, &datagram.outgoing()) {
-                    Ok(()) => {}
-                    Err(error) if sent == 0 => return Err(error),
-                    Err(_) => return Ok::<usize, SocketError>(sent),
-                }
-            }
-            Ok(datagrams.len())
-        })
     }
 
     /// Copies the next datagram without removing it.
