@@ -1,7 +1,7 @@
 //! Datagrams with their header fields.
 
 use std::net::{IpAddr, SocketAddr};
-use std::num::NonZeroU8;
+use std::num::{NonZeroU8, NonZeroUsize};
 
 use towpath_stack::{Outgoing, Received};
 
@@ -38,7 +38,11 @@ use towpath_stack::{Outgoing, Received};
 pub struct ReceivedDatagram {
     /// The number of bytes in the buffer.
     pub len: usize,
-    /// The datagram's length. It exceeds `len` if the buffer was too short; the rest is lost.
+    /// The length of each datagram in the buffer but the last, in bytes. The last one may be shorter. It is `len`, for one
+    /// datagram, unless [`UdpSocket::set_gro`](crate::UdpSocket::set_gro) is on.
+    pub stride: usize,
+    /// The length of the datagrams in the buffer. It exceeds `len` if the buffer was too short for one datagram; the rest is
+    /// lost.
     pub datagram_bytes: usize,
     /// The sender.
     pub from: SocketAddr,
@@ -53,12 +57,23 @@ pub struct ReceivedDatagram {
 
 impl ReceivedDatagram {
     pub(crate) fn new(received: Received) -> ReceivedDatagram {
-        let Received { len, datagram_bytes, from, to, traffic_class, hop_limit } = received;
-        ReceivedDatagram { len, datagram_bytes, from, to, tos: traffic_class, ttl: hop_limit }
+        let Received { len, stride, datagram_bytes, from, to, traffic_class, hop_limit } = received;
+        let (tos, ttl) = (traffic_class, hop_limit);
+        ReceivedDatagram { len, stride, datagram_bytes, from, to, tos, ttl }
+    }
+
+    /// Returns the datagrams in the buffer that the call filled, at least one.
+    ///
+    /// # Panics
+    /// If `buffer` is shorter than `len`.
+    pub fn datagrams<'a>(&self, buffer: &'a [u8]) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        let (first, rest) = buffer[..self.len].split_at(self.stride.min(self.len));
+        std::iter::once(first).chain(rest.chunks(self.stride.max(1)))
     }
 }
 
-/// A datagram for [`UdpSocket::send_many`](crate::UdpSocket::send_many). Fields that are `None` are those of the socket.
+/// A datagram for [`UdpSocket::send_many`](crate::UdpSocket::send_many), or several to one receiver. Fields that are `None`
+/// are those of the socket.
 ///
 /// An answer from the address of the network to which the question was sent, with another time to live:
 ///
@@ -93,6 +108,38 @@ pub struct DatagramToSend<'a> {
     pub tos: Option<u8>,
     /// The time to live (IPv4) or hop limit (IPv6), 1 to 255.
     pub ttl: Option<NonZeroU8>,
+    /// Each so many bytes of the data become a datagram, and the rest the last one (`UDP_SEGMENT` of udp(7)). `None`, the
+    /// default, for one datagram. The network sends all of these datagrams or, without room, none. It does not fragment
+    /// them.
+    ///
+    /// Limits: 64 datagrams; 65 507 bytes in all over IPv4, and 65 527 over IPv6; for each datagram the path's MTU, without
+    /// the IP and the UDP header. Beyond a limit, sending fails with [`InvalidInput`](std::io::ErrorKind::InvalidInput).
+    /// Linux then fails with `EINVAL` or `EMSGSIZE`.
+    ///
+    /// ```
+    /// # fn main() -> std::io::Result<()> {
+    /// use std::num::NonZeroUsize;
+    /// use towpath_net::testing::Switch;
+    /// use towpath_net::{DatagramToSend, UdpSocket};
+    ///
+    /// let switch = Switch::new();
+    /// let (one, other) = (switch.host()?, switch.host()?);
+    /// let receiver = UdpSocket::bind(&other, "10.0.0.2:7")?;
+    /// let sender = UdpSocket::bind(&one, "10.0.0.1:0")?;
+    ///
+    /// let data = [1; 3000];
+    /// let mut datagrams = DatagramToSend::new(&data, receiver.local_addr()?);
+    /// datagrams.segment_bytes = NonZeroUsize::new(1200);
+    /// assert_eq!(sender.send_many(&[datagrams])?, 1);
+    ///
+    /// let mut buffer = [0; 2048];
+    /// for len in [1200, 1200, 600] {
+    ///     assert_eq!(receiver.recv(&mut buffer)?, len);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub segment_bytes: Option<NonZeroUsize>,
 }
 
 impl<'a> DatagramToSend<'a> {
@@ -105,11 +152,13 @@ impl<'a> DatagramToSend<'a> {
     /// Returns a datagram to the peer to which the socket is connected.
     #[must_use]
     pub fn to_peer(data: &'a [u8]) -> DatagramToSend<'a> {
-        DatagramToSend { data, to: None, from: None, tos: None, ttl: None }
+        DatagramToSend { data, to: None, from: None, tos: None, ttl: None, segment_bytes: None }
     }
 
     pub(crate) fn outgoing(&self) -> Outgoing<'a> {
-        let DatagramToSend { data, to, from, tos, ttl } = *self;
-        Outgoing { data, to, from, traffic_class: tos, hop_limit: ttl.map(NonZeroU8::get) }
+        let DatagramToSend { data, to, from, tos, ttl, segment_bytes } = *self;
+        let segment_bytes = segment_bytes.map(NonZeroUsize::get);
+        let hop_limit = ttl.map(NonZeroU8::get);
+        Outgoing { data, to, from, traffic_class: tos, hop_limit, segment_bytes }
     }
 }

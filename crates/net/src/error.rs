@@ -28,6 +28,9 @@ pub(crate) fn socket(error: SocketError) -> Error {
         SocketError::MessageTooLong | SocketError::InvalidAddress | SocketError::NotGroup => {
             ErrorKind::InvalidInput
         }
+        SocketError::TooManySegments | SocketError::SegmentTooLong { .. } => {
+            ErrorKind::InvalidInput
+        }
     };
     Error::new(kind, error)
 }

@@ -79,6 +79,7 @@ pub(crate) fn of_ipv4(local: SocketAddr) -> Option<SocketAddr> {
 #[derive(Default)]
 pub(crate) struct Options {
     nonblocking: AtomicBool,
+    gro: AtomicBool,
     read_timeout: Mutex<Option<Duration>>,
     write_timeout: Mutex<Option<Duration>>,
 }
@@ -90,6 +91,14 @@ impl Options {
 
     pub(crate) fn is_nonblocking(&self) -> bool {
         self.nonblocking.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_gro(&self, gro: bool) {
+        self.gro.store(gro, Ordering::Relaxed);
+    }
+
+    pub(crate) fn has_gro(&self) -> bool {
+        self.gro.load(Ordering::Relaxed)
     }
 
     pub(crate) fn reading(&self) -> Patience {

@@ -1,5 +1,6 @@
 //! The counterpart of `std::net::UdpSocket`.
 
+mod gro;
 mod many;
 
 use std::io;

@@ -97,4 +97,4 @@ pub use tcp::{Shutdown, TcpInfo, TcpState};
 pub use time::Instant;
 pub use towpath_packet::meta::{Checksum, Meta, Segmentation, SegmentationKind};
 pub use transmit::Transmit;
-pub use udp::{Outgoing, Received, UdpOptions};
+pub use udp::{MOST_SEGMENTS, Outgoing, Received, UdpOptions};

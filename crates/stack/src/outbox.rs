@@ -93,8 +93,13 @@ impl Outbox {
     /// Returns `true` if a socket may add frames of `len` bytes in total. The stack may always try
     /// to add its own frames.
     pub(crate) fn has_room(&self, len: usize) -> bool {
-        // One datagram always fits, regardless of the limit.
-        self.queue.is_empty() || self.bytes + Self::cost(len) <= self.limit
+        self.has_room_for(Self::cost(len))
+    }
+
+    /// Returns `true` if a socket may add frames of this cost in total.
+    pub(crate) fn has_room_for(&self, cost: usize) -> bool {
+        // One call's datagrams always fit, regardless of the limit.
+        self.queue.is_empty() || self.bytes + cost <= self.limit
     }
 
     /// Returns `true` if half of the sockets' share is free.

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use crate::TcpState;
+use crate::{MOST_SEGMENTS, TcpState};
 
 /// Identifies a UDP socket of a stack. An id becomes invalid when its socket ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -135,6 +135,15 @@ pub enum SocketError {
     /// that shares its addresses and sends none.
     #[error("the datagram is too long")]
     MessageTooLong,
+    /// One call sends more than [`MOST_SEGMENTS`](crate::MOST_SEGMENTS) datagrams.
+    #[error("one call sends at most {MOST_SEGMENTS} datagrams: pass less data, or longer segments")]
+    TooManySegments,
+    /// A datagram of several that one call sends would need fragments.
+    #[error("the path's MTU allows datagrams of at most {most} bytes: choose shorter segments")]
+    SegmentTooLong {
+        /// The most bytes of a datagram's data.
+        most: usize,
+    },
     /// The destination is a broadcast address, and the socket may not send to such addresses.
     #[error("the socket may not send to a broadcast address: enable broadcasts")]
     BroadcastNotEnabled,

@@ -28,6 +28,7 @@ mod syscalls;
 mod tcp_info;
 mod times;
 mod tun;
+mod udp_offloads;
 mod xdp_socket;
 
 pub use allocator::{Allocations, CountingAllocator};
@@ -56,4 +57,5 @@ pub use times::{
 };
 pub use towpath_sandbox::*;
 pub use tun::{TunMode, add_persistent_tun};
+pub use udp_offloads::{recv_udp_gro, set_udp_gro, set_udp_segment};
 pub use xdp_socket::XdpSocket;

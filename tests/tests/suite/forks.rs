@@ -9,7 +9,8 @@ use towpath_tests::served::Served;
 static PEER: Program = Program::at(env!("CARGO_BIN_EXE_towpath-tests-peer"));
 
 /// Types of plain values, which no process owns.
-const VALUES: [&str; 5] = ["BindOptions", "Event", "Events", "Interest", "Ready"];
+const VALUES: [&str; 6] =
+    ["BindOptions", "Event", "Events", "Interest", "Ready", "ReceivedDatagram"];
 /// The trait behind `Source`, which programs cannot name.
 const HIDDEN: &str = "Watchable";
 

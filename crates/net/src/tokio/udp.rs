@@ -110,7 +110,8 @@ impl UdpSocket {
         repeat(self.socket.socket_ref(), Interest::READABLE, || self.socket.recv_from(buffer)).await
     }
 
-    /// Receives a datagram with the fields of its header.
+    /// Receives a datagram with the fields of its header, or several if
+    /// [`UdpSocket::set_gro`](crate::UdpSocket::set_gro) of [`UdpSocket::get_ref`] is on.
     ///
     /// # Errors
     /// As [`UdpSocket::recv`].

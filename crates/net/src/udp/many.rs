@@ -5,16 +5,18 @@ use std::io::{self, IoSliceMut};
 use towpath_stack::SocketError;
 
 use super::{Inner, UdpSocket};
-use crate::{DatagramToSend, ReceivedDatagram};
+use crate::{DatagramToSend, ReceivedDatagram, error};
 
 impl UdpSocket {
     /// Receives a datagram with the fields of its header; the part beyond the buffer's length is lost, and
-    /// [`ReceivedDatagram::datagram_bytes`] shows it.
+    /// [`ReceivedDatagram::datagram_bytes`] shows it. With [`UdpSocket::set_gro`], receives several of them.
     ///
     /// # Errors
     /// As [`UdpSocket::recv_from`].
     pub fn recv_datagram(&self, buffer: &mut [u8]) -> io::Result<ReceivedDatagram> {
-        self.receive(buffer, false).map(ReceivedDatagram::new)
+        let mut outcome = None;
+        self.receive_each(&mut [IoSliceMut::new(buffer)], |received| outcome = Some(received))?;
+        outcome.ok_or_else(|| error::socket(SocketError::WouldBlock))
     }
 
     /// Receives up to as many datagrams as there are buffers. Waits for the first as [`UdpSocket::recv_datagram`] does, and
@@ -22,7 +24,7 @@ impl UdpSocket {
     /// number. `received` keeps its memory.
     ///
     /// The call locks the network once for all datagrams, as Linux's `recvmmsg` makes one system call. It returns 0 at once if
-    /// `buffers` is empty.
+    /// `buffers` is empty. With [`UdpSocket::set_gro`], a buffer may hold several datagrams.
     ///
     /// # Errors
     /// As [`UdpSocket::recv_from`]. An error after the first datagram comes with the next call.
@@ -32,20 +34,33 @@ impl UdpSocket {
         received: &mut Vec<ReceivedDatagram>,
     ) -> io::Result<usize> {
         received.clear();
+        self.receive_each(buffers, |datagram| received.push(datagram))
+    }
+
+    /// Receives as [`UdpSocket::recv_many`] does, and passes each datagram to `take`.
+    pub(crate) fn receive_each(
+        &self,
+        buffers: &mut [IoSliceMut<'_>],
+        mut take: impl FnMut(ReceivedDatagram),
+    ) -> io::Result<usize> {
         let Inner { network, id, waiter, options, .. } = self.inner();
         let shared = network.checked()?;
         if buffers.is_empty() {
             return Ok(0);
         }
         shared.block_on(waiter, options.reading(), false, |stack, _| {
-            for buffer in buffers.iter_mut() {
+            let merges = options.has_gro();
+            for (buffer, count) in buffers.iter_mut().zip(0..) {
                 // After the first datagram, an error stays in the socket: the call cannot return both.
-                if !received.is_empty() && !stack.udp_has_datagram(*id)? {
-                    break;
+                if count > 0 && !stack.udp_has_datagram(*id)? {
+                    return Ok(count);
                 }
-                received.push(ReceivedDatagram::new(stack.udp_recv(*id, buffer, false)?));
+                take(ReceivedDatagram::new(match merges {
+                    true => stack.udp_recv_merged(*id, buffer)?,
+                    false => stack.udp_recv(*id, buffer, false)?,
+                }));
             }
-            Ok(received.len())
+            Ok(buffers.len())
         })
     }
 
@@ -53,7 +68,9 @@ impl UdpSocket {
     /// [`UdpSocket::send_to`] does, and for none of the others. Returns the number of sent datagrams, which is at least 1
     /// unless `datagrams` is empty.
     ///
-    /// The call locks the network once for all datagrams, as Linux's `sendmmsg` makes one system call.
+    /// The call locks the network once for all datagrams, as Linux's `sendmmsg` makes one system call. With
+    /// [`DatagramToSend::segment_bytes`], one element of `datagrams` is several datagrams, which the call sends all or not
+    /// at all.
     ///
     /// # Errors
     /// As [`UdpSocket::send_to`] for the first datagram; [`io::ErrorKind::AddrNotAvailable`] if its source is not an address

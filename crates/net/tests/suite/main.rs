@@ -8,6 +8,7 @@ mod ended_sessions;
 mod last_datagrams;
 mod replacement;
 mod reused_ports;
+mod segments;
 mod server_tap;
 mod session;
 mod std_net;

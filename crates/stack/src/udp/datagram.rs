@@ -12,7 +12,10 @@ use crate::host::{Host, Route};
 pub struct Received {
     /// The bytes copied.
     pub len: usize,
-    /// The datagram's length; more than `len` if the buffer was too short and the rest is lost.
+    /// The length of each datagram among these bytes, in bytes; the last one may be shorter. It is `len` for a single
+    /// datagram.
+    pub stride: usize,
+    /// The datagrams' length; more than `len` if the buffer was too short for a single datagram and the rest is lost.
     pub datagram_bytes: usize,
     /// The sender.
     pub from: SocketAddr,
@@ -37,13 +40,16 @@ pub struct Outgoing<'a> {
     pub traffic_class: Option<u8>,
     /// The hop limit, 1 to 255; `None` for that of the socket.
     pub hop_limit: Option<u8>,
+    /// `None` for one datagram. Otherwise each `segment_bytes` bytes of the data become a datagram, and the rest the last
+    /// one; 0 counts as 1.
+    pub segment_bytes: Option<usize>,
 }
 
 impl<'a> Outgoing<'a> {
     /// Returns a datagram with the socket's own settings.
     #[must_use]
     pub fn new(data: &'a [u8], to: Option<SocketAddr>) -> Outgoing<'a> {
-        Outgoing { data, to, from: None, traffic_class: None, hop_limit: None }
+        Outgoing { data, to, from: None, traffic_class: None, hop_limit: None, segment_bytes: None }
     }
 }
 
@@ -64,8 +70,9 @@ pub(super) fn source(
     }
 }
 
-/// Returns the header of a datagram, without its checksum. `len`: that of the header and the data, in bytes.
-pub(super) fn header(from_port: u16, to_port: u16, len: usize) -> [u8; HEADER_BYTES] {
+/// Returns the header of a datagram, without its checksum. `ports`: the source and the destination; `len`: the length of
+/// the header and the data, in bytes.
+pub(super) fn header((from_port, to_port): (u16, u16), len: usize) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
     header[..2].copy_from_slice(&from_port.to_be_bytes());
     header[2..4].copy_from_slice(&to_port.to_be_bytes());

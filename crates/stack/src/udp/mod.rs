@@ -5,6 +5,7 @@ mod options;
 mod queue;
 mod receiving;
 mod recent;
+mod segments;
 mod socket;
 
 use std::net::SocketAddr;
@@ -17,11 +18,13 @@ use crate::ip::{self, Header, Packet};
 use crate::memberships::{JoinedGroups, Memberships};
 use crate::outbox::NextHop;
 use crate::random::Random;
-use crate::{Flow, Instant, Readiness, SocketError, SocketId, SocketInfo, UdpId, fragment, path};
+use crate::{Flow, Instant, Readiness, SocketError, SocketId, SocketInfo, UdpId, path};
 pub use datagram::{Outgoing, Received};
 pub use options::UdpOptions;
 use queue::Queue;
 use recent::Recent;
+pub use segments::MOST_SEGMENTS;
+use segments::Pieces;
 use socket::{Datagram, HEADER_BYTES, Socket};
 
 /// All UDP sockets.
@@ -135,7 +138,7 @@ impl Udp {
         id: UdpId,
         outgoing: &Outgoing<'_>,
     ) -> Result<(), SocketError> {
-        let Outgoing { data, to, from, traffic_class, hop_limit } = *outgoing;
+        let Outgoing { data, to, from, traffic_class, hop_limit, segment_bytes } = *outgoing;
         let socket = self.get(id)?;
         let to = to.map(|to| socket.bound.meant(to));
         let to = to.or(socket.peer).ok_or(SocketError::NotConnected)?;
@@ -148,10 +151,8 @@ impl Udp {
             return Err(SocketError::BroadcastNotEnabled);
         }
         let src = datagram::source(host, &socket.bound, &route, from)?;
-        let len = HEADER_BYTES + data.len();
-        if len + if src.is_ipv4() { 20 } else { 0 } > 65_535 {
-            return Err(SocketError::MessageTooLong);
-        }
+        let pieces = Pieces::new(data, segment_bytes);
+        let len = pieces.longest();
         let header = Header {
             src,
             dst: to.ip(),
@@ -162,38 +163,40 @@ impl Udp {
             fragment: None,
         };
         let mtu = host.paths.mtu(now, to.ip());
-        if host.config.shares_addresses && header.len() + len > mtu {
-            return Err(SocketError::MessageTooLong);
-        }
+        let cost = pieces.cost(&header, mtu, !host.config.shares_addresses)?;
         // A call that could not send anyway leaves the error to the next one.
         if let Some(error) = socket.take_error() {
             return Err(error);
         }
-        let local_port = socket.bound.local.port();
-        if !host.outbox.has_room(fragment::frame_bytes(&header, len, mtu)) {
+        let ports = (socket.bound.local.port(), to.port());
+        if !host.outbox.has_room_for(cost) {
             if !std::mem::replace(&mut socket.waits, true) {
                 self.waiting.push(id);
             }
             return Err(SocketError::WouldBlock);
         }
-        let mut head = datagram::header(local_port, to.port(), len);
         // Every allowed path MTU has room for a shorter datagram.
         if socket.peer != Some(to) && header.len() + len > path::least(to.ip()) {
             self.recent.note(now, &host.random, id, SocketAddr::new(to.ip(), to.port()));
         }
-        host.counters.udp_sent += 1;
+        host.counters.udp_sent += pieces.count() as u64;
         let is_multicast = to.ip().is_multicast();
         if route.to == NextHop::Own && is_multicast && !options.multicast_loop {
             return Ok(());
         }
-        // `send` writes the checksum.
-        let mut own_head = head;
-        if !host.send(now, header, route.to, &mut head, data, 6) {
+        let is_looped = is_multicast && options.multicast_loop && memberships.loops(to.ip());
+        let is_looped = is_looped && route.to != NextHop::Own && !host.config.shares_addresses;
+        let mut send_to = |hop| {
+            pieces.iter().all(|piece| {
+                let mut head = datagram::header(ports, HEADER_BYTES + piece.len());
+                host.send(now, header, hop, &mut head, piece, 6)
+            })
+        };
+        if !send_to(route.to) {
             return Err(SocketError::WouldBlock);
         }
-        let is_looped = is_multicast && options.multicast_loop && memberships.loops(to.ip());
-        if is_looped && route.to != NextHop::Own && !host.config.shares_addresses {
-            host.send(now, header, NextHop::Own, &mut own_head, data, 6);
+        if is_looped {
+            send_to(NextHop::Own);
         }
         Ok(())
     }

@@ -15,6 +15,7 @@ mod peer;
 mod peers;
 mod reused_ports;
 mod scenarios;
+mod segments;
 mod simulation;
 mod sockets;
 mod transfers;

@@ -1,11 +1,12 @@
 //! Sockets in a `mio::Poll`.
 
 use std::io::{ErrorKind, Read, Write};
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use mio::{Events, Interest, Poll, Token};
 use towpath_net::mio::Socket;
-use towpath_net::{Driving, TcpListener, TcpStream, UdpSocket};
+use towpath_net::{DatagramToSend, Driving, TcpListener, TcpStream, UdpSocket};
 
 use super::{A, World, world};
 
@@ -120,6 +121,34 @@ fn registrations_are_made_changed_and_removed() {
     far.send_to(b"?", (A, 9)).unwrap();
     poll.poll(&mut events, none).unwrap();
     assert!(events.is_empty());
+    drop((socket, far, a, b));
+    server.stop().unwrap();
+}
+
+/// The datagrams of one call, one event at least, and several of them in one buffer.
+#[test]
+fn several_datagrams_come_in_one_buffer() {
+    let World { server, a, b, _far } = world(Driving::Thread);
+    let mut poll = Poll::new().unwrap();
+    let mut events = Events::with_capacity(16);
+    let socket = UdpSocket::bind(&a, (A, 9)).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let mut socket = Socket::new(socket);
+    socket.set_gro(true).unwrap();
+    poll.registry().register(&mut socket, Token(1), Interest::READABLE).unwrap();
+    let far = UdpSocket::bind(&b, "0.0.0.0:0").unwrap();
+    let data: Vec<u8> = (0..1000_u32).map(|at| at as u8).collect();
+    let mut datagrams = DatagramToSend::new(&data, (A, 9).into());
+    datagrams.segment_bytes = NonZeroUsize::new(150);
+    assert_eq!(far.send_many(&[datagrams]).unwrap(), 1);
+    let (mut got, mut buffer) = (Vec::<Vec<u8>>::new(), [0; 2000]);
+    while got.len() < 7 {
+        poll.poll(&mut events, LONG).unwrap();
+        while let Ok(received) = socket.recv_datagram(&mut buffer) {
+            got.extend(received.datagrams(&buffer).map(<[u8]>::to_vec));
+        }
+    }
+    assert!(got.iter().eq(data.chunks(150)), "{got:?}");
     drop((socket, far, a, b));
     server.stop().unwrap();
 }

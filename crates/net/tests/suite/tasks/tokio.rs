@@ -1,6 +1,7 @@
 //! Tasks of tokio.
 
 use std::io::{ErrorKind, IoSliceMut, Read, Write};
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -158,6 +159,27 @@ fn several_datagrams_go_in_one_call() {
         }
         let last = receiver.recv_datagram(&mut [0; 4]).await.unwrap();
         assert_eq!((last.len, last.ttl, last.tos), (1, 64, 0));
+    });
+}
+
+#[test]
+fn several_datagrams_go_in_one_buffer() {
+    each_way(async |world| {
+        let receiver = UdpSocket::bind(&world.a, (A, 9)).await.unwrap();
+        receiver.get_ref().set_gro(true).unwrap();
+        let sender = UdpSocket::bind(&world.b, "0.0.0.0:0").await.unwrap();
+        let data: Vec<u8> = (0..1000_u32).map(|at| at as u8).collect();
+        for _ in 0..20 {
+            let mut datagrams = DatagramToSend::new(&data, receiver.local_addr().unwrap());
+            datagrams.segment_bytes = NonZeroUsize::new(150);
+            assert_eq!(sender.send_many(&[datagrams]).await.unwrap(), 1);
+            let (mut got, mut buffer) = (Vec::<Vec<u8>>::new(), [0; 2000]);
+            while got.len() < 7 {
+                let received = receiver.recv_datagram(&mut buffer).await.unwrap();
+                got.extend(received.datagrams(&buffer).map(<[u8]>::to_vec));
+            }
+            assert!(got.iter().eq(data.chunks(150)), "{got:?}");
+        }
     });
 }
 

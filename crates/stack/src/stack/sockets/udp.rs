@@ -67,10 +67,13 @@ impl Stack {
         self.udp_send_with(now, id, &Outgoing::new(data, to))
     }
 
-    /// Sends a datagram with its own header fields.
+    /// Sends a datagram with its own header fields; with [`Outgoing::segment_bytes`], several datagrams. There is room for all
+    /// of these or for none.
     ///
     /// # Errors
-    /// As [`Stack::udp_send`], and if the source is not an address of this host.
+    /// As [`Stack::udp_send`], and if the source is not an address of this host. With `segment_bytes`: if there would be more
+    /// than [`MOST_SEGMENTS`](crate::MOST_SEGMENTS) datagrams, a datagram would exceed the path's MTU, or the data exceeds
+    /// the longest datagram.
     pub fn udp_send_with(
         &mut self,
         now: Instant,
@@ -91,6 +94,20 @@ impl Stack {
         peek: bool,
     ) -> Result<Received, SocketError> {
         self.udp.recv(id, buffer, peek)
+    }
+
+    /// Takes the oldest datagram, and those behind it that are of the same sender, destination, traffic class, hop limit and
+    /// length, while `buffer` has room, at most [`MOST_SEGMENTS`](crate::MOST_SEGMENTS) in all. A shorter one is the last.
+    /// An empty datagram comes alone.
+    ///
+    /// # Errors
+    /// As [`Stack::udp_recv`].
+    pub fn udp_recv_merged(
+        &mut self,
+        id: UdpId,
+        buffer: &mut [u8],
+    ) -> Result<Received, SocketError> {
+        self.udp.recv_merged(id, buffer)
     }
 
     /// Returns `true` if a datagram waits.

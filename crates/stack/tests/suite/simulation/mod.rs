@@ -319,12 +319,19 @@ impl World {
     }
 }
 
+/// The offset of the checksum in a UDP header.
+const UDP_CHECKSUM: u16 = 6;
+
 /// Completes the checksum of a frame that needs no segmentation.
 pub fn finished(mut frame: Vec<u8>, meta: Meta) -> Vec<u8> {
     if let Checksum::Partial { start, offset } = meta.checksum {
         let start = usize::from(start);
         let at = start + usize::from(offset);
-        let sum = !sum(&frame[start..]);
+        let sum = match !sum(&frame[start..]) {
+            // To UDP, zero would mean "no checksum" (RFC 768).
+            0 if offset == UDP_CHECKSUM => 0xffff,
+            sum => sum,
+        };
         frame[at..at + 2].copy_from_slice(&sum.to_be_bytes());
     }
     frame
