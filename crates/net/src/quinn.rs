@@ -27,12 +27,14 @@
 
 use std::io::{self, IoSliceMut};
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use quinn::udp::{EcnCodepoint, RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, UdpPoller};
+use towpath_stack::MOST_SEGMENTS;
 
 use crate::readiness::Interest;
 use crate::tasks::{TaskRegistration, poll_io};
@@ -42,8 +44,9 @@ use crate::{DatagramToSend, ReceivedDatagram, UdpSocket};
 
 /// A UDP socket for `quinn::Endpoint::new_with_abstract_socket`.
 ///
-/// It sends and receives a datagram at a time. The stack fragments datagrams beyond the path's MTU, so quinn leaves its
-/// packets at their initial size.
+/// A call sends or receives up to 64 datagrams in one buffer ([`DatagramToSend::segment_bytes`],
+/// [`UdpSocket::set_gro`]). The stack fragments datagrams beyond the path's MTU, so quinn leaves its packets at their
+/// initial size.
 #[derive(Debug)]
 pub struct Socket {
     socket: UdpSocket,
@@ -52,13 +55,14 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Makes a socket for quinn of a bound one. Its datagrams have the type of service that the bound one has now; QUIC sets
+    /// Makes a socket for quinn of a bound one, and sets [`UdpSocket::set_gro`] there. Its datagrams have the type of service that the bound one has now; QUIC sets
     /// the bits of congestion notification (RFC 9000, 13.4).
     ///
     /// # Errors
     /// [`LinkError::Forked`](crate::LinkError::Forked).
     pub fn new(socket: UdpSocket) -> io::Result<Socket> {
         socket.set_nonblocking(true)?;
+        socket.set_gro(true)?;
         socket.socket_ref().start_watching()?;
         let service = socket.tos()? as u8 & !3;
         Ok(Socket { socket, service })
@@ -74,6 +78,7 @@ impl AsyncUdpSocket for Socket {
         let mut datagram = DatagramToSend::new(transmit.contents, transmit.destination);
         datagram.from = transmit.src_ip;
         datagram.tos = transmit.ecn.map(|ecn| self.service | ecn as u8);
+        datagram.segment_bytes = transmit.segment_size.and_then(NonZeroUsize::new);
         match self.socket.send_many(&[datagram]) {
             Ok(_) => Ok(()),
             // An error would end the connection's task. To QUIC, a datagram that cannot be sent is a lost one.
@@ -88,27 +93,26 @@ impl AsyncUdpSocket for Socket {
         buffers: &mut [IoSliceMut<'_>],
         meta: &mut [RecvMeta],
     ) -> Poll<io::Result<usize>> {
-        let mut received = 0;
-        for (buffer, meta) in buffers.iter_mut().zip(meta) {
-            let outcome = match received {
-                0 => {
-                    let receive = || self.socket.recv_datagram(buffer);
-                    poll_io(&self.socket.socket_ref(), context, TaskDirection::Read, receive)
+        let most = buffers.len().min(meta.len());
+        let receive = || {
+            let mut meta = meta.iter_mut();
+            self.socket.receive_each(&mut buffers[..most], |received| {
+                let ReceivedDatagram { len, stride, from, to, tos, .. } = received;
+                let (ecn, dst_ip) = (EcnCodepoint::from_bits(tos), Some(to));
+                if let Some(meta) = meta.next() {
+                    *meta = RecvMeta { addr: from, len, stride, ecn, dst_ip };
                 }
-                _ => Poll::Ready(self.socket.recv_datagram(buffer)),
-            };
-            match outcome {
-                Poll::Ready(Ok(ReceivedDatagram { len, from, to, tos, .. })) => {
-                    let ecn = EcnCodepoint::from_bits(tos);
-                    *meta = RecvMeta { addr: from, len, stride: len, ecn, dst_ip: Some(to) };
-                    received += 1;
-                }
-                Poll::Ready(Err(error)) if received == 0 => return Poll::Ready(Err(error)),
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(Err(_)) => break,
-            }
-        }
-        Poll::Ready(Ok(received))
+            })
+        };
+        poll_io(&self.socket.socket_ref(), context, TaskDirection::Read, receive)
+    }
+
+    fn max_transmit_segments(&self) -> usize {
+        MOST_SEGMENTS
+    }
+
+    fn max_receive_segments(&self) -> usize {
+        MOST_SEGMENTS
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {

@@ -6,6 +6,8 @@ mod datagrams;
 mod differential;
 mod ended_sessions;
 mod last_datagrams;
+#[cfg(all(feature = "quinn", feature = "testing"))]
+mod quic;
 mod replacement;
 mod reused_ports;
 mod segments;
