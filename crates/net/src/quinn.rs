@@ -45,8 +45,8 @@ use crate::{DatagramToSend, ReceivedDatagram, UdpSocket};
 /// A UDP socket for `quinn::Endpoint::new_with_abstract_socket`.
 ///
 /// A call sends or receives up to 64 datagrams in one buffer ([`DatagramToSend::segment_bytes`],
-/// [`UdpSocket::set_gro`]). The stack fragments datagrams beyond the path's MTU, so quinn leaves its packets at their
-/// initial size.
+/// [`UdpSocket::set_gro`]). The socket sends no fragments ([`UdpSocket::set_dont_fragment`]), so quinn looks for the
+/// path's MTU (RFC 9000, 14.3).
 #[derive(Debug)]
 pub struct Socket {
     socket: UdpSocket,
@@ -55,7 +55,8 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Makes a socket for quinn of a bound one, and sets [`UdpSocket::set_gro`] there. Its datagrams have the type of service that the bound one has now; QUIC sets
+    /// Makes a socket for quinn of a bound one, and sets [`UdpSocket::set_gro`] and
+    /// [`UdpSocket::set_dont_fragment`] there. Its datagrams have the type of service that the bound one has now; QUIC sets
     /// the bits of congestion notification (RFC 9000, 13.4).
     ///
     /// # Errors
@@ -63,6 +64,7 @@ impl Socket {
     pub fn new(socket: UdpSocket) -> io::Result<Socket> {
         socket.set_nonblocking(true)?;
         socket.set_gro(true)?;
+        socket.set_dont_fragment(true)?;
         socket.socket_ref().start_watching()?;
         let service = socket.tos()? as u8 & !3;
         Ok(Socket { socket, service })
@@ -113,6 +115,10 @@ impl AsyncUdpSocket for Socket {
 
     fn max_receive_segments(&self) -> usize {
         MOST_SEGMENTS
+    }
+
+    fn may_fragment(&self) -> bool {
+        false
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {

@@ -314,6 +314,25 @@ impl UdpSocket {
         self.option(|options| options.traffic_class).map(u32::from)
     }
 
+    /// Sets whether sending a datagram that exceeds the path's MTU fails with [`io::ErrorKind::InvalidInput`]
+    /// (`IP_MTU_DISCOVER` of ip(7), `IPV6_DONTFRAG` of RFC 3542, 11.2), and no fragments of it are sent. Default `false`. The
+    /// path's MTU is that of the network, until a router reports a smaller one. Protocols that look for the MTU
+    /// themselves use this, such as QUIC (RFC 9000, 14). The network never fragments with addresses of the host.
+    ///
+    /// # Errors
+    /// Never, while the socket lives.
+    pub fn set_dont_fragment(&self, dont_fragment: bool) -> io::Result<()> {
+        self.option(|options| options.fragments = !dont_fragment)
+    }
+
+    /// Returns the value set by [`UdpSocket::set_dont_fragment`].
+    ///
+    /// # Errors
+    /// Never, while the socket lives.
+    pub fn dont_fragment(&self) -> io::Result<bool> {
+        self.option(|options| !options.fragments)
+    }
+
     /// Sets the time to live (IPv4) or hop limit (IPv6) of datagrams to multicast groups. Default
     /// 1: they stay on the link.
     ///

@@ -131,8 +131,8 @@ pub enum SocketError {
     /// There is no route, or the next hop does not answer.
     #[error("the destination cannot be reached")]
     Unreachable,
-    /// The datagram is longer than UDP over this IP version can carry, or needs fragments on a host
-    /// that shares its addresses and sends none.
+    /// The datagram is longer than UDP over this IP version can carry, or needs fragments, and the socket, or a host
+    /// that shares its addresses, sends none.
     #[error("the datagram is too long")]
     MessageTooLong,
     /// One call sends more than [`MOST_SEGMENTS`](crate::MOST_SEGMENTS) datagrams.

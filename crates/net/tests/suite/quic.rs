@@ -43,7 +43,11 @@ async fn datagrams_of_one_buffer_keep_their_boundaries_and_marks() {
         sender.try_send(&transmit).unwrap();
         expected.extend(contents.chunks(segment_size).map(|piece| (piece.to_vec(), ecn)));
     }
-    // A datagram that the path cannot carry is a lost one to QUIC.
+    // A datagram that the path cannot carry is a lost one to QUIC, also alone.
+    assert!(!sender.may_fragment());
+    let (ecn, contents) = (None, &data[..1473]);
+    let lost = Transmit { destination, ecn, contents, segment_size: None, src_ip: None };
+    sender.try_send(&lost).unwrap();
     let (ecn, segment_size) = (None, Some(2000));
     let lost = Transmit { destination, ecn, contents: &data, segment_size, src_ip: None };
     sender.try_send(&lost).unwrap();

@@ -163,7 +163,8 @@ impl Udp {
             fragment: None,
         };
         let mtu = host.paths.mtu(now, to.ip());
-        let cost = pieces.cost(&header, mtu, !host.config.shares_addresses)?;
+        let fragments = options.fragments && !host.config.shares_addresses;
+        let cost = pieces.cost(&header, mtu, fragments)?;
         // A call that could not send anyway leaves the error to the next one.
         if let Some(error) = socket.take_error() {
             return Err(error);

@@ -18,6 +18,9 @@ pub struct UdpOptions {
     pub broadcast: bool,
     /// `true` if the sockets of this host receive what this socket sends to groups that they have joined. Default `true`.
     pub multicast_loop: bool,
+    /// `true` if the stack fragments a datagram that exceeds the path's MTU; otherwise sending it fails
+    /// ([`SocketError::MessageTooLong`](crate::SocketError::MessageTooLong)). Default `true`.
+    pub fragments: bool,
 }
 
 impl UdpOptions {
@@ -35,6 +38,7 @@ impl Default for UdpOptions {
             traffic_class: 0,
             broadcast: false,
             multicast_loop: true,
+            fragments: true,
         }
     }
 }

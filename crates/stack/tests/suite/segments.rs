@@ -195,6 +195,25 @@ fn a_call_has_limits() {
     }
 }
 
+#[test]
+fn a_socket_sends_no_fragments_if_its_application_says_so() {
+    let (mut world, addresses) = world(4, Offload::default());
+    for (to, headers) in addresses.into_iter().zip([28, 48]) {
+        let socket = world.nodes[0].stack.udp_bind(any(to, 0)).unwrap();
+        let data = vec![7; 1501 - headers];
+        for (fragments, outcome) in
+            [(true, Ok(())), (false, Err(SocketError::MessageTooLong)), (true, Ok(()))]
+        {
+            let (now, stack) = (world.now, &mut world.nodes[0].stack);
+            stack.udp_options(socket).unwrap().fragments = fragments;
+            assert_eq!(stack.udp_send(now, socket, &data, Some(to)), outcome);
+            assert_eq!(stack.udp_send(now, socket, &data[1..], Some(to)), Ok(()));
+            world.idle(Duration::from_millis(1));
+        }
+    }
+    assert_eq!(world.nodes[0].stack.counters().fragments_sent, 2 * 2 * 2);
+}
+
 /// Without room in the link, a call's datagrams wait in the outbox all together, or the call sends none of them.
 #[test]
 fn there_is_room_for_all_datagrams_of_a_call_or_for_none() {

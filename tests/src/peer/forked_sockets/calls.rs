@@ -201,6 +201,8 @@ fn datagrams(caller: &mut Caller, network: &Network, udp: &UdpSocket, poller: &P
         udp.recv_datagram(&mut buffer);
         udp.recv_many(&mut [], &mut Vec::new());
         udp.recv_many(&mut [IoSliceMut::new(&mut [0])], &mut Vec::new());
+        udp.set_dont_fragment(true);
+        udp.dont_fragment();
         udp.set_gro(true);
         udp.gro();
         udp.send_many(&[]);
