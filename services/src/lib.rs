@@ -1,7 +1,7 @@
 //! What the services share: their command lines, a driven network, and a certificate.
 
 use std::error::Error;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::future::Future;
 use std::io;
 use std::path::Path;
@@ -49,6 +49,15 @@ where
         }
     }
 }
+
+/// Returns `true` if a service is to use sockets of the kernel: its command line has `kernel` in place of the server's socket.
+#[must_use]
+pub fn is_kernel(socket: &OsStr) -> bool {
+    socket == "kernel"
+}
+
+/// The line that a service with sockets of the kernel prints once it is bound.
+pub const ON_KERNEL: &str = "serving with sockets of the kernel";
 
 /// Attaches to the server at a socket. A task of the runtime drives the network; it ends with the error of a network whose
 /// server has gone for good.

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use towpath_testkit::{Namespace, check_tun, has_programs, isolated, skip};
+use towpath_testkit::{Namespace, Unavailable, check_tun, has_programs, isolated, probe, skip};
 
 /// The kernel's address at the TAP.
 const KERNEL: &str = "10.77.0.1";
@@ -366,4 +366,26 @@ fn names_of_hickory() {
         assert!(said.contains("Queries completed:    100000 (100.00%)"), "{said}");
         assert!(said.contains("Response codes:       NOERROR 100000 (100.00%)"), "{said}");
     });
+}
+
+/// The comparison with the kernel's sockets measures each load. Its result is not checked: the machine may be busy.
+#[test]
+fn services_are_compared_with_the_kernels_sockets() {
+    const NAME: &str = "services_are_compared_with_the_kernels_sockets";
+    if !possible(NAME, &[HTTP, OPENSSL, DNS].concat()) {
+        return;
+    }
+    if let Err(cause) = probe::xdp_map() {
+        let remedy = "root, and a kernel with CONFIG_XDP_SOCKETS".to_owned();
+        skip(NAME, &Unavailable { cause: format!("no map for AF_XDP: {cause}"), remedy });
+        return;
+    }
+    let compared = finish(
+        Command::new(env!("CARGO_BIN_EXE_compare")).arg("--smoke").env("TOWPATH", towpath()),
+        b"",
+    );
+    let said = text(&compared.stdout);
+    assert!(compared.status.success(), "{said}{}", text(&compared.stderr));
+    assert_eq!(said.matches("    requests per second: Towpath ").count(), 5, "{said}");
+    assert!(!said.contains("without an answer"), "{said}");
 }

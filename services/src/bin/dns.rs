@@ -4,7 +4,10 @@
 //! ```text
 //! cargo run --bin dns -- /run/towpath/tap0.sock
 //! dig @10.77.0.2 host1.service.test
+//! cargo run --bin dns -- kernel
 //! ```
+//!
+//! With `kernel` in place of the server's socket, it uses a socket of the kernel.
 //!
 //! The zone has the names host0 to host999, with addresses in 192.0.2.0/24.
 
@@ -22,7 +25,7 @@ use hickory_server::authority::{Catalog, MessageRequest, MessageResponse, ZoneTy
 use hickory_server::server::{Request, RequestHandler, ResponseHandler, ResponseInfo};
 use hickory_server::store::in_memory::InMemoryAuthority;
 use towpath_net::tokio::UdpSocket;
-use towpath_services::{Failure, NAME, attach, run};
+use towpath_services::{Failure, NAME, ON_KERNEL, attach, is_kernel, run};
 
 /// Names in the zone.
 const HOSTS: u32 = 1000;
@@ -30,10 +33,16 @@ const HOSTS: u32 = 1000;
 const MOST_BYTES: u16 = 512;
 
 fn main() -> ExitCode {
-    run("dns SOCKET", |[socket]| async {
-        let (network, driven) = attach(socket, "dns")?;
-        let socket = Arc::new(UdpSocket::bind(&network, "0.0.0.0:53").await?);
+    run("dns SOCKET|kernel", |[socket]| async {
         let catalog = Arc::new(catalog()?);
+        if is_kernel(&socket) {
+            let socket = tokio::net::UdpSocket::bind("0.0.0.0:53").await?;
+            println!("{ON_KERNEL}");
+            return serve(Arc::new(Socket::Kernel(socket)), catalog).await;
+        }
+        let (network, driven) = attach(socket, "dns")?;
+        let socket = Socket::Towpath(UdpSocket::bind(&network, "0.0.0.0:53").await?);
+        let socket = Arc::new(socket);
         println!("answering at {:?}", network.addresses());
         tokio::select! {
             served = serve(socket, catalog) => served,
@@ -57,7 +66,29 @@ fn catalog() -> Result<Catalog, Failure> {
     Ok(catalog)
 }
 
-async fn serve(socket: Arc<UdpSocket>, catalog: Arc<Catalog>) -> Result<(), Failure> {
+/// A socket of a network, or of the kernel.
+enum Socket {
+    Towpath(UdpSocket),
+    Kernel(tokio::net::UdpSocket),
+}
+
+impl Socket {
+    async fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+        match self {
+            Socket::Towpath(socket) => socket.recv_from(buffer).await,
+            Socket::Kernel(socket) => socket.recv_from(buffer).await,
+        }
+    }
+
+    async fn send_to(&self, data: &[u8], to: SocketAddr) -> io::Result<usize> {
+        match self {
+            Socket::Towpath(socket) => socket.send_to(data, to).await,
+            Socket::Kernel(socket) => socket.send_to(data, to).await,
+        }
+    }
+}
+
+async fn serve(socket: Arc<Socket>, catalog: Arc<Catalog>) -> Result<(), Failure> {
     let mut datagram = vec![0; 65_535];
     loop {
         let (len, from) = socket.recv_from(&mut datagram).await?;
@@ -76,7 +107,7 @@ async fn serve(socket: Arc<UdpSocket>, catalog: Arc<Catalog>) -> Result<(), Fail
 /// Sends the answer to one question.
 #[derive(Clone)]
 struct Answerer {
-    socket: Arc<UdpSocket>,
+    socket: Arc<Socket>,
     to: SocketAddr,
     /// The longest answer that the questioner takes.
     most_bytes: u16,

@@ -4,20 +4,23 @@
 //! ```text
 //! cargo run --bin quic -- /run/towpath/tap0.sock DIRECTORY serve
 //! cargo run --bin quic -- kernel DIRECTORY 10.77.0.2:4433
+//! cargo run --bin quic -- kernel DIRECTORY 10.77.0.2:4433,20
 //! ```
 //!
 //! With `kernel` in place of the server's socket, a socket of the kernel is used. The directory has the certificate and the
-//! key. Who starts first makes both.
+//! key. Who starts first makes both. A number after the address is how often the client sends all streams; by default once.
 
 use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use quinn::{ClientConfig, Endpoint, EndpointConfig, Incoming, ServerConfig, TokioRuntime};
+use quinn::{
+    ClientConfig, Connection, Endpoint, EndpointConfig, Incoming, ServerConfig, TokioRuntime,
+};
 use towpath_net::UdpSocket;
 use towpath_net::quinn::Socket;
-use towpath_services::{Failure, Identity, NAME, attach, run};
+use towpath_services::{Failure, Identity, NAME, ON_KERNEL, attach, is_kernel, run};
 
 /// Streams of the client, at once.
 const STREAMS: usize = 16;
@@ -25,32 +28,37 @@ const STREAMS: usize = 16;
 const BYTES: usize = 1 << 20;
 
 fn main() -> ExitCode {
-    run("quic SOCKET|kernel DIRECTORY serve|ADDRESS:PORT", |[socket, directory, to]| async move {
-        let identity = Identity::of(directory)?;
-        let serves = to == OsStr::new("serve");
-        let config = match serves {
-            true => {
-                let certificates = vec![identity.certificate.clone()];
-                Some(ServerConfig::with_single_cert(certificates, identity.key.clone_key())?)
+    run(
+        "quic SOCKET|kernel DIRECTORY serve|ADDRESS:PORT[,ROUNDS]",
+        |[socket, directory, to]| async move {
+            let identity = Identity::of(directory)?;
+            let serves = to == OsStr::new("serve");
+            let config = match serves {
+                true => {
+                    let certificates = vec![identity.certificate.clone()];
+                    Some(ServerConfig::with_single_cert(certificates, identity.key.clone_key())?)
+                }
+                false => None,
+            };
+            let (mut endpoint, driven) = open(&socket, config)?;
+            if serves {
+                tokio::select! {
+                    served = serve(&endpoint) => return served,
+                    lost = driven => return lost,
+                }
             }
-            false => None,
-        };
-        let (mut endpoint, driven) = open(&socket, config)?;
-        if serves {
+            endpoint.set_default_client_config(ClientConfig::with_root_certificates(Arc::new(
+                identity.roots()?,
+            ))?);
+            let to = to.to_str().unwrap_or_default();
+            let (to, rounds) = to.split_once(',').unwrap_or((to, "1"));
+            let (to, rounds): (SocketAddr, u32) = (to.parse()?, rounds.parse()?);
             tokio::select! {
-                served = serve(&endpoint) => return served,
-                lost = driven => return lost,
+                asked = ask(&endpoint, to, rounds) => asked,
+                lost = driven => lost,
             }
-        }
-        endpoint.set_default_client_config(ClientConfig::with_root_certificates(Arc::new(
-            identity.roots()?,
-        ))?);
-        let to: SocketAddr = to.to_str().unwrap_or_default().parse()?;
-        tokio::select! {
-            asked = ask(&endpoint, to) => asked,
-            lost = driven => lost,
-        }
-    })
+        },
+    )
 }
 
 /// Opens an endpoint over a network, or over the kernel. The future ends with the network.
@@ -60,12 +68,12 @@ fn open(
 ) -> Result<(Endpoint, impl Future<Output = Result<(), Failure>> + use<>), Failure> {
     let port = if config.is_some() { 4433 } else { 0 };
     let local = SocketAddr::from(([0, 0, 0, 0], port));
-    let (endpoint, driven) = if socket == OsStr::new("kernel") {
+    let (endpoint, driven) = if is_kernel(socket) {
         let endpoint = match config {
             Some(config) => Endpoint::server(config, local)?,
             None => Endpoint::client(local)?,
         };
-        println!("serving with a socket of the kernel");
+        println!("{ON_KERNEL}");
         (endpoint, None)
     } else {
         let (network, driven) = attach(socket, "quic")?;
@@ -103,8 +111,19 @@ async fn echo(incoming: Incoming) -> Result<(), Failure> {
     }
 }
 
-async fn ask(endpoint: &Endpoint, to: SocketAddr) -> Result<(), Failure> {
+async fn ask(endpoint: &Endpoint, to: SocketAddr, rounds: u32) -> Result<(), Failure> {
     let connection = endpoint.connect(to, NAME)?.await?;
+    for _ in 0..rounds {
+        exchange(&connection).await?;
+    }
+    println!("{STREAMS} streams of {BYTES} bytes came back");
+    connection.close(0_u32.into(), b"done");
+    endpoint.wait_idle().await;
+    Ok(())
+}
+
+/// Sends all streams, and compares what comes back.
+async fn exchange(connection: &Connection) -> Result<(), Failure> {
     let mut streams = Vec::new();
     for stream in 0..STREAMS {
         let connection = connection.clone();
@@ -125,8 +144,5 @@ async fn ask(endpoint: &Endpoint, to: SocketAddr) -> Result<(), Failure> {
     for stream in streams {
         stream.await??;
     }
-    println!("{STREAMS} streams of {BYTES} bytes came back");
-    connection.close(0_u32.into(), b"done");
-    endpoint.wait_idle().await;
     Ok(())
 }

@@ -6,26 +6,35 @@
 //! ```
 //!
 //! The directory has the certificate and the key. The server makes both if there are none. The client trusts this certificate
-//! only.
+//! only. A server with `kernel` in place of the socket uses sockets of the kernel.
 
 use std::ffi::OsStr;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use axum::serve::Listener;
 use rustls_pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy, split};
 use tokio_rustls::rustls::{ClientConfig, ServerConfig};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use towpath_net::Network;
 use towpath_net::tokio::{TcpListener, TcpStream};
-use towpath_services::{Failure, Identity, NAME, attach, run};
+use towpath_services::{Failure, Identity, NAME, ON_KERNEL, attach, is_kernel, run};
 
 fn main() -> ExitCode {
-    run("tls SOCKET DIRECTORY serve|ADDRESS:PORT", |[socket, directory, to]| async move {
-        let (network, driven) = attach(socket, "tls")?;
+    run("tls SOCKET|kernel DIRECTORY serve|ADDRESS:PORT", |[socket, directory, to]| async move {
         let identity = Identity::of(directory)?;
-        if to == OsStr::new("serve") {
-            let served = tokio::spawn(serve(network, identity));
+        let serves = to == OsStr::new("serve");
+        if serves && is_kernel(&socket) {
+            let listener = tokio::net::TcpListener::bind("0.0.0.0:443").await?;
+            println!("{ON_KERNEL}");
+            return serve(listener, identity).await;
+        }
+        let (network, driven) = attach(socket, "tls")?;
+        if serves {
+            let listener = TcpListener::bind(&network, "0.0.0.0:443").await?;
+            println!("serving at {:?}", network.addresses());
+            let served = tokio::spawn(serve(listener, identity));
             let lost = driven.await?;
             served.abort();
             return Ok(lost?);
@@ -35,15 +44,13 @@ fn main() -> ExitCode {
     })
 }
 
-async fn serve(network: Network, identity: Identity) -> Result<(), Failure> {
+async fn serve(mut listener: impl Listener, identity: Identity) -> Result<(), Failure> {
     let config = ServerConfig::builder()
         .with_no_client_auth()
         .with_single_cert(vec![identity.certificate], identity.key)?;
     let acceptor = TlsAcceptor::from(Arc::new(config));
-    let listener = TcpListener::bind(&network, "0.0.0.0:443").await?;
-    println!("serving at {:?}", network.addresses());
     loop {
-        let (stream, _) = listener.accept().await?;
+        let (stream, _) = listener.accept().await;
         let accepting = acceptor.accept(stream);
         tokio::spawn(async move {
             let (mut reader, mut writer) = split(accepting.await?);
