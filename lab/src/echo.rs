@@ -133,7 +133,14 @@ impl Initiator {
         let from = session.info().mac;
         let endpoint = session.open(&Rule::new().ethertype(ETHERTYPE))?;
         let near = Near::Session(Box::new(session), endpoint);
-        Ok(Initiator { near, echo, frame: frame(to, from, FRAME_BYTES), number: 0, waits, small })
+        Ok(Initiator {
+            near,
+            echo,
+            frame: frame(to, from.octets(), FRAME_BYTES),
+            number: 0,
+            waits,
+            small,
+        })
     }
 
     /// Opens a packet socket.

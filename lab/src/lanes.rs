@@ -165,7 +165,11 @@ fn run(
     let options = Options { name: "echo".into(), receive_slots: 1024, ..Options::default() };
     let mut session = Session::attach(server.socket(), &options)?;
     let endpoint = session.open(&Rule::new())?;
-    there.netlink()?.add_neighbour(FAR_INTERFACE, APPLICATION.into(), session.info().mac)?;
+    there.netlink()?.add_neighbour(
+        FAR_INTERFACE,
+        APPLICATION.into(),
+        session.info().mac.octets(),
+    )?;
     let stop = AtomicBool::new(false);
     let run = thread::scope(|scope| {
         let echo = scope.spawn(|| echo(&mut session, endpoint, &stop));

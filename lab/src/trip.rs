@@ -84,7 +84,7 @@ impl Application {
 
     pub(crate) fn addresses(&self) -> anyhow::Result<([u8; 6], Ipv4Addr)> {
         let info = self.session.info();
-        Ok((info.mac, info.ipv4.context("a session without an IPv4 address")?.0))
+        Ok((info.mac.octets(), info.ipv4.context("a session without an IPv4 address")?.0))
     }
 
     /// Returns the packet to another application.

@@ -79,7 +79,8 @@ impl Whole {
         let server = Server::start(&config, Box::new(near), Box::<MemoryStore>::default())?;
         let mut session = Session::attach_over(server.connect()?, &Options::default())?;
         let endpoint = session.open(&Rule::new().ethertype(0x88b5))?;
-        let mut frame = [&[2, 9, 9, 9, 9, 9][..], &session.info().mac, &[0x88, 0xb5]].concat();
+        let mut frame =
+            [&[2, 9, 9, 9, 9, 9][..], &session.info().mac.octets(), &[0x88, 0xb5]].concat();
         frame.resize(60, 0);
         let far = DeviceFarEnd::new(Box::new(far));
         Ok(Whole { server, far, session, endpoint, frame })

@@ -1,6 +1,7 @@
 //! Frames whose every byte follows from their number, so that a receiver knows the whole content.
 
 use fastrand::Rng;
+use towpath_client::MacAddr;
 
 /// The ethertype of checked frames, one for experiments (IEEE 802, local experimental 1).
 pub const ETHERTYPE: u16 = 0x88b5;
@@ -16,9 +17,15 @@ pub fn len(seed: u64, number: u64) -> usize {
 }
 
 /// Writes the frame of a number over `to`, whose length is [`len`]'s.
-pub fn write(to: &mut [u8], destination: [u8; 6], source: [u8; 6], seed: u64, number: u64) {
-    to[..6].copy_from_slice(&destination);
-    to[6..12].copy_from_slice(&source);
+pub fn write(
+    to: &mut [u8],
+    destination: impl Into<MacAddr>,
+    source: impl Into<MacAddr>,
+    seed: u64,
+    number: u64,
+) {
+    to[..6].copy_from_slice(&destination.into().octets());
+    to[6..12].copy_from_slice(&source.into().octets());
     to[12..14].copy_from_slice(&ETHERTYPE.to_be_bytes());
     to[14..22].copy_from_slice(&seed.to_le_bytes());
     to[22..30].copy_from_slice(&number.to_le_bytes());
@@ -30,7 +37,12 @@ pub fn write(to: &mut [u8], destination: [u8; 6], source: [u8; 6], seed: u64, nu
 
 /// Returns the frame of a number.
 #[must_use]
-pub fn frame(destination: [u8; 6], source: [u8; 6], seed: u64, number: u64) -> Vec<u8> {
+pub fn frame(
+    destination: impl Into<MacAddr>,
+    source: impl Into<MacAddr>,
+    seed: u64,
+    number: u64,
+) -> Vec<u8> {
     let mut frame = vec![0; len(seed, number)];
     write(&mut frame, destination, source, seed, number);
     frame
@@ -42,8 +54,8 @@ pub fn frame(destination: [u8; 6], source: [u8; 6], seed: u64, number: u64) -> V
 /// The difference.
 pub fn check(
     seen: &[u8],
-    destination: [u8; 6],
-    source: [u8; 6],
+    destination: impl Into<MacAddr>,
+    source: impl Into<MacAddr>,
     seed: u64,
     number: u64,
 ) -> Result<(), String> {

@@ -29,7 +29,7 @@ impl Bench {
         let own = self.a.info().mac;
         self.a
             .send(self.of_a, frames::len(1, number), Meta::FULL, |parts| {
-                frames::write(parts[0], to, own, 1, number);
+                frames::write(parts[0], to, own.octets(), 1, number);
             })
             .expect("there is room");
     }
@@ -39,11 +39,11 @@ impl Bench {
     fn round(&mut self, number: u64) {
         let (own, other) = (self.a.info().mac, self.b.info().mac);
         for step in number..number + BATCH {
-            self.send(other, step);
+            self.send(other.octets(), step);
             self.send(frames::ELSEWHERE, step);
         }
         self.a.flush().expect("lives");
-        for (session, from) in [(&mut self.b, own), (&mut self.a, frames::ELSEWHERE)] {
+        for (session, from) in [(&mut self.b, own), (&mut self.a, frames::ELSEWHERE.into())] {
             let to = session.info().mac;
             let mut next = number;
             while next < number + BATCH {

@@ -127,7 +127,7 @@ fn a_deferred_notification_of_several_queue_pairs_counts_once() {
     world.sleeps();
     // Sent together, and taken in one poll iteration.
     for endpoint in [world.one, world.other] {
-        near.send_bytes(from, &world.frame(near.info().mac, endpoint)).unwrap();
+        near.send_bytes(from, &world.frame(near.info().mac.octets(), endpoint)).unwrap();
     }
     near.flush().unwrap();
     world.was_notified();

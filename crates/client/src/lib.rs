@@ -99,7 +99,7 @@ pub use requests::Request;
 pub use reserved::TransmitBuffer;
 pub use rule::Rule;
 pub use session::Session;
-pub use towpath_packet::{Checksum, Meta, Segmentation, SegmentationKind};
+pub use towpath_packet::{Checksum, MacAddr, MacAddrError, Meta, Segmentation, SegmentationKind};
 pub use towpath_protocol::apertures::{Access, ApertureState, Sharing};
 pub use towpath_protocol::oob::{OobAddress, PeerState, Refused};
 pub use towpath_protocol::requests::RequestFault;

@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::time::Duration;
 
+use towpath_packet::MacAddr;
 use towpath_protocol::layout::{SessionShape, ShapeError};
 use towpath_protocol::message::{self, Attached};
 
@@ -208,7 +209,7 @@ pub struct Info {
     /// The session's number, as tools show it.
     pub session: u32,
     /// The session's MAC address.
-    pub mac: [u8; 6],
+    pub mac: MacAddr,
     /// The session's IPv4 address and prefix length.
     pub ipv4: Option<(Ipv4Addr, u8)>,
     /// The IPv4 gateway.
@@ -318,7 +319,7 @@ pub(crate) fn read_info(attached: &Attached) -> Info {
         device: message::shown_name(&attached.device),
         mtu: usize::from(attached.mtu),
         session: attached.session,
-        mac: attached.mac,
+        mac: MacAddr::new(attached.mac),
         ipv4: given(attached.ipv4_prefix).then_some((ipv4, attached.ipv4_prefix)),
         ipv4_gateway: (!gateway4.is_unspecified()).then_some(gateway4),
         ipv6: given(attached.ipv6_prefix).then_some((ipv6, attached.ipv6_prefix)),

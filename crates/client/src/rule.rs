@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use towpath_packet::MacAddr;
 use towpath_protocol::message::{self, Open};
 
 /// A flow rule and the properties of an endpoint. A field that a rule leaves out matches anything,
@@ -19,7 +20,7 @@ use towpath_protocol::message::{self, Open};
 /// address and VLAN.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rule {
-    mac: Option<[u8; 6]>,
+    mac: Option<MacAddr>,
     vlan: Option<u16>,
     ethertype: Option<u16>,
     ip: Option<IpAddr>,
@@ -86,8 +87,8 @@ impl Rule {
     /// Matches packets to this MAC address instead of the session's. For root and the server's
     /// user.
     #[must_use]
-    pub fn mac(self, mac: [u8; 6]) -> Rule {
-        Rule { mac: Some(mac), any: self.any & !message::RULE_ANY_MAC, ..self }
+    pub fn mac(self, mac: impl Into<MacAddr>) -> Rule {
+        Rule { mac: Some(mac.into()), any: self.any & !message::RULE_ANY_MAC, ..self }
     }
 
     /// Matches packets to any MAC address except a group's. The endpoint still sends only from the
@@ -228,7 +229,7 @@ impl Rule {
             flags: self.flags,
             vlan: self.vlan.unwrap_or(0),
             ethertype: self.ethertype.unwrap_or(0),
-            mac: self.mac.unwrap_or([0; 6]),
+            mac: self.mac.unwrap_or_default().octets(),
             protocol: self.protocol.unwrap_or(0),
             ip_version: 0,
             ip: [0; 16],

@@ -38,8 +38,8 @@ fn attach(server: &Server, name: &str) -> (Session, Endpoint) {
 
 fn frame(to: &Session, from: &Session, number: u8) -> Vec<u8> {
     let mut frame = Vec::new();
-    frame.extend_from_slice(&to.info().mac);
-    frame.extend_from_slice(&from.info().mac);
+    frame.extend_from_slice(&to.info().mac.octets());
+    frame.extend_from_slice(&from.info().mac.octets());
     frame.extend_from_slice(&[0x88, 0xb5]);
     frame.resize(60, number);
     frame

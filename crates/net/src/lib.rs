@@ -149,7 +149,7 @@ pub use ready_set::{Event, Events};
 pub use replacement::Replacement;
 pub use session_link::{HostError, SessionLink};
 pub use stream::TcpStream;
-pub use towpath_client::{Addresses, Lost};
+pub use towpath_client::{Addresses, Lost, MacAddr};
 pub use towpath_stack::{
     Checksum, Config, CongestionControl, Counters, Flow, KeepAlive, Limits, Meta, Offload,
     Segmentation, SegmentationKind, SocketError, SocketId, SocketInfo, TcpConfig, TcpInfo,

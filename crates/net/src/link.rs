@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use towpath_client::Lost;
+use towpath_client::{Lost, MacAddr};
 use towpath_stack::{Meta, Offload};
 
 use crate::Replacement;
@@ -14,7 +14,7 @@ use crate::Replacement;
 #[derive(Clone, Copy, Debug)]
 pub struct LinkInfo {
     /// The Ethernet address to send from.
-    pub mac: [u8; 6],
+    pub mac: MacAddr,
     /// The largest IP packet, in bytes.
     pub mtu: usize,
     /// The offloads that the link performs on sent frames.

@@ -428,8 +428,8 @@ mod tests {
         assert_eq!(link.has_news().unwrap(), Some(false));
         let from = other.open(&Rule::new()).unwrap();
         let mut frame = [0; 60];
-        frame[..6].copy_from_slice(&link.info().mac);
-        frame[6..12].copy_from_slice(&other.info().mac);
+        frame[..6].copy_from_slice(&link.info().mac.octets());
+        frame[6..12].copy_from_slice(&other.info().mac.octets());
         frame[12..14].copy_from_slice(&[0x88, 0xb5]);
         other.send_bytes(from, &frame).unwrap();
         other.flush().unwrap();

@@ -95,7 +95,7 @@ struct Wire {
 
 impl Link for Wire {
     fn info(&self) -> LinkInfo {
-        LinkInfo { mac: self.mac, mtu: 1500, offload: Offload::default() }
+        LinkInfo { mac: self.mac.into(), mtu: 1500, offload: Offload::default() }
     }
 
     fn sleep_fd(&self) -> std::io::Result<OwnedFd> {

@@ -17,6 +17,7 @@ use crate::headers::{
     ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, PROTOCOL_ICMP, PROTOCOL_ICMPV6,
     PROTOCOL_TCP, PROTOCOL_UDP,
 };
+use crate::mac_addr::MacAddr;
 use crate::meta::{Checksum, Meta, Segmentation, SegmentationKind};
 use crate::transport::tcp_flags;
 
@@ -93,8 +94,9 @@ impl Flow {
 
     /// Sets the hardware addresses.
     #[must_use]
-    pub fn macs(self, source_mac: [u8; 6], destination_mac: [u8; 6]) -> Flow {
-        Flow { source_mac, destination_mac, ..self }
+    pub fn macs(self, source: impl Into<MacAddr>, destination: impl Into<MacAddr>) -> Flow {
+        let (source, destination): (MacAddr, MacAddr) = (source.into(), destination.into());
+        Flow { source_mac: source.octets(), destination_mac: destination.octets(), ..self }
     }
 
     /// Sets the addresses, of one family.

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use towpath_client::{Endpoint, Lost, Rule, Session};
+use towpath_client::{Endpoint, Lost, MacAddr, Rule, Session};
 
 use crate::channels::{ChannelQueue, Channels, QueueError, QueueState};
 use crate::counters::{ReceiveCounters, SendCounters};
@@ -105,12 +105,12 @@ impl PduEndpoint {
     /// [`SendError`]; nothing was queued.
     pub fn message(
         &mut self,
-        to: [u8; 6],
+        to: impl Into<MacAddr>,
         channel: u32,
         len: usize,
     ) -> Result<Message<'_>, SendError> {
         self.sender.reserve(channel, len)?;
-        Ok(Message::new(&mut self.sender, to, channel, len))
+        Ok(Message::new(&mut self.sender, to.into(), channel, len))
     }
 
     /// Sends a PDU from `bytes`, with one copy. Returns its number.
@@ -119,7 +119,7 @@ impl PduEndpoint {
     /// [`SendError`]; nothing was queued.
     pub fn send_bytes(
         &mut self,
-        to: [u8; 6],
+        to: impl Into<MacAddr>,
         channel: u32,
         bytes: &[u8],
     ) -> Result<u32, SendError> {

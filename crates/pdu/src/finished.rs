@@ -63,7 +63,7 @@ mod tests {
         let mut finished = Finished::new(3);
         let start = Instant::now();
         let (time, identity) = (Duration::from_secs(2), Identity { total: 1, crc: 2 });
-        let key = |id| Key { source: [2; 6], channel: 0, id };
+        let key = |id| Key { source: [2; 6].into(), channel: 0, id };
         let known = |finished: &Finished| -> Vec<u32> {
             assert_eq!(finished.known.len(), finished.order.len());
             (0..5).filter(|id| finished.has(key(*id), identity)).collect()

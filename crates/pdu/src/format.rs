@@ -1,5 +1,7 @@
 //! A fragment's header on the wire, as `docs/pdu.md` describes it.
 
+use towpath_client::MacAddr;
+
 /// Local experimental ethertype 1 (IEEE Std 802, 9.2.4).
 pub const ETHERTYPE: u16 = 0x88b5;
 /// The version of the format.
@@ -19,9 +21,9 @@ const CHECK: usize = 38;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fragment {
     /// Destination MAC address.
-    pub destination: [u8; 6],
+    pub destination: MacAddr,
     /// Source MAC address; never a group address.
-    pub source: [u8; 6],
+    pub source: MacAddr,
     /// The channel, as the VCI and MID of ATM. Any number.
     pub channel: u32,
     /// The PDU's number, which its sender chooses.
@@ -92,9 +94,11 @@ impl Fragment {
         if headers[15] != 0 {
             return Err(Malformed::Flags);
         }
-        let mut fragment = Fragment {
-            destination: [0; 6],
-            source: [0; 6],
+        let mac =
+            |at: usize| headers[at..].first_chunk().copied().map(MacAddr::new).unwrap_or_default();
+        let fragment = Fragment {
+            destination: mac(0),
+            source: mac(6),
             channel: word(18),
             id: word(22),
             total: word(26),
@@ -102,9 +106,7 @@ impl Fragment {
             len: u16::from_be_bytes([headers[16], headers[17]]),
             crc: word(34),
         };
-        fragment.destination.copy_from_slice(&headers[..6]);
-        fragment.source.copy_from_slice(&headers[6..12]);
-        if fragment.source[0] & 1 != 0 {
+        if fragment.source.is_multicast() {
             return Err(Malformed::Source);
         }
         let len = u32::from(fragment.len);
@@ -124,8 +126,8 @@ impl Fragment {
 
     /// Writes the headers, including the header check.
     pub fn write(&self, headers: &mut [u8; OVERHEAD_BYTES]) {
-        headers[..6].copy_from_slice(&self.destination);
-        headers[6..12].copy_from_slice(&self.source);
+        headers[..6].copy_from_slice(&self.destination.octets());
+        headers[6..12].copy_from_slice(&self.source.octets());
         headers[12..14].copy_from_slice(&ETHERTYPE.to_be_bytes());
         headers[14] = VERSION;
         headers[15] = 0;
@@ -162,6 +164,7 @@ mod tests {
             |(destination, mut source, [channel, id, crc], (total, offset, len))| {
                 source[0] &= 0xfe;
                 let len = len as u16;
+                let (destination, source) = (destination.into(), source.into());
                 Fragment { destination, source, channel, id, total, offset, len, crc }
             },
         )
@@ -217,8 +220,8 @@ mod tests {
     #[test]
     fn every_byte_is_where_the_document_says() {
         let fragment = Fragment {
-            destination: [1, 2, 3, 4, 5, 6],
-            source: [0x10, 0x12, 0x13, 0x14, 0x15, 0x16],
+            destination: [1, 2, 3, 4, 5, 6].into(),
+            source: [0x10, 0x12, 0x13, 0x14, 0x15, 0x16].into(),
             channel: 0x2122_2324,
             id: 0x3132_3334,
             total: 0x0001_0000,
@@ -249,8 +252,8 @@ mod tests {
     #[test]
     fn impossible_lengths_are_refused() {
         let good = Fragment {
-            destination: [2; 6],
-            source: [4; 6],
+            destination: [2; 6].into(),
+            source: [4; 6].into(),
             channel: 0,
             id: 0,
             total: 100,
@@ -275,7 +278,7 @@ mod tests {
             let bad = Fragment { total, offset, len, ..good };
             assert_eq!(read(bad), Err(Malformed::Lengths), "{bad:?}");
         }
-        assert_eq!(read(Fragment { source: [1; 6], ..good }), Err(Malformed::Source));
+        assert_eq!(read(Fragment { source: [1; 6].into(), ..good }), Err(Malformed::Source));
         let mut flags = written(&good);
         flags[15] = 1;
         let check = crc32c::crc32c(&flags[..CHECK]);

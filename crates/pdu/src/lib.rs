@@ -75,4 +75,4 @@ pub use sender::SendError;
 #[doc = include_str!("../../../docs/pdu.md")]
 struct Page;
 
-pub use towpath_client::{Lost, Options as SessionOptions, Session};
+pub use towpath_client::{Lost, MacAddr, Options as SessionOptions, Session};

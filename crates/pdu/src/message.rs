@@ -2,7 +2,7 @@
 
 use std::io;
 
-use towpath_client::Lost;
+use towpath_client::{Lost, MacAddr};
 
 use crate::format::{Fragment, OVERHEAD_BYTES};
 use crate::sender::{Sender, Waiting};
@@ -17,7 +17,7 @@ use crate::turns::Part;
 #[derive(Debug)]
 pub struct Message<'a> {
     sender: &'a mut Sender,
-    to: [u8; 6],
+    to: MacAddr,
     channel: u32,
     len: usize,
     written: usize,
@@ -27,7 +27,7 @@ impl<'a> Message<'a> {
     /// Creates a message over the buffers that the sender has reserved.
     pub(crate) fn new(
         sender: &'a mut Sender,
-        to: [u8; 6],
+        to: MacAddr,
         channel: u32,
         len: usize,
     ) -> Message<'a> {

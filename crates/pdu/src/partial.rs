@@ -1,12 +1,14 @@
 //! An incomplete PDU.
 
+use towpath_client::MacAddr;
+
 use crate::format::Fragment;
 use crate::ranges::Ranges;
 
 /// The key of a PDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
-    pub(crate) source: [u8; 6],
+    pub(crate) source: MacAddr,
     pub(crate) channel: u32,
     pub(crate) id: u32,
 }

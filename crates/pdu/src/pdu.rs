@@ -1,6 +1,6 @@
 //! A received PDU.
 
-use towpath_client::Received;
+use towpath_client::{MacAddr, Received};
 
 use crate::format::Fragment;
 use crate::pieces::Pieces;
@@ -31,13 +31,13 @@ impl<'a> Pdu<'a> {
     /// Returns the source MAC address. The server has checked the address of a sender on this host;
     /// the address of a sender on the wire is unchecked.
     #[must_use]
-    pub fn source(&self) -> [u8; 6] {
+    pub fn source(&self) -> MacAddr {
         self.fragment.source
     }
 
     /// Returns the destination MAC address: the endpoint's, or a group address.
     #[must_use]
-    pub fn destination(&self) -> [u8; 6] {
+    pub fn destination(&self) -> MacAddr {
         self.fragment.destination
     }
 

@@ -4,7 +4,7 @@
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 
-use towpath_client::{Endpoint, Lost, Session, TransmitBuffer};
+use towpath_client::{Endpoint, Lost, MacAddr, Session, TransmitBuffer};
 
 use crate::counters::SendCounters;
 use crate::format::MAX_PDU_BYTES;
@@ -46,7 +46,7 @@ pub(crate) struct Waiting {
 pub(crate) struct Sender {
     pub(crate) session: Session,
     pub(crate) endpoint: Endpoint,
-    pub(crate) mac: [u8; 6],
+    pub(crate) mac: MacAddr,
     /// The maximum number of PDU bytes per buffer.
     pub(crate) chunk_bytes: usize,
     /// Buffers of the message that is being written.

@@ -3,6 +3,8 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
+use towpath_packet::MacAddr;
+
 /// The offloads that the link performs on sent frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offload {
@@ -180,7 +182,7 @@ impl Default for Limits {
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The host's Ethernet address.
-    pub mac: [u8; 6],
+    pub mac: MacAddr,
     /// The largest IP packet that the link carries, in bytes: 1280 to 65 535. Default 1500.
     pub mtu: usize,
     /// The host's IPv4 address and the length of its network's prefix.
@@ -218,9 +220,9 @@ pub struct Config {
 impl Config {
     /// Returns the defaults for a host with this Ethernet address.
     #[must_use]
-    pub fn new(mac: [u8; 6]) -> Self {
+    pub fn new(mac: impl Into<MacAddr>) -> Self {
         Config {
-            mac,
+            mac: mac.into(),
             mtu: 1500,
             ipv4: None,
             ipv4_gateway: None,
@@ -238,7 +240,7 @@ impl Config {
 
     /// Checks the configuration.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        if self.mac[0] & 1 != 0 || self.mac == [0; 6] {
+        if self.mac.is_multicast() || self.mac.is_unspecified() {
             return Err(ConfigError::Mac);
         }
         if !(1280..=65_535).contains(&self.mtu) {

@@ -63,7 +63,7 @@ impl Host {
     pub(crate) fn new(config: Config, now: Instant) -> Self {
         let mut ipv6 = Vec::new();
         if config.ipv6_link_local {
-            ipv6.push((ndp::link_local(config.mac), 64));
+            ipv6.push((ndp::link_local(config.mac.octets()), 64));
         }
         ipv6.extend_from_slice(&config.ipv6);
         let limits = &config.limits;

@@ -95,6 +95,7 @@ pub use socket::{Flow, ListenerId, Readiness, SocketError, SocketId, SocketInfo,
 pub use stack::Stack;
 pub use tcp::{Shutdown, TcpInfo, TcpState};
 pub use time::Instant;
+pub use towpath_packet::MacAddr;
 pub use towpath_packet::meta::{Checksum, Meta, Segmentation, SegmentationKind};
 pub use transmit::Transmit;
 pub use udp::{MOST_SEGMENTS, Outgoing, Received, UdpOptions};

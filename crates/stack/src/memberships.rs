@@ -143,7 +143,7 @@ impl Memberships {
     pub(crate) fn poll(&mut self, now: Instant, host: &mut Host) -> bool {
         let v4 = self.ipv4.due(now.as_micros(), || host.random.next());
         let v6 = self.ipv6.due(now.as_micros(), || host.random.next());
-        let mac = host.config.mac;
+        let mac = host.config.mac.octets();
         if let Some((own, _)) = host.config.ipv4 {
             for report in &v4 {
                 host.counters.igmp_sent += 1;

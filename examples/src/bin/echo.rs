@@ -23,8 +23,7 @@ fn serve([path]: [OsString; 1]) -> Result<(), Box<dyn Error>> {
     let mut session = Session::attach(path, &Options::default())?;
     let endpoint = session.open(&Rule::new().ethertype(ETHERTYPE))?;
     let mac = session.info().mac;
-    let shown = mac.map(|byte| format!("{byte:02x}")).join(":");
-    println!("answering frames of ethertype {ETHERTYPE:#06x} to {shown}");
+    println!("answering frames of ethertype {ETHERTYPE:#06x} to {mac}");
 
     let mut frame = Vec::new();
     loop {
@@ -38,7 +37,7 @@ fn serve([path]: [OsString; 1]) -> Result<(), Box<dyn Error>> {
             }
             // Back to its sender, from our address.
             frame.copy_within(6..12, 0);
-            frame[6..12].copy_from_slice(&mac);
+            frame[6..12].copy_from_slice(&mac.octets());
             send(&mut session, endpoint, &frame)?;
         }
         // At most one wake-up of the server for all sent frames.

@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 use std::error::Error;
 use std::ffi::OsString;
 use std::process::ExitCode;
+use towpath_client::MacAddr;
 
 use towpath_pdu::{Options, PduEndpoint, SendError, Session, SessionOptions};
 
@@ -27,10 +28,9 @@ fn serve([path]: [OsString; 1]) -> Result<(), Box<dyn Error>> {
     let session = Session::attach(path, &SessionOptions::default())?;
     let mut pdus = PduEndpoint::open(session, &Options::default())?;
     let mac = pdus.session().info().mac;
-    let shown = mac.map(|byte| format!("{byte:02x}")).join(":");
-    println!("answering PDUs of up to {} bytes to {shown}", pdus.max_pdu_bytes());
+    println!("answering PDUs of up to {} bytes to {mac}", pdus.max_pdu_bytes());
 
-    let mut answers: VecDeque<([u8; 6], u32, Vec<u8>)> = VecDeque::new();
+    let mut answers: VecDeque<(MacAddr, u32, Vec<u8>)> = VecDeque::new();
     loop {
         // Sleeps until a PDU arrives; meanwhile the endpoint sends waiting fragments.
         pdus.wait(None)?;
@@ -38,7 +38,7 @@ fn serve([path]: [OsString; 1]) -> Result<(), Box<dyn Error>> {
             if answers.len() < KEPT {
                 let mut bytes = Vec::new();
                 pdu.append_to(&mut bytes);
-                answers.push_back((pdu.source(), pdu.channel(), bytes));
+                answers.push_back((pdu.source().octets().into(), pdu.channel(), bytes));
             }
         })?;
         while let Some((to, channel, bytes)) = answers.front() {

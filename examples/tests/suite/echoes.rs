@@ -204,7 +204,7 @@ fn pdus_come_back() {
                 assert!(std::time::Instant::now() < until, "{len} bytes: nothing came back");
                 pdus.wait(Some(Duration::from_millis(50))).unwrap();
                 pdus.receive(64, |pdu| {
-                    assert_eq!((pdu.source(), pdu.channel()), (mac, channel as u32));
+                    assert_eq!((pdu.source(), pdu.channel()), (mac.into(), channel as u32));
                     assert!(pdu.parts().flatten().eq(&sent), "{len} bytes");
                     back = true;
                 })

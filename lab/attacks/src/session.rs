@@ -177,7 +177,7 @@ impl Target {
         self.session.flush_now().ok()?;
         let (mut foreign, mut freed) = (0, 0);
         while let Some(packet) = self.session.receive_one(0).ok()? {
-            if packet.get(..6) == Some(&own[..]) {
+            if packet.get(..6) == Some(&own.octets()[..]) {
                 continue;
             }
             let is_freed = !packet.is_empty() && packet.iter().all(|byte| *byte == 0);

@@ -9,7 +9,6 @@
 
 mod count;
 mod guest;
-mod mac;
 mod packet;
 mod port;
 mod receivers;

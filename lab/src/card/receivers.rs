@@ -7,11 +7,10 @@ use std::path::Path;
 use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, poll};
 use towpath_client::{Endpoint, Options, Rule, SendError, Session, WaitStrategy};
-use towpath_packet::Meta;
+use towpath_packet::{MacAddr, Meta};
 use towpath_testkit::PacketRing;
 
 use super::count::Count;
-use super::mac::shown_mac;
 use super::packet::{ETHERTYPE, goes_back, swap};
 use super::port::Port;
 use super::styles::{self, Round};
@@ -50,13 +49,13 @@ fn receive(receiver: &Receiver) -> anyhow::Result<()> {
         }
         Receiver::Served { socket } => {
             let (session, endpoint) = attach(socket)?;
-            (session.info().mac, Box::new(served(session, endpoint, counted)))
+            (session.info().mac.octets(), Box::new(served(session, endpoint, counted)))
         }
         Receiver::Older { style, address, rx_usecs } => {
             styles::application(*style, address, *rx_usecs, counted)?
         }
     };
-    tell(&shown_mac(mac))?;
+    tell(&MacAddr::new(mac).to_string())?;
     std::thread::spawn(move || {
         loop {
             if let Err(error) = run() {

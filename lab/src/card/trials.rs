@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use rustix::process::Signal;
+use towpath_packet::MacAddr;
 use towpath_testkit::{Participants, family, run_before_others};
 
-use super::mac::parsed_mac;
 use super::port::Port;
 use super::sender::Sender;
 use super::trial::{Load, Plan, Receiver, Shape, Testpmd, Trial, Way};
@@ -162,13 +162,13 @@ fn start(receiver: &Receiver) -> anyhow::Result<Running> {
     let mut command = Command::new(std::env::current_exe()?);
     give(receiver, &mut command)?;
     let (child, said) = Child::start_heard(command)?;
-    let mac = parsed_mac(&said).with_context(|| format!("no address: {said}"))?;
+    let mac: MacAddr = said.parse().with_context(|| format!("no address: {said}"))?;
     let mut processes = family(child.pid())?;
     if let Receiver::Served { socket } = receiver {
         let server = std::fs::read_to_string(socket.with_extension("pid"))?;
         processes.extend(family(server.trim().parse().context("the server's number")?)?);
     }
-    Ok(Running { child, mac, participants: Participants::new(&processes) })
+    Ok(Running { child, mac: mac.octets(), participants: Participants::new(&processes) })
 }
 
 /// Starts testpmd with the arguments that its documentation proposes for one core, and stops it.

@@ -124,7 +124,7 @@ impl<'a> Bench<'a> {
         let (ip, _) = session.info().ipv4.context("a session without an IPv4 address")?;
         let endpoint = session.open(&Rule::new().udp(PORT))?;
         // The application answers no ARP.
-        Netlink::open()?.add_neighbour(tap, ip.into(), session.info().mac)?;
+        Netlink::open()?.add_neighbour(tap, ip.into(), session.info().mac.octets())?;
         let kernel = UdpSocket::bind((HOST, PORT))?;
         kernel.connect((ip, PORT))?;
         let flow =

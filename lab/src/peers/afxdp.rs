@@ -148,7 +148,7 @@ impl Towpath {
         session.open(&Rule::new().udp(PORT))?;
         let mac = session.info().mac;
         let process = (&*format!("xdp-{name}"), &*near);
-        let sender = Sender::start(&bench.files, words, process, bench.cores.1, mac)?;
+        let sender = Sender::start(&bench.files, words, process, bench.cores.1, mac.octets())?;
         server.pause()?;
         Ok(Towpath { sender, session, server, cpu: bench.cores.0, _far: namespace })
     }

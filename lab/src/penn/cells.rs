@@ -191,7 +191,7 @@ impl Transfer {
         let mut last = start;
         while got < count && (sent < count || last.elapsed() < PATIENCE) {
             let before = (sent, got);
-            sent += pdus::send(&mut self.near, (to, CHANNEL), count - sent, pdu_bytes)?;
+            sent += pdus::send(&mut self.near, (to.octets(), CHANNEL), count - sent, pdu_bytes)?;
             self.far.receive(256, |pdu| {
                 sum = pdu.parts().map(add).fold(sum, u64::wrapping_add);
                 got += 1;

@@ -62,7 +62,7 @@ impl Crossing {
         let to = session.info().mac;
         let options = towpath_pdu::Options { ahead: SLOTS, ..Default::default() };
         let near = PduEndpoint::open(session, &options)?;
-        let far = Far::new(tap, to, near.chunk_bytes())?;
+        let far = Far::new(tap, to.octets(), near.chunk_bytes())?;
         Ok(Crossing { near, far, waits, sum: 0 })
     }
 
@@ -195,8 +195,8 @@ impl Far {
         let crc = crc32c::crc32c(&self.pdu);
         for (number, part) in self.pdu.chunks(self.chunk_bytes).enumerate() {
             let fragment = Fragment {
-                destination: self.to,
-                source: FAR,
+                destination: self.to.into(),
+                source: FAR.into(),
                 channel: CHANNEL,
                 id: self.next_id,
                 total: pdu_bytes as u32,

@@ -110,7 +110,7 @@ impl Pdus {
             Ok(PduEndpoint::open(session, &towpath_pdu::Options::default())?)
         };
         let (sender, receiver) = (open("generator")?, open("sink")?);
-        let to = receiver.session().info().mac;
+        let to = receiver.session().info().mac.octets();
         Ok(Pdus { sender, receiver, to })
     }
 

@@ -189,7 +189,7 @@ impl<'a> Ours<'a> {
             session.open(&Rule::new().udp(port))?;
         }
         // The application answers no ARP.
-        Netlink::open()?.add_neighbour(tap, ip.into(), session.info().mac)?;
+        Netlink::open()?.add_neighbour(tap, ip.into(), session.info().mac.octets())?;
         raise_file_limit();
         let to = |port| -> io::Result<UdpSocket> {
             let socket = UdpSocket::bind((HOST, 0))?;

@@ -43,8 +43,8 @@ impl Side {
         let mut sides = [side("near", waits[0])?, side("far", waits[1])?];
         let macs = [sides[0].session.info().mac, sides[1].session.info().mac];
         for (own, side) in sides.iter_mut().enumerate() {
-            side.frame[..6].copy_from_slice(&macs[1 - own]);
-            side.frame[6..12].copy_from_slice(&macs[own]);
+            side.frame[..6].copy_from_slice(&macs[1 - own].octets());
+            side.frame[6..12].copy_from_slice(&macs[own].octets());
             side.frame[12..14].copy_from_slice(&ETHERTYPE.to_be_bytes());
         }
         Ok(sides)

@@ -158,7 +158,7 @@ impl Link for PortLink {
     fn info(&self) -> LinkInfo {
         let offload =
             Offload { checksum: false, tcp_segmentation: false, max_frame_bytes: FRAME_BYTES };
-        LinkInfo { mac: self.port.mac, mtu: MTU_BYTES, offload }
+        LinkInfo { mac: self.port.mac.into(), mtu: MTU_BYTES, offload }
     }
 
     fn sleep_fd(&self) -> io::Result<OwnedFd> {

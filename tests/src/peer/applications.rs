@@ -31,7 +31,7 @@ fn send(session: &mut Session, endpoint: Endpoint, to: [u8; 6], seed: u64, numbe
     let source = session.info().mac;
     loop {
         let sent = session.send(endpoint, frames::len(seed, number), Meta::FULL, |parts| {
-            frames::write(parts[0], to, source, seed, number);
+            frames::write(parts[0], to, source.octets(), seed, number);
         });
         match sent {
             Ok(()) => return,
@@ -59,7 +59,7 @@ fn expect(session: &mut Session, source: [u8; 6], seed: u64, first: u64, spin: b
             .receive(0, 64, |received| {
                 let seen = received.contiguous().expect("frames are larger than these");
                 if frames::source(seen) == Some(source) {
-                    let same = frames::check(seen, own, source, seed, next);
+                    let same = frames::check(seen, own.octets(), source, seed, next);
                     // Packets in flight to the previous holder of the address may arrive before the
                     // first of our own.
                     if next == 0 && same.is_err() {
@@ -98,13 +98,13 @@ pub(crate) fn pair(socket: &Path, seed: u64, options: &[&str]) {
     let mut number = 0;
     loop {
         for step in 0..BATCH {
-            send(&mut a, of_a, mac_b, seed, number + step);
-            send(&mut b, of_b, mac_a, seed, number + step);
+            send(&mut a, of_a, mac_b.octets(), seed, number + step);
+            send(&mut b, of_b, mac_a.octets(), seed, number + step);
         }
         a.flush().expect("lives");
         b.flush().expect("lives");
-        expect(&mut b, mac_a, seed, number, spin);
-        expect(&mut a, mac_b, seed, number, spin);
+        expect(&mut b, mac_a.octets(), seed, number, spin);
+        expect(&mut a, mac_b.octets(), seed, number, spin);
         if number == 0 {
             println!("running");
         }

@@ -95,8 +95,8 @@ fn send_until_lost(hostile: &mut Hostile) -> Option<Lost> {
     let start = Instant::now();
     let (mut number, mut delivered) = (0, 0);
     while start.elapsed() < ROUND || (delivered < DELIVERED && start.elapsed() < 10 * ROUND) {
-        let to = if number % 2 == 0 { own } else { frames::ELSEWHERE };
-        let frame = frames::frame(to, own, 11, number);
+        let to = if number % 2 == 0 { own } else { frames::ELSEWHERE.into() };
+        let frame = frames::frame(to.octets(), own.octets(), 11, number);
         number += 1;
         match hostile.session.send_bytes(hostile.endpoint, &frame) {
             Ok(()) => {}

@@ -122,9 +122,9 @@ fn over_a_tap_only_its_reads_and_writes() {
         let counts = watched(test, &[server.thread("engine")], || {
             for batch in 0..sent / 64 {
                 for number in batch * 64..batch * 64 + 64 {
-                    let frame = frames::frame(frames::ELSEWHERE, own, 1, number);
+                    let frame = frames::frame(frames::ELSEWHERE, own.octets(), 1, number);
                     session.send_bytes(endpoint, &frame).unwrap();
-                    wire.send(&frames::frame(own, frames::ELSEWHERE, 2, number)).unwrap();
+                    wire.send(&frames::frame(own.octets(), frames::ELSEWHERE, 2, number)).unwrap();
                 }
                 session.flush().unwrap();
                 // In poll mode the application never sleeps, so the engine never notifies it.
@@ -134,7 +134,8 @@ fn over_a_tap_only_its_reads_and_writes() {
                         .receive(0, 64, |packet| {
                             let number = batch * 64 + got;
                             let seen = packet.contiguous().unwrap();
-                            frames::check(seen, own, frames::ELSEWHERE, 2, number).unwrap();
+                            frames::check(seen, own.octets(), frames::ELSEWHERE, 2, number)
+                                .unwrap();
                             got += 1;
                         })
                         .unwrap();
@@ -150,7 +151,7 @@ fn over_a_tap_only_its_reads_and_writes() {
         assert_eq!(counts[0].total(), reads + writes, "{}", counts[0]);
         let mut number = 0;
         while let Some(seen) = wire.receive() {
-            frames::check(&seen, frames::ELSEWHERE, own, 1, number).unwrap();
+            frames::check(&seen, frames::ELSEWHERE, own.octets(), 1, number).unwrap();
             number += 1;
         }
         assert_eq!(number, sent);
@@ -268,7 +269,7 @@ fn an_idle_system_sleeps() {
         for (byte, text) in to.iter_mut().zip(mac.split(':')) {
             *byte = u8::from_str_radix(text, 16).unwrap();
         }
-        let frame = frames::frame(to, session.info().mac, 1, 1);
+        let frame = frames::frame(to, session.info().mac.octets(), 1, 1);
         session.send_bytes(endpoint, &frame).unwrap();
     }
     session.flush().unwrap();

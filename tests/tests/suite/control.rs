@@ -710,7 +710,7 @@ fn the_flow_cache_is_switched_and_counted() {
     let server = Served::start(&PEER, &[]);
     let mut session = Session::attach(server.socket(), &Options::default()).unwrap();
     let endpoint = session.open(&Rule::new().ethertype(0x88b5)).unwrap();
-    let mac = session.info().mac;
+    let mac = session.info().mac.octets();
     let mut packet = [&mac[..], &mac, &[0x88, 0xb5]].concat();
     packet.resize(60, 0);
     let counts = || {

@@ -244,11 +244,11 @@ fn a_device_that_sends_out_of_one_memory_is_served() {
     let endpoint = session.open(&Rule::new().ethertype(frames::ETHERTYPE)).unwrap();
     let mac = session.info().mac;
     for number in 0..200 {
-        let sent = frames::frame(frames::ELSEWHERE, mac, 5, number);
+        let sent = frames::frame(frames::ELSEWHERE, mac.octets(), 5, number);
         session.send_bytes(endpoint, &sent).unwrap();
         session.flush().unwrap();
         eventually("it leaves", || far.receive().is_some_and(|(seen, _)| seen == sent));
-        let back = frames::frame(mac, frames::ELSEWHERE, 6, number);
+        let back = frames::frame(mac.octets(), frames::ELSEWHERE, 6, number);
         assert!(far.send(&back, Meta::FULL));
         assert!(session.wait(Some(PATIENCE)).unwrap());
         assert_eq!(session.receive_one(0).unwrap().unwrap(), back);
@@ -313,7 +313,7 @@ fn a_slow_device_starves_neither_large_nor_short_packets() {
                 let endpoint = session.open(&rule).unwrap();
                 let mut frame = vec![0; len];
                 frame[..6].copy_from_slice(&frames::ELSEWHERE);
-                frame[6..12].copy_from_slice(&session.info().mac);
+                frame[6..12].copy_from_slice(&session.info().mac.octets());
                 frame[12..14].copy_from_slice(&frames::ETHERTYPE.to_be_bytes());
                 (session, endpoint, frame)
             })

@@ -51,13 +51,16 @@ fn the_device_knows_a_claim_before_the_application_does() {
     let (server, cable, _far) = served(BY_ALL, &Config::default());
     assert_eq!(cable.filters(), []);
     let mut first = attach(&server).unwrap();
-    let address = Filter::Address(first.info().mac);
+    let address = Filter::Address(first.info().mac.octets());
     assert_eq!(cable.filters(), [address]);
     let mac = first.info().mac;
     let one = first.open(&Rule::new().udp(2000)).unwrap();
-    assert_eq!(cable.filters(), [address, udp(mac, 2000)]);
+    assert_eq!(cable.filters(), [address, udp(mac.octets(), 2000)]);
     let group = first.open(&Rule::new().udp(2001).with_group()).unwrap();
-    assert_eq!(cable.filters(), [address, Filter::AllGroups, udp(mac, 2000), udp(mac, 2001)]);
+    assert_eq!(
+        cable.filters(),
+        [address, Filter::AllGroups, udp(mac.octets(), 2000), udp(mac.octets(), 2001)]
+    );
     let capture = first.open(&Rule::capture()).unwrap();
     assert!(cable.filters().contains(&Filter::Everything));
     first.close(capture).unwrap();
@@ -69,7 +72,12 @@ fn the_device_knows_a_claim_before_the_application_does() {
     first.close(group).unwrap();
     first.close(one).unwrap();
     let theirs = second.info().mac;
-    let mut left = vec![address, Filter::Address(theirs), Filter::AllGroups, udp(theirs, 2000)];
+    let mut left = vec![
+        address,
+        Filter::Address(theirs.octets()),
+        Filter::AllGroups,
+        udp(theirs.octets(), 2000),
+    ];
     left.sort_unstable();
     assert_eq!(cable.filters(), left);
     drop((first, second));
@@ -125,7 +133,7 @@ fn a_device_without_room_loses_nothing() {
     let (server, cable, mut far) = served(by_address, &Config::default());
     let (first, mut second) = (attach(&server).unwrap(), attach(&server).unwrap());
     let mac = second.info().mac;
-    assert_eq!(cable.filters(), [Filter::Address(first.info().mac), Filter::Everything]);
+    assert_eq!(cable.filters(), [Filter::Address(first.info().mac.octets()), Filter::Everything]);
     second.open(&Rule::new().udp(2000)).unwrap();
     let frame = Flow::v4().macs([2, 0, 0, 0, 0, 1], mac).ports(1, 2000).udp(b"hello");
     assert!(far.send(&frame, Meta::FULL));

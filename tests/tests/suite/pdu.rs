@@ -137,7 +137,7 @@ fn every_length(mtu: u32, transmit_buffer_bytes: u32, chunk: usize) {
         let mut seen = Vec::new();
         for _ in 0..fragments {
             let frame = bench.next(&mut endpoint);
-            assert_eq!((&frame[..6], &frame[6..12]), (&PEER_MAC[..], &own[..]));
+            assert_eq!((&frame[..6], &frame[6..12]), (&PEER_MAC[..], &own.octets()[..]));
             assert!(frame.len() >= 60 && frame.len() <= mtu as usize + 14);
             let (on, of, total, offset, crc, part) = read(&frame);
             assert_eq!((on, of, total, offset), (channel, id, len, seen.len()));
@@ -156,7 +156,8 @@ fn every_length(mtu: u32, transmit_buffer_bytes: u32, chunk: usize) {
         copied += if starts.len() == 1 { 0 } else { starts.len() as u64 };
         let twice = starts[0];
         for offset in starts.into_iter().chain([twice]) {
-            let mut frame = frame(own, channel, number, &pdu, offset, cut.min(len - offset));
+            let mut frame =
+                frame(own.octets(), channel, number, &pdu, offset, cut.min(len - offset));
             // Any padding that a switch may leave.
             frame.resize(frame.len().max(60), 0xa5);
             bench.wire.send(&frame).unwrap();
@@ -168,7 +169,7 @@ fn every_length(mtu: u32, transmit_buffer_bytes: u32, chunk: usize) {
             endpoint.wait(Some(Duration::from_millis(100))).unwrap();
             endpoint
                 .receive(64, |one| {
-                    assert_eq!((one.source(), one.destination()), (PEER_MAC, own));
+                    assert_eq!((one.source(), one.destination()), (PEER_MAC.into(), own));
                     assert_eq!((one.channel(), one.id()), (channel, number));
                     let mut bytes = Vec::new();
                     one.append_to(&mut bytes);
@@ -218,7 +219,7 @@ fn damaged_fragments_are_counted_and_not_delivered() {
         let mut endpoint = bench.open(2048);
         let own = endpoint.session().info().mac;
         let pdu = [0x5a; 100];
-        let good = |id| frame(own, 1, id, &pdu, 0, 100);
+        let good = |id| frame(own.octets(), 1, id, &pdu, 0, 100);
         let mut frames = Vec::new();
         // A flipped bit anywhere after the addresses and the ethertype.
         for bit in 14 * 8..(42 + 100) * 8 {

@@ -478,7 +478,11 @@ fn workers_notify_if_the_setting_demands_it() {
 /// Returns packets with which a session would act as part of the network, from its own addresses;
 /// and the counter that each raises.
 fn parts_in_the_network(session: &Session) -> Vec<(&'static str, Vec<u8>, &'static str)> {
-    let own = |flow: Flow, ip: IpAddr| Flow { source_mac: session.info().mac, source: ip, ..flow };
+    let own = |flow: Flow, ip: IpAddr| Flow {
+        source_mac: session.info().mac.octets(),
+        source: ip,
+        ..flow
+    };
     let own6 = session.info().ipv6.unwrap().0;
     let v4 = own(Flow::v4(), session.info().ipv4.unwrap().0.into());
     let v6 = own(Flow::v6(), own6.into());
@@ -558,7 +562,7 @@ fn only_administrators_play_a_part_in_the_network() {
         assert_eq!((refused, counters["tx_packets"]), (count - sent, sent));
         assert_eq!(server.device_counter("tx_packets") - reached, sent, "at the network");
         // What an ordinary station sends passes.
-        let flow = Flow { source_mac: session.info().mac, ..Flow::v4() };
+        let flow = Flow { source_mac: session.info().mac.octets(), ..Flow::v4() };
         let flow = Flow { source: session.info().ipv4.unwrap().0.into(), ..flow };
         session.send_bytes(endpoint, &flow.udp(b"ordinary")).unwrap();
         session.flush().unwrap();

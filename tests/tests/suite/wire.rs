@@ -84,7 +84,7 @@ impl Bench {
     fn known(&mut self, session: &mut Session) {
         for ip in [ipv4(session).into(), ipv6(session).into()] {
             let mac = session.info().mac;
-            self.netlink.add_neighbour(&self.name, ip, mac).unwrap();
+            self.netlink.add_neighbour(&self.name, ip, mac.octets()).unwrap();
         }
         let socket = UdpSocket::bind((KERNEL6, 9)).unwrap();
         socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
@@ -340,7 +340,7 @@ fn mangled_packets_are_counted_and_not_delivered() {
         let (tcp4, tcp6) = (v4.tcp(&Tcp::default(), &[3; 60]), v6.tcp(&Tcp::default(), &[4; 60]));
         let arp = {
             let mut arp = v4.who_has();
-            arp[..6].copy_from_slice(&session.info().mac);
+            arp[..6].copy_from_slice(&session.info().mac.octets());
             arp
         };
         add("IPv4: another version", &udp4, &|f| f[14] = 0x65);
@@ -478,7 +478,7 @@ fn forged_packets_do_not_reach_the_wire() {
         let bad: Vec<(&str, Vec<u8>, &str)> = vec![
             (
                 "another MAC address",
-                Flow { source_mac: other.info().mac, ..v4 }.udp(&[1; 40]),
+                Flow { source_mac: other.info().mac.octets(), ..v4 }.udp(&[1; 40]),
                 "tx_dropped_source_mac",
             ),
             (

@@ -155,6 +155,6 @@ fn a_freed_lease_gives_way_only_to_a_filter_that_then_has_room() {
     let freed = Filter::Address(world.ended().destination_mac);
     comes("the filters", || world.cable.filters() == [freed, Filter::AllGroups]);
     let session = world.attach("another");
-    assert_eq!(world.cable.filters(), [Filter::Address(session.info().mac)]);
+    assert_eq!(world.cable.filters(), [Filter::Address(session.info().mac.octets())]);
     world.server.stop().unwrap();
 }

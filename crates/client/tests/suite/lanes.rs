@@ -103,7 +103,7 @@ fn flow(from: &Session, to: ([u8; 6], IpAddr), port: u16) -> Flow {
 }
 
 fn address(session: &Session) -> ([u8; 6], IpAddr) {
-    (session.info().mac, session.info().ipv4.unwrap().0.into())
+    (session.info().mac.octets(), session.info().ipv4.unwrap().0.into())
 }
 
 const OUTSIDE: ([u8; 6], IpAddr) =

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use towpath_client::{
-    AttachError, Lost, Meta, Options, Rule, SendError, Session, Setting, WaitStrategy,
+    AttachError, Lost, MacAddr, Meta, Options, Rule, SendError, Session, Setting, WaitStrategy,
 };
 use towpath_device_testing::conformance::DeviceFarEnd;
 use towpath_device_testing::loopback;
@@ -32,10 +32,10 @@ fn attach_waiting(server: &Server, name: &str, waiting: WaitStrategy) -> Session
     Session::attach_over(server.connect().unwrap(), &options).unwrap()
 }
 
-fn frame(to: [u8; 6], from: [u8; 6], number: u32) -> Vec<u8> {
+fn frame(to: impl Into<MacAddr>, from: impl Into<MacAddr>, number: u32) -> Vec<u8> {
     let mut frame = Vec::new();
-    frame.extend_from_slice(&to);
-    frame.extend_from_slice(&from);
+    frame.extend_from_slice(&to.into().octets());
+    frame.extend_from_slice(&from.into().octets());
     frame.extend_from_slice(&[0x88, 0xb5]);
     frame.extend_from_slice(&number.to_le_bytes());
     frame.resize(60 + (number as usize * 7) % 1400, number as u8);
@@ -99,7 +99,7 @@ fn endpoint_to_endpoint_polling() {
 }
 
 /// Sends as the crate's first example does, and counts how often the queue is full.
-fn send_all(a: &mut Session, from: towpath_client::Endpoint, frames: u32, to: [u8; 6]) -> u32 {
+fn send_all(a: &mut Session, from: towpath_client::Endpoint, frames: u32, to: MacAddr) -> u32 {
     let (mac, mut full) = (a.info().mac, 0);
     for number in 0..frames {
         while let Err(error) = a.send_bytes(from, &frame(to, mac, number)) {
@@ -574,7 +574,7 @@ fn to_the_far_end_and_back() {
             }
         };
         assert_eq!(seen, frame(other, mac, number));
-        for to in [mac, [0xff; 6]] {
+        for to in [mac, [0xff; 6].into()] {
             assert!(far.send(&frame(to, other, number), Meta::FULL));
             assert!(a.wait(Some(PATIENCE)).unwrap());
             assert_eq!(a.receive_one(0).unwrap().unwrap(), frame(to, other, number));
@@ -612,7 +612,7 @@ fn wildcard_rules_receive_packets_without_a_closer_rule() {
         // An ARP request is a broadcast: here it goes to one endpoint.
         let mut packet = packet;
         if packet[0] & 1 != 0 {
-            packet[..6].copy_from_slice(&mac);
+            packet[..6].copy_from_slice(&mac.octets());
         }
         assert!(far.send(&packet, Meta::FULL));
         assert!(a.wait(Some(PATIENCE)).unwrap());

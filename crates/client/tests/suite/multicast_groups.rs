@@ -32,7 +32,7 @@ fn serve() -> (Server, DeviceFarEnd) {
 fn attach(server: &Server) -> (Session, [u8; 6], Ipv6Addr) {
     let session = Session::attach_over(server.connect().unwrap(), &options("application")).unwrap();
     let (mac, (address, _)) = (session.info().mac, session.info().ipv6.unwrap());
-    (session, mac, solicited_node(address))
+    (session, mac.octets(), solicited_node(address))
 }
 
 /// Returns a general query of a router, which asks for answers within `delay_ms`.

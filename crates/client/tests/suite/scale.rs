@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use rustix::process::{Resource, getrlimit, setrlimit};
-use towpath_client::{Endpoint, Options, Rule, Session, Setting};
+use towpath_client::{Endpoint, MacAddr, Options, Rule, Session, Setting};
 use towpath_device_testing::loopback;
 use towpath_memory::{SharedFile, own_words};
 use towpath_packet::build::Flow;
@@ -79,10 +79,10 @@ fn attach(server: &Server, name: &str) -> Application {
     Application { session, endpoint }
 }
 
-fn frame(to: [u8; 6], from: [u8; 6], number: u32) -> Vec<u8> {
+fn frame(to: impl Into<MacAddr>, from: impl Into<MacAddr>, number: u32) -> Vec<u8> {
     let mut frame = Vec::new();
-    frame.extend_from_slice(&to);
-    frame.extend_from_slice(&from);
+    frame.extend_from_slice(&to.into().octets());
+    frame.extend_from_slice(&from.into().octets());
     frame.extend_from_slice(&[0x88, 0xb5]);
     frame.extend_from_slice(&number.to_le_bytes());
     frame.resize(60 + number as usize % 60, number as u8);

@@ -87,20 +87,20 @@ fn stalls_end_in_every_mode() {
             let mac = a.info().mac;
             let start = Instant::now();
             for number in 0..30 {
-                a.send_bytes(endpoint, &frame(OTHER, mac, number)).unwrap();
+                a.send_bytes(endpoint, &frame(OTHER, mac.octets(), number)).unwrap();
                 a.flush_now().unwrap();
-                assert_eq!(next(&mut far, &what), frame(OTHER, mac, number), "{what}");
+                assert_eq!(next(&mut far, &what), frame(OTHER, mac.octets(), number), "{what}");
                 // The receive buffers are also usable again after each reset.
-                assert!(far.send(&frame(mac, OTHER, number), Meta::FULL));
+                assert!(far.send(&frame(mac.octets(), OTHER, number), Meta::FULL));
                 assert!(a.wait(Some(PATIENCE)).unwrap(), "{what}");
-                assert_eq!(a.receive_one(0).unwrap().unwrap(), frame(mac, OTHER, number));
+                assert_eq!(a.receive_one(0).unwrap().unwrap(), frame(mac.octets(), OTHER, number));
             }
             for number in 30..40 {
-                a.send_bytes(endpoint, &frame(OTHER, mac, number)).unwrap();
+                a.send_bytes(endpoint, &frame(OTHER, mac.octets(), number)).unwrap();
             }
             a.flush_now().unwrap();
             for number in 30..40 {
-                assert_eq!(next(&mut far, &what), frame(OTHER, mac, number), "{what}");
+                assert_eq!(next(&mut far, &what), frame(OTHER, mac.octets(), number), "{what}");
             }
             let (took, stalls) = (start.elapsed(), injected.tx().stalls);
             wait_for("the client to reclaim its buffers", || a.unsent(0).unwrap() == 0);
@@ -150,13 +150,13 @@ fn stalled_packets_are_sent_once_and_in_order() {
         let (mut a, endpoint) = attach(&server);
         let mac = a.info().mac;
         for number in 0..200 {
-            a.send_bytes(endpoint, &frame(OTHER, mac, number)).unwrap();
+            a.send_bytes(endpoint, &frame(OTHER, mac.octets(), number)).unwrap();
         }
         a.flush().unwrap();
         wait_for("three resets", || counters(&server)["device_resets"] >= 3);
         let mut far = DeviceFarEnd::new(Box::new(far));
         for number in 0..200 {
-            assert_eq!(next(&mut far, name), frame(OTHER, mac, number), "{name}");
+            assert_eq!(next(&mut far, name), frame(OTHER, mac.octets(), number), "{name}");
         }
         wait_for("the client to reclaim its buffers", || a.unsent(0).unwrap() == 0);
         assert!(far.receive().is_none(), "{name}: duplicated");
@@ -181,7 +181,8 @@ fn stalled_expedited_packets_stay_in_order() {
         let (mut a, endpoint) = attach(&server);
         let mac = a.info().mac;
         let small = |number: u32| {
-            let mut frame = [&OTHER[..], &mac, &[0x88, 0xb5], &number.to_le_bytes()].concat();
+            let mut frame =
+                [&OTHER[..], &mac.octets(), &[0x88, 0xb5], &number.to_le_bytes()].concat();
             frame.resize(60, 0);
             frame
         };
@@ -213,7 +214,7 @@ fn the_watchdog_can_be_switched_on_later() {
     let server = serve(EngineStrategy::Block, 0, Box::new(device));
     let (mut a, endpoint) = attach(&server);
     let mac = a.info().mac;
-    a.send_bytes(endpoint, &frame(OTHER, mac, 1)).unwrap();
+    a.send_bytes(endpoint, &frame(OTHER, mac.octets(), 1)).unwrap();
     a.flush().unwrap();
     wait_for("a stall", || injected.tx().stalls == 1);
     std::thread::sleep(5 * WINDOW);
@@ -243,7 +244,7 @@ fn a_session_ends_on_a_stalled_device() {
         let (mut a, endpoint) = attach(&server);
         let mac = a.info().mac;
         for number in 0..7 {
-            a.send_bytes(endpoint, &frame(OTHER, mac, number)).unwrap();
+            a.send_bytes(endpoint, &frame(OTHER, mac.octets(), number)).unwrap();
         }
         a.flush().unwrap();
         wait_for("a stall", || injected.tx().stalls > 0);
@@ -315,7 +316,7 @@ fn a_reset_that_fails_ends_the_device() {
         let (mut a, endpoint) = attach(&server);
         let mac = a.info().mac;
         for number in 0..3 {
-            a.send_bytes(endpoint, &frame(OTHER, mac, number)).unwrap();
+            a.send_bytes(endpoint, &frame(OTHER, mac.octets(), number)).unwrap();
         }
         a.flush().unwrap();
         wait_for("the server's end", || a.wait(Some(Duration::from_millis(100))).is_err());

@@ -63,7 +63,7 @@ impl World {
         }
         // The last packets may still be on their way.
         let until = Instant::now() + PATIENCE;
-        let sentinel = Flow { source_mac: self.session.info().mac, ..Flow::v4() };
+        let sentinel = Flow { source_mac: self.session.info().mac.octets(), ..Flow::v4() };
         let sentinel = sentinel.ethernet(0x88b5, &[0xee; 50]);
         let other = self.session.open(&Rule::new().ethertype(0x88b5)).unwrap();
         send(&mut self.session, other, &sentinel, Meta::FULL);

@@ -135,7 +135,7 @@ mod tests {
 
     impl Link for ToServer {
         fn info(&self) -> LinkInfo {
-            LinkInfo { mac: [2; 6], mtu: 1500, offload: Offload::default() }
+            LinkInfo { mac: [2; 6].into(), mtu: 1500, offload: Offload::default() }
         }
 
         fn sleep_fd(&self) -> std::io::Result<OwnedFd> {

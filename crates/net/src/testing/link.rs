@@ -34,7 +34,7 @@ impl Drop for SwitchLink {
 
 impl Link for SwitchLink {
     fn info(&self) -> LinkInfo {
-        let mac = [2, 0, 0, 0, 0, self.index as u8 + 1];
+        let mac = [2, 0, 0, 0, 0, self.index as u8 + 1].into();
         LinkInfo { mac, mtu: MTU, offload: Offload::default() }
     }
 

@@ -67,7 +67,7 @@ impl TapLink {
         }
         let max_frame_bytes = 65_535 + 14;
         let offload = Offload { checksum: offload, tcp_segmentation: offload, max_frame_bytes };
-        let info = LinkInfo { mac: [2, 0, 0, 0, 0x70, 2], mtu, offload };
+        let info = LinkInfo { mac: [2, 0, 0, 0, 0x70, 2].into(), mtu, offload };
         Ok(TapLink {
             file,
             info,

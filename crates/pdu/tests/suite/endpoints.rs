@@ -5,7 +5,7 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use crate::support::{cut, random_bytes, seeded};
-use towpath_client::{Meta, Session};
+use towpath_client::{MacAddr, Meta, Session};
 use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device_testing::loopback;
 use towpath_pdu::{
@@ -39,7 +39,7 @@ fn open(server: &Server) -> PduEndpoint {
     PduEndpoint::open(attach(server, &SessionOptions::default()), &Options::default()).unwrap()
 }
 
-fn mac(endpoint: &PduEndpoint) -> [u8; 6] {
+fn mac(endpoint: &PduEndpoint) -> MacAddr {
     endpoint.session().info().mac
 }
 
@@ -48,7 +48,7 @@ fn counter(endpoint: &PduEndpoint, name: &str) -> u64 {
 }
 
 /// Returns the next PDU: its source, its channel, its bytes, and whether it was read in place.
-fn next(endpoint: &mut PduEndpoint, sender: &mut PduEndpoint) -> ([u8; 6], u32, Vec<u8>, bool) {
+fn next(endpoint: &mut PduEndpoint, sender: &mut PduEndpoint) -> (MacAddr, u32, Vec<u8>, bool) {
     let until = Instant::now() + PATIENCE;
     let mut got = None;
     while got.is_none() {
@@ -364,7 +364,7 @@ fn received_fragments_are_reassembled_or_expire() {
         for frame in &mut frames {
             // Addressed to the endpoint, and padded as on Ethernet.
             let mut fragment = Fragment::parse(frame.first_chunk().unwrap(), frame.len()).unwrap();
-            fragment.destination = own;
+            fragment.destination = own.into();
             fragment.write(frame.first_chunk_mut().unwrap());
             frame.resize(frame.len().max(60) + 7, 0xee);
         }
@@ -383,7 +383,10 @@ fn received_fragments_are_reassembled_or_expire() {
             assert!(Instant::now() < until, "{:?}", a.received());
             a.wait(Some(Duration::from_millis(5))).unwrap();
             a.receive(64, |one| {
-                assert_eq!((one.source(), one.channel(), one.id()), (ELSEWHERE, 5, len as u32));
+                assert_eq!(
+                    (one.source(), one.channel(), one.id()),
+                    (ELSEWHERE.into(), 5, len as u32)
+                );
                 assert!(one.parts().flatten().eq(&pdu[..len]));
                 got += 1;
             })
@@ -412,7 +415,7 @@ fn packets_of_other_endpoints_are_counted() {
     session.open(&towpath_client::Rule::new().ethertype(0x88b6)).unwrap();
     let own = session.info().mac;
     let mut a = PduEndpoint::open(session, &Options::default()).unwrap();
-    let mut frame = [&own[..], &ELSEWHERE, &[0x88, 0xb6]].concat();
+    let mut frame = [&own.octets()[..], &ELSEWHERE, &[0x88, 0xb6]].concat();
     frame.resize(60, 0);
     assert!(far.send(&frame, Meta::FULL));
     assert!(a.wait(Some(PATIENCE)).unwrap());

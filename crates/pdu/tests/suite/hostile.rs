@@ -2,6 +2,7 @@
 //! limits of memory and time.
 
 use std::time::{Duration, Instant};
+use towpath_client::MacAddr;
 
 use crate::support::{ALICE, BOB, cut, frame, random_bytes, seeded};
 use towpath_pdu::{
@@ -9,8 +10,8 @@ use towpath_pdu::{
 };
 
 const FRAGMENT: Fragment = Fragment {
-    destination: BOB,
-    source: ALICE,
+    destination: MacAddr::new(BOB),
+    source: MacAddr::new(ALICE),
     channel: 1,
     id: 1,
     total: 3000,
@@ -108,7 +109,7 @@ fn a_number_used_for_another_pdu() {
     bench.now += Limits::default().time;
     assert_eq!(bench.give(whole, 9), Ok(true));
     // PDUs of other sources and channels stay apart.
-    assert_eq!(bench.give(Fragment { source: [4; 6], ..whole }, 9), Ok(true));
+    assert_eq!(bench.give(Fragment { source: [4; 6].into(), ..whole }, 9), Ok(true));
     assert_eq!(bench.give(Fragment { channel: 2, ..whole }, 9), Ok(true));
 }
 
@@ -133,7 +134,7 @@ fn a_wrong_crc_is_never_delivered() {
 fn the_oldest_partial_pdu_is_evicted() {
     let limits = Limits { partials: 8, partials_of_source: 3, ..Limits::default() };
     let mut bench = Bench::new(limits);
-    let of = |source: u8, id| Fragment { source: [source; 6], id, ..FRAGMENT };
+    let of = |source: u8, id| Fragment { source: [source; 6].into(), id, ..FRAGMENT };
     // One source alone cannot have more than its share.
     for id in 0..5 {
         assert_eq!(bench.give(of(2, id), 0), Ok(false));

@@ -127,7 +127,7 @@ const FORGED_MAC: [u8; 6] = [2, 0xba, 0xdb, 0xad, 0, 1];
 fn checked_bytes_are_the_delivered_bytes() {
     let open = Open { given: message::RULE_ETHERTYPE, ethertype: 0x88b5, ..Open::default() };
     flip(open, &Rule::new().ethertype(0x88b5), |raw, to, len| {
-        let mut buffer = [&to.info().mac[..], &raw.mac, &[0x88, 0xb5]].concat();
+        let mut buffer = [&to.info().mac.octets()[..], &raw.mac, &[0x88, 0xb5]].concat();
         buffer.resize(len, 0);
         let good = raw.mac.to_vec();
         (buffer, vec![Flip { at: 6, good, forged: FORGED_MAC.to_vec() }])

@@ -66,7 +66,7 @@ impl Stack {
         }
         let (header, payload) = frame.split_at(ethernet::HEADER_BYTES);
         let group = header[0] & 1 != 0;
-        if !group && header[..6] != self.host.config.mac {
+        if !group && header[..6] != self.host.config.mac.octets() {
             counters.rx_other_station += 1;
             return;
         }
@@ -184,7 +184,7 @@ impl Stack {
         let Some((ours, _)) = self.host.config.ipv4 else { return };
         let (mac, ip) = arp.sender;
         if ip == ours && !self.host.config.shares_addresses {
-            if mac != self.host.config.mac {
+            if mac != self.host.config.mac.octets() {
                 self.defend(now, ours.into());
             }
             return;
@@ -194,7 +194,7 @@ impl Stack {
             self.learn(now, ip.into(), mac, asks_us);
         }
         if asks_us && mac[0] & 1 == 0 {
-            let sender = (self.host.config.mac, ours);
+            let sender = (self.host.config.mac.octets(), ours);
             self.send_arp(Arp { request: false, sender, target: arp.sender }, mac);
         }
     }
@@ -325,7 +325,7 @@ impl Stack {
 
     fn ndp(&mut self, now: Instant, packet: &Packet<'_>, ndp: Ndp) {
         self.host.counters.ndp_received += 1;
-        let (IpAddr::V6(src), mac) = (packet.src, self.host.config.mac) else { return };
+        let (IpAddr::V6(src), mac) = (packet.src, self.host.config.mac.octets()) else { return };
         match ndp {
             Ndp::Solicitation { target, link } => {
                 if !self.host.is_ours(target.into()) {

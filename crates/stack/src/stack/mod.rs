@@ -73,12 +73,12 @@ impl Stack {
         }
         match address {
             IpAddr::V4(ours) => {
-                let sender = (self.host.config.mac, ours);
+                let sender = (self.host.config.mac.octets(), ours);
                 let arp = Arp { request: true, sender, target: ([0; 6], ours) };
                 self.send_arp(arp, ethernet::BROADCAST);
             }
             IpAddr::V6(target) => {
-                let link = Some(self.host.config.mac);
+                let link = Some(self.host.config.mac.octets());
                 let message = Ndp::Advertisement { target, link, solicited: false };
                 let to = NextHop::Station(ethernet::multicast(ndp::ALL_NODES.into()));
                 self.send_ndp(now, message, target, ndp::ALL_NODES, to);
@@ -112,7 +112,7 @@ impl Stack {
 
     /// Asks for the link address of an IP address.
     fn ask(&mut self, now: Instant, question: Question) {
-        let mac = self.host.config.mac;
+        let mac = self.host.config.mac.octets();
         match question.address {
             IpAddr::V4(target) => {
                 let Some((ours, _)) = self.host.config.ipv4 else { return };

@@ -50,7 +50,7 @@ impl Stack {
             let host = &mut self.host;
             let station = match frame.to {
                 NextHop::Station(station) => station,
-                NextHop::Own => host.config.mac,
+                NextHop::Own => host.config.mac.octets(),
                 NextHop::Neighbour(address) => {
                     let (outbox, counters) = (&mut host.outbox, &mut host.counters);
                     match host.neighbours.lookup(now, address, outbox, counters) {
@@ -68,7 +68,7 @@ impl Stack {
                     4 => ethernet::IPV4,
                     _ => ethernet::IPV6,
                 };
-                ethernet::write(&mut frame.bytes, station, host.config.mac, ethertype);
+                ethernet::write(&mut frame.bytes, station, host.config.mac.octets(), ethertype);
             }
             let len = frame.bytes.len();
             let bytes = &frame.bytes;

@@ -260,7 +260,7 @@ impl Tcp {
             }
             let slot = &mut self.slots[index as usize];
             let Some(connection) = slot.connection.as_deref_mut() else { return Progress::Done };
-            let mac = host.config.mac;
+            let mac = host.config.mac.octets();
             let (pool, stations) = (&self.pool, (station.unwrap_or(mac), mac));
             let write = |frame: &mut [u8]| {
                 frame::write(frame, &shape, stations, connection, &plan, pool);

@@ -187,7 +187,7 @@ fn queries_are_answered() {
     let mut wrong_sum = query([10, 0, 0, 9], 1);
     wrong_sum[39] ^= 1;
     let mut unicast = query([203, 0, 113, 5], 1);
-    unicast[..6].copy_from_slice(&config(0).mac);
+    unicast[..6].copy_from_slice(&config(0).mac.octets());
     unicast[30..34].copy_from_slice(&[10, 0, 0, 1]);
     complete(&mut unicast);
     let mut without_alert = query([10, 0, 0, 9], 1);
@@ -342,7 +342,7 @@ fn echo_requests_to_groups_of_sockets_are_not_answered() {
         let IpAddr::V6(src) = world.v6(0) else { unreachable!() };
         let [.., a, b, c, d] = group.octets();
         let mut frame = vec![0x33, 0x33, a, b, c, d];
-        frame.extend_from_slice(&config(0).mac);
+        frame.extend_from_slice(&config(0).mac.octets());
         frame.extend_from_slice(&[0x86, 0xdd, 0x60, 0, 0, 0, 0, 8, 58, 64]);
         frame.extend_from_slice(&[src.octets(), group.octets()].concat());
         frame.extend_from_slice(&[128, 0, 0, 0, 0, 1, 0, 1]);

@@ -38,7 +38,7 @@ fn a_partial_checksum_is_completed(mode: &str) {
     let mut session = Session::attach(&server.socket, &Options::default()).unwrap();
     let own = session.info().ipv4.unwrap().0;
     let mac = session.info().mac;
-    far.run(|| net().add_neighbour("far", own.into(), mac).unwrap()).unwrap();
+    far.run(|| net().add_neighbour("far", own.into(), mac.octets()).unwrap()).unwrap();
     session.open(&Rule::new().udp(5000)).unwrap();
     session.open(&Rule::new().udp(5001).with_offload()).unwrap();
     let socket = far.run(|| UdpSocket::bind("192.0.2.200:4000").unwrap()).unwrap();

@@ -42,7 +42,7 @@ fn priority_tagged_frames_are_seen() {
             for (what, mac, ip) in [
                 ("the kernel", kernel, "192.0.2.1".parse().unwrap()),
                 ("a group", group, "192.0.2.255".parse().unwrap()),
-                ("an application", info.mac, own),
+                ("an application", info.mac.octets(), own),
             ] {
                 let flow = Flow::v4().macs([2, 0, 0, 0, 0, 99], mac).ports(9, PORT);
                 let flow = flow.addresses(std::net::Ipv4Addr::new(192, 0, 2, 200), ip);

@@ -442,7 +442,7 @@ fn endpoints_and_settings_are_as_before() {
 fn sends_within_its_vlan(session: &mut Session, endpoint: Endpoint, kills: u64) {
     let mut packet = vec![0xee; 60];
     packet[..6].fill(0xff);
-    packet[6..12].copy_from_slice(&session.info().mac);
+    packet[6..12].copy_from_slice(&session.info().mac.octets());
     packet[12..14].copy_from_slice(&[0x88, 0xb5]);
     session.send_bytes(endpoint, &packet).unwrap();
     packet.splice(12..12, [0x81, 0, 0, 7]);

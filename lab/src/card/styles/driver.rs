@@ -1,10 +1,10 @@
 //! The process that drives the card.
 
 use towpath_memory::PAGE_BYTES;
+use towpath_packet::MacAddr;
 
 use super::ends::Ends;
 use super::{Order, PACKETS_PER_MESSAGE, Style, messages, moves, rings};
-use crate::card::mac::shown_mac;
 use crate::card::port::Port;
 use crate::child::{Role, tell, wait_for_end};
 
@@ -22,7 +22,7 @@ fn drive(order: &Order) -> anyhow::Result<()> {
     let memory = ends.packets.map_writable()?;
     // A page for each buffer, so that a packet's page can move alone.
     let port = Port::over(&order.address, order.rx_usecs, memory, PAGE_BYTES)?;
-    tell(&shown_mac(port.mac()))?;
+    tell(&MacAddr::new(port.mac()).to_string())?;
     std::thread::spawn(|| {
         let ended = wait_for_end();
         std::process::exit(i32::from(ended.is_err()))

@@ -19,9 +19,9 @@ mod rings;
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
+use towpath_packet::MacAddr;
 
 use super::count::Count;
-use super::mac::parsed_mac;
 use crate::child::Child;
 
 use ends::Ends;
@@ -81,7 +81,7 @@ pub(super) fn application(
         Child::start(&Order { style, name, address, rx_usecs })
     })?;
     let said = driver.read_line()?;
-    let mac = parsed_mac(&said).with_context(|| format!("no address: {said}"))?;
+    let mac: MacAddr = said.parse().with_context(|| format!("no address: {said}"))?;
     let mut round: Round = match style {
         Style::Message | Style::Batched => Box::new(messages::application(ends, count)),
         Style::Rings => Box::new(rings::application(ends, count)?),
@@ -92,5 +92,5 @@ pub(super) fn application(
         let _ = &driver;
         round()
     };
-    Ok((mac, Box::new(round)))
+    Ok((mac.octets(), Box::new(round)))
 }

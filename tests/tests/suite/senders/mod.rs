@@ -76,7 +76,7 @@ impl World {
         };
         let mut session = Session::attach_over(self.server.connect().unwrap(), &options).unwrap();
         let endpoint = session.open(&Rule::new().ethertype(frames::ETHERTYPE)).unwrap();
-        let mac = session.info().mac;
+        let mac = session.info().mac.octets();
         Sender { session, endpoint, mac, next: 0 }
     }
 

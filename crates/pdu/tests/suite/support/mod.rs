@@ -32,8 +32,8 @@ pub(crate) fn frame(fragment: &Fragment, part: &[u8]) -> Vec<u8> {
 pub(crate) fn cut(from: [u8; 6], channel: u32, id: u32, pdu: &[u8], chunk: usize) -> Vec<Vec<u8>> {
     let parts: Vec<&[u8]> = if pdu.is_empty() { vec![pdu] } else { pdu.chunks(chunk).collect() };
     let fragment = |number: usize, part: &[u8]| Fragment {
-        destination: BOB,
-        source: from,
+        destination: BOB.into(),
+        source: from.into(),
         channel,
         id,
         total: pdu.len() as u32,
