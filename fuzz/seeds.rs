@@ -152,8 +152,8 @@ fn pdus() -> Vec<(&'static str, Vec<u8>)> {
     let bytes: Vec<u8> = (0..900_u32).map(|place| (place % 251) as u8).collect();
     let fragment = |id: u32, total: usize, offset: usize, len: usize| {
         let fragment = Fragment {
-            destination: [2, 0, 0, 0, 0, 1],
-            source: [2, 0, 0, 0, 0, 2],
+            destination: [2, 0, 0, 0, 0, 1].into(),
+            source: [2, 0, 0, 0, 0, 2].into(),
             channel: 7,
             id,
             total: total as u32,

@@ -5,8 +5,8 @@ use std::error::Error;
 use std::net::SocketAddr;
 
 use towpath_client::{
-    Access, ApertureKey, Endpoint, Export, Memory, OobAddress, OobKind, PeerState, ReceivedOob,
-    Rule, Session,
+    Access, ApertureKey, Endpoint, Export, Memory, OobAddress, OobKind, PeerState, QueuePair,
+    ReceivedOob, Rule, Session,
 };
 
 const TCP: u8 = 6;
@@ -41,7 +41,7 @@ pub fn accept(
         return Ok(None);
     }
     let endpoint = session.open(&Rule::new().tcp(0).out_of_band())?;
-    session.accept_connection(endpoint, request.from(), b"")?;
+    session.oob().accept_connection(endpoint, request.from(), b"")?;
     while session.peer_state(endpoint) == PeerState::Requested {
         session.wait(None)?;
     }
@@ -65,12 +65,12 @@ pub fn admit(
 ) -> Result<Option<Admitted>, Box<dyn Error>> {
     let Some(endpoint) = accept(session, request)? else { return Ok(None) };
     // With as many as it may have, the example refuses others.
-    let Ok(export) = session.export(endpoint, memory, 0..bytes, access) else {
+    let Ok(export) = session.memories().export(endpoint, memory, 0..bytes, access) else {
         session.close(endpoint)?;
         return Ok(None);
     };
-    session.send_oob(endpoint, request.from(), &export.key().0.to_le_bytes())?;
-    session.flush()?;
+    session.oob().send(endpoint, request.from(), &export.key().0.to_le_bytes())?;
+    session.sender().flush()?;
     Ok(Some(Admitted { endpoint, export }))
 }
 
@@ -86,7 +86,7 @@ pub fn close_gone(
     let is_gone = |one: &mut Admitted| session.peer_state(one.endpoint) != PeerState::Connected;
     let gone: Vec<_> = admitted.extract_if(.., is_gone).collect();
     for Admitted { endpoint, export } in gone {
-        session.revoke(export)?;
+        session.memories().revoke(export)?;
         session.close(endpoint)?;
     }
     Ok(())
@@ -102,7 +102,7 @@ pub fn connect(
     to: OobAddress,
 ) -> Result<(Endpoint, OobAddress), Box<dyn Error>> {
     let endpoint = session.open(&Rule::new().tcp(0).out_of_band())?;
-    session.request_connection(endpoint, to, b"")?;
+    session.oob().request_connection(endpoint, to, b"")?;
     loop {
         // Others may send messages to the endpoint, too. The answer tells the peer's address.
         let message = next(session, endpoint, to)?;
@@ -140,7 +140,7 @@ fn next(
     to: OobAddress,
 ) -> Result<ReceivedOob, Box<dyn Error>> {
     loop {
-        if let Some(message) = session.receive_oob(endpoint)? {
+        if let Some(message) = session.oob().receive(endpoint)? {
             return Ok(message);
         }
         let state = session.peer_state(endpoint);
@@ -148,6 +148,6 @@ fn next(
             return Err(format!("{to}: {state}").into());
         }
         session.wait(None)?;
-        session.receive(0, usize::MAX, |_| {})?;
+        session.receiver().receive(QueuePair::FIRST, usize::MAX, |_| {})?;
     }
 }

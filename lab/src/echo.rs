@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
-use towpath_client::{Endpoint, Meta, Options, Rule, Session, WaitStrategy};
+use towpath_client::{Endpoint, Meta, Options, QueuePair, Rule, Session, WaitStrategy};
 use towpath_testkit::{PacketSocket, pin};
 
 use crate::child::{Role, is_over, tell};
@@ -180,17 +180,17 @@ impl Initiator {
         let start = Instant::now();
         match &mut self.near {
             Near::Session(session, endpoint) if self.small => {
-                session.send_expedited(*endpoint, &self.frame)?;
-                session.flush()?;
+                session.sender().send_expedited(*endpoint, &self.frame)?;
+                session.sender().flush()?;
             }
             Near::Session(session, endpoint) => {
                 let frame = &self.frame;
-                session.send(*endpoint, frame.len(), Meta::FULL, |parts| {
+                session.sender().send(*endpoint, frame.len(), Meta::FULL, |parts| {
                     if let [part] = parts {
                         part.copy_from_slice(frame);
                     }
                 })?;
-                session.flush()?;
+                session.sender().flush()?;
             }
             Near::Socket(socket) => ensure!(socket.send(&self.frame)?, "no room for a frame"),
             Near::Link(link) => link.send(&self.frame)?,
@@ -216,7 +216,7 @@ impl Initiator {
         let mut back = false;
         match &mut self.near {
             Near::Session(session, _) => {
-                session.receive(0, 16, |packet| {
+                session.receiver().receive(QueuePair::FIRST, 16, |packet| {
                     back |= packet.contiguous().is_some_and(is_it);
                 })?;
             }

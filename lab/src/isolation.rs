@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
-use towpath_client::{Options, Rule, SendError, Session};
+use towpath_client::{Options, QueuePair, Rule, SendError, Session};
 use towpath_packet::build::Flow;
 use towpath_testkit::pin;
 
@@ -151,16 +151,18 @@ fn send_to_itself(socket: &Path, cpu: usize, burst: usize) -> anyhow::Result<()>
     let mut told = false;
     while !is_over() {
         for _ in 0..burst {
-            match session.send_bytes(endpoint, &packet) {
+            match session.sender().send_bytes(endpoint, &packet) {
                 Ok(()) => {}
                 Err(SendError::Full) => break,
                 Err(error) => return Err(error.into()),
             }
         }
-        session.flush()?;
+        session.sender().flush()?;
         std::thread::sleep(Duration::from_millis(1));
         let mut sum = 0;
-        let got = session.receive(0, 2 * burst, |packet| sum += packet.len())?;
+        let got = session
+            .receiver()
+            .receive(QueuePair::FIRST, 2 * burst, |packet| sum += packet.len())?;
         std::hint::black_box(sum);
         if got > 0 && !told {
             // Reports that it is ready when its traffic flows.

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use towpath_client::{Endpoint, Options, Rule, SendError, Session, Setting};
+use towpath_client::{Endpoint, Options, QueuePair, Rule, SendError, Session, Setting};
 use towpath_netlink::Veth;
 use towpath_testkit::{Namespace, process_cpu_time};
 
@@ -205,7 +205,7 @@ fn echo(session: &mut Session, endpoint: Endpoint, stop: &AtomicBool) -> anyhow:
         if !session.wait(Some(Duration::from_millis(20)))? {
             continue;
         }
-        session.receive(0, 64, |packet| {
+        session.receiver().receive(QueuePair::FIRST, 64, |packet| {
             let Some(bytes) = packet.contiguous() else { return };
             let mut bytes = bytes.to_vec();
             // IPv4 and UDP: the checksums of the reversed packet are the same.
@@ -215,14 +215,14 @@ fn echo(session: &mut Session, endpoint: Endpoint, stop: &AtomicBool) -> anyhow:
             }
         })?;
         for packet in packets.drain(..) {
-            while let Err(error) = session.send_bytes(endpoint, &packet) {
+            while let Err(error) = session.sender().send_bytes(endpoint, &packet) {
                 ensure!(error == SendError::Full, "{error}");
-                session.flush()?;
-                session.want_room(0)?;
+                session.sender().flush()?;
+                session.sender().want_room(QueuePair::FIRST)?;
                 session.wait(Some(Duration::from_secs(1)))?;
             }
         }
-        session.flush()?;
+        session.sender().flush()?;
     }
     Ok(())
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
-use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session};
+use towpath_client::{Endpoint, Meta, Options, QueuePair, Rule, SendError, Session};
 use towpath_device_testing::loopback;
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Policy, Server, Subnet, Subnets, WaitStrategy as EngineStrategy};
@@ -289,14 +289,15 @@ impl Load {
         for _ in 0..BATCH {
             let (endpoint, headers) = &self.from[self.next];
             let fill = self.sent as u8;
-            let sent = self.sender.send(*endpoint, self.packet_bytes, Meta::FULL, |parts| {
-                if let [part] = parts
-                    && let Some((start, payload)) = part.split_at_mut_checked(HEADER_BYTES)
-                {
-                    start.copy_from_slice(headers);
-                    payload.fill(fill);
-                }
-            });
+            let sent =
+                self.sender.sender().send(*endpoint, self.packet_bytes, Meta::FULL, |parts| {
+                    if let [part] = parts
+                        && let Some((start, payload)) = part.split_at_mut_checked(HEADER_BYTES)
+                    {
+                        start.copy_from_slice(headers);
+                        payload.fill(fill);
+                    }
+                });
             match sent {
                 Ok(()) => {}
                 Err(SendError::Full) => break,
@@ -305,14 +306,14 @@ impl Load {
             self.sent += 1;
             self.next = if self.next + 1 < self.from.len() { self.next + 1 } else { 0 };
         }
-        Ok(self.sender.flush()?)
+        Ok(self.sender.sender().flush()?)
     }
 
     /// A function of its own, so that a tool can count its instructions.
     #[inline(never)]
     fn receive_batch(&mut self) -> anyhow::Result<usize> {
         let mut sum = 0u64;
-        let got = self.receiver.receive(0, BATCH, |packet| {
+        let got = self.receiver.receiver().receive(QueuePair::FIRST, BATCH, |packet| {
             for part in packet.parts() {
                 let (words, rest) = part.as_chunks::<8>();
                 for word in words {

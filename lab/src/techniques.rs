@@ -50,7 +50,7 @@ impl Way {
             match setting.spec().scope {
                 Scope::Device => process.set(setting, value)?,
                 Scope::Endpoint | Scope::OwnEndpoint => {
-                    let of = Some((session.info().session, endpoint.number()));
+                    let of = Some((session.info().session, endpoint.id()));
                     towpath_client::set(process.socket(), of, setting, value)?;
                 }
             }

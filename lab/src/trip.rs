@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use towpath_client::{Endpoint, Meta, Options, Rule, Session, WaitStrategy};
+use towpath_client::{Endpoint, Meta, Options, QueuePair, Rule, Session, WaitStrategy};
 use towpath_packet::build::Flow;
 use towpath_testkit::pin;
 
@@ -97,18 +97,18 @@ impl Application {
     }
 
     pub(crate) fn send(&mut self, packet: &Packet) -> anyhow::Result<()> {
-        self.session.send(self.endpoint, TRIP_BYTES, Meta::FULL, |parts| {
+        self.session.sender().send(self.endpoint, TRIP_BYTES, Meta::FULL, |parts| {
             if let [part] = parts {
                 part.copy_from_slice(packet);
             }
         })?;
-        Ok(self.session.flush()?)
+        Ok(self.session.sender().flush()?)
     }
 
     /// Returns the packet that waits, if any.
     pub(crate) fn receive(&mut self) -> anyhow::Result<Option<Packet>> {
         let mut got = None;
-        self.session.receive(0, 1, |packet| {
+        self.session.receiver().receive(QueuePair::FIRST, 1, |packet| {
             got = packet.contiguous().and_then(<[u8]>::first_chunk).copied();
         })?;
         Ok(got)

@@ -98,13 +98,13 @@ impl Whole {
             }
             ensure!(start.elapsed() < window + PATIENCE, "{seen} of {sent} frames arrived");
             while !over && sent - seen < 128 {
-                match self.session.send_bytes(self.endpoint, &self.frame) {
+                match self.session.sender().send_bytes(self.endpoint, &self.frame) {
                     Ok(()) => sent += 1,
                     Err(SendError::Full) => break,
                     Err(error) => return Err(error.into()),
                 }
             }
-            self.session.flush()?;
+            self.session.sender().flush()?;
             while let Some((_, meta)) = self.far.receive() {
                 ensure!(meta == Meta::FULL, "a frame with a partial checksum");
                 seen += 1;

@@ -2,7 +2,7 @@
 //! the far end of the device. The count covers the whole process, so this program has one test and
 //! no further threads.
 
-use towpath_client::{Endpoint, Meta, Options, Rule, SegmentationKind, Session};
+use towpath_client::{Endpoint, Meta, Options, QueuePair, Rule, SegmentationKind, Session};
 use towpath_device_testing::loopback;
 use towpath_packet::build::{Flow, Tcp};
 use towpath_protocol::store::MemoryStore;
@@ -28,6 +28,7 @@ impl Bench {
     fn send(&mut self, to: [u8; 6], number: u64) {
         let own = self.a.info().mac;
         self.a
+            .sender()
             .send(self.of_a, frames::len(1, number), Meta::FULL, |parts| {
                 frames::write(parts[0], to, own.octets(), 1, number);
             })
@@ -42,14 +43,15 @@ impl Bench {
             self.send(other.octets(), step);
             self.send(frames::ELSEWHERE, step);
         }
-        self.a.flush().expect("lives");
+        self.a.sender().flush().expect("lives");
         for (session, from) in [(&mut self.b, own), (&mut self.a, frames::ELSEWHERE.into())] {
             let to = session.info().mac;
             let mut next = number;
             while next < number + BATCH {
                 self.far.turn().expect("the device is there");
                 session
-                    .receive(0, 64, |packet| {
+                    .receiver()
+                    .receive(QueuePair::FIRST, 64, |packet| {
                         let seen = packet.contiguous().expect("frames are larger");
                         frames::check(seen, to, from, 1, next).expect("the sent frame");
                         next += 1;
@@ -59,6 +61,7 @@ impl Bench {
         }
         let (large, meta) = &self.large;
         self.a
+            .sender()
             .send(self.of_a, large.len(), *meta, |parts| {
                 let mut rest = &large[..];
                 for part in parts {
@@ -68,11 +71,14 @@ impl Bench {
                 }
             })
             .expect("there is room");
-        self.a.flush().expect("lives");
+        self.a.sender().flush().expect("lives");
         let mut payload = 0;
         while payload < 20_000 {
             assert!(self.b.wait(Some(PATIENCE)).expect("lives"), "{payload} bytes came");
-            self.b.receive(0, 64, |packet| payload += packet.len() - 54).expect("lives");
+            self.b
+                .receiver()
+                .receive(QueuePair::FIRST, 64, |packet| payload += packet.len() - 54)
+                .expect("lives");
         }
         assert_eq!(payload, 20_000);
     }

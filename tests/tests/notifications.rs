@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use towpath_client::{Endpoint, Options, Rule, Session, Setting};
+use towpath_client::{Endpoint, Options, QueuePair, Rule, Session, Setting};
 use towpath_device::Meta;
 use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device_testing::loopback;
@@ -40,8 +40,9 @@ fn world_of(other_us: u64, provided: Option<u32>) -> World {
     let options = Options { queue_pairs: 2, receive_slots: SLOTS, provided, ..Options::default() };
     let mut session = Session::attach_over(server.connect().unwrap(), &options).unwrap();
     let [one, other] = [(0, LONG_US), (1, other_us)].map(|(queue_pair, us)| {
-        let rule =
-            Rule::new().ethertype(frames::ETHERTYPE + queue_pair).queue_pair(queue_pair.into());
+        let rule = Rule::new()
+            .ethertype(frames::ETHERTYPE + queue_pair)
+            .queue_pair(QueuePair::new(queue_pair.into()));
         let endpoint = session.open(&rule).unwrap();
         session.set(endpoint, Setting::RxFrames, 100).unwrap();
         session.set(endpoint, Setting::RxUsecs, us).unwrap();
@@ -87,7 +88,9 @@ impl World {
     fn takes_all(&mut self) {
         assert!(self.session.poll().unwrap());
         for queue_pair in 0..2 {
-            while self.session.receive(queue_pair, 64, |_| {}).unwrap() > 0 {}
+            while self.session.receiver().receive(QueuePair::new(queue_pair), 64, |_| {}).unwrap()
+                > 0
+            {}
         }
         while self.session.poll().unwrap() {}
     }
@@ -127,9 +130,10 @@ fn a_deferred_notification_of_several_queue_pairs_counts_once() {
     world.sleeps();
     // Sent together, and taken in one poll iteration.
     for endpoint in [world.one, world.other] {
-        near.send_bytes(from, &world.frame(near.info().mac.octets(), endpoint)).unwrap();
+        let frame = world.frame(near.info().mac.octets(), endpoint);
+        near.sender().send_bytes(from, &frame).unwrap();
     }
-    near.flush().unwrap();
+    near.sender().flush().unwrap();
     world.was_notified();
     eventually("it is counted", || world.counter("notifications_merged") > 0);
     assert_eq!(world.counter("notifications_merged"), 1);

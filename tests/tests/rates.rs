@@ -7,7 +7,7 @@ mod senders;
 
 use std::time::{Duration, Instant};
 
-use towpath_client::Setting;
+use towpath_client::{QueuePair, Setting};
 use towpath_server::WaitStrategy as EngineStrategy;
 use towpath_tests::eventually;
 
@@ -27,7 +27,7 @@ fn a_rate_holds_for_every_queue_and_flag() {
             sender.send_more(60);
             sender.small(60);
         });
-        sender.session.flush().unwrap();
+        sender.session.sender().flush().unwrap();
         while world.receive().is_some() {
             came += 1;
         }
@@ -41,13 +41,15 @@ fn a_rate_holds_for_every_queue_and_flag() {
     sender.set(Setting::MaxMessageBytes, 0);
     eventually("all is sent, and the rate has caught up", || {
         while world.receive().is_some() {}
-        sender.session.unsent(0).unwrap() + sender.session.unsent(1).unwrap() == 0
+        sender.session.sender().unsent(QueuePair::FIRST).unwrap()
+            + sender.session.sender().unsent(QueuePair::new(1)).unwrap()
+            == 0
     });
     let (start, mut came) = (Instant::now(), 0u32);
     while start.elapsed() < Duration::from_millis(1000) {
         sender.send_more(60);
         sender.small(60);
-        sender.session.flush().unwrap();
+        sender.session.sender().flush().unwrap();
         while world.receive().is_some() {
             came += 1;
         }

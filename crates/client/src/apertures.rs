@@ -13,22 +13,39 @@ use crate::options::Endpoint;
 use crate::session::Session;
 use crate::tripwire_table::{ImportedTripwire, Tripwire};
 
+/// The part of a session that asks the server for memory, apertures and tripwires
+/// ([`Session::memories`]).
+///
+/// Each call waits for the server's answer. If the server was killed, the call goes on once another
+/// server has resumed the session, so this part borrows all of the session.
+#[derive(Debug)]
+pub struct Memories<'a> {
+    session: &'a mut Session,
+}
+
 impl Session {
+    /// Returns the part that asks the server for memory, apertures and tripwires.
+    pub fn memories(&mut self) -> Memories<'_> {
+        Memories { session: self }
+    }
+}
+
+impl Memories<'_> {
     /// Creates memory of at least `bytes` bytes, up to 1 GiB, of which the session can export
     /// ranges. The server allocates it, and its bytes count against the policy's `session-bytes`
     /// and `bytes-per-user`.
     ///
     /// # Errors
     /// [`OpenError`].
-    pub fn create_memory(&mut self, bytes: usize, sharing: Sharing) -> Result<Memory, OpenError> {
+    pub fn create(&mut self, bytes: usize, sharing: Sharing) -> Result<Memory, OpenError> {
         let create = message::CreateMemory {
             bytes: bytes as u64,
             sharing: sharing as u32,
-            sequence: self.next_sequence(),
+            sequence: self.session.next_sequence(),
         };
         let (created, file) = self.ask_created(&Message::CreateMemory(create))?;
         let file = file.ok_or_else(wrong_answer)?;
-        let guard = self.guard().clone();
+        let guard = self.session.status.guard().clone();
         match map_common(file, true) {
             Ok(common) => Ok(Memory { number: created.number, common, sharing, guard }),
             Err(error) => {
@@ -42,7 +59,7 @@ impl Session {
     /// Exports a range of a memory to the peer of an endpoint, with these rights, for as long as
     /// their connection lasts. The peer needs the key, which an out-of-band message can tell it.
     /// Also after the connection has ended, the aperture counts as one of the session's, and keeps
-    /// its range, until [`Session::revoke`]. For [`Aperture::load`] and `store`, the range begins
+    /// its range, until [`Memories::revoke`]. For [`Aperture::load`] and `store`, the range begins
     /// at a multiple of 8.
     ///
     /// If the memory's sharing is not [`Sharing::Requests`], the peer **maps all of the memory**,
@@ -65,7 +82,7 @@ impl Session {
             endpoint: endpoint.number,
             memory: memory.number,
             access: access as u32,
-            sequence: self.next_sequence(),
+            sequence: self.session.next_sequence(),
         };
         let (created, _) = self.ask_created(&Message::Export(export))?;
         Ok(Export { number: created.number, key: ApertureKey(created.key) })
@@ -90,15 +107,17 @@ impl Session {
     /// [`OpenError`]: there is no such aperture for this endpoint, it is imported already, or a limit is
     /// reached.
     pub fn import(&mut self, endpoint: Endpoint, key: ApertureKey) -> Result<Aperture, OpenError> {
-        self.check()?;
+        self.session.status.check()?;
         let import = message::Import {
             endpoint: endpoint.number,
             key: key.0,
-            sequence: self.next_sequence(),
+            sequence: self.session.next_sequence(),
             reserved: 0,
         };
-        let (answer, descriptors) = self.ask_with(&Message::Import(import))?;
-        let Message::Imported(imported) = answer else { return Err(self.over().into()) };
+        let (answer, descriptors) = self.session.ask_with(&Message::Import(import))?;
+        let Message::Imported(imported) = answer else {
+            return Err(self.session.status.over().into());
+        };
         let aperture = self.adopt_aperture(key, &imported, descriptors.into_iter().next());
         if aperture.is_err() {
             // This session does not use it.
@@ -121,7 +140,7 @@ impl Session {
             return Err(wrong_answer());
         };
         let number = imported.number as usize;
-        let apertures = self.apertures.as_mut().filter(|one| number < one.states.len());
+        let apertures = self.session.apertures.as_mut().filter(|one| number < one.states.len());
         let apertures = apertures.ok_or_else(wrong_answer)?;
         let mut mapped = None;
         if sharing.is_mapped() {
@@ -151,7 +170,9 @@ impl Session {
     /// # Errors
     /// [`OpenError`].
     pub fn release_aperture(&mut self, aperture: Aperture) -> Result<(), OpenError> {
-        if let Some(apertures) = self.apertures.as_mut().filter(|_| aperture.mapped.is_some()) {
+        if let Some(apertures) =
+            self.session.apertures.as_mut().filter(|_| aperture.mapped.is_some())
+        {
             apertures.unmap((aperture.memory, aperture.access.writes()));
         }
         self.ask_release(message::RELEASE_APERTURE, aperture.number)
@@ -162,12 +183,12 @@ impl Session {
     ///
     /// # Errors
     /// [`OpenError`]; then the memory is as before.
-    pub fn release_memory(&mut self, memory: &Memory) -> Result<(), OpenError> {
+    pub fn release(&mut self, memory: &Memory) -> Result<(), OpenError> {
         self.ask_release(message::RELEASE_MEMORY, memory.number)
     }
 
     /// Sets a tripwire on a range of a memory of this session. It tells of these kinds of access,
-    /// once it is armed ([`Session::arm_tripwire`]). It may overlap at most 8 others.
+    /// once it is armed ([`Tripwires::arm`](crate::Tripwires::arm)). It may overlap at most 8 others.
     ///
     /// # Errors
     /// [`OpenError`]: the range is empty or not inside, 8 others overlap it, or the session has as many as
@@ -183,7 +204,7 @@ impl Session {
             len: range.end.saturating_sub(range.start) as u64,
             memory: memory.number,
             access: access as u32,
-            sequence: self.next_sequence(),
+            sequence: self.session.next_sequence(),
             reserved: 0,
         };
         let (created, _) = self.ask_created(&Message::SetTripwire(set))?;
@@ -192,7 +213,7 @@ impl Session {
 
     /// Imports a tripwire of an aperture's owner that lies in the aperture, by its number
     /// ([`Tripwire::number`]), so that this application can fire it after it has accessed the
-    /// memory ([`Session::trip`]). The owner tells the number, in an out-of-band message for
+    /// memory ([`Tripwires::trip`](crate::Tripwires::trip)). The owner tells the number, in an out-of-band message for
     /// instance. Both sessions need [`Options::tripwires`](crate::Options::tripwires).
     ///
     /// # Errors
@@ -206,11 +227,11 @@ impl Session {
         let import = message::ImportTripwire {
             aperture: aperture.number,
             tripwire: number,
-            sequence: self.next_sequence(),
+            sequence: self.session.next_sequence(),
             reserved: 0,
         };
         let (created, armed) = self.ask_created(&Message::ImportTripwire(import))?;
-        let table = self.apertures.as_mut().and_then(|one| one.tripwires.as_mut());
+        let table = self.session.apertures.as_mut().and_then(|one| one.tripwires.as_mut());
         let table = table.ok_or_else(wrong_answer)?;
         if let Err(error) = table.import(created.number, created.key, number, armed) {
             // This session does not use it.
@@ -241,7 +262,8 @@ impl Session {
 
     fn forget_tripwire(&mut self, number: u32) -> Result<(), OpenError> {
         self.ask_release(message::RELEASE_TRIPWIRE, number)?;
-        if let Some(table) = self.apertures.as_mut().and_then(|one| one.tripwires.as_mut()) {
+        if let Some(table) = self.session.apertures.as_mut().and_then(|one| one.tripwires.as_mut())
+        {
             table.forget(number);
         }
         Ok(())
@@ -252,17 +274,17 @@ impl Session {
         &mut self,
         message: &Message,
     ) -> Result<(message::Created, Option<OwnedFd>), OpenError> {
-        self.check()?;
-        match self.ask_with(message)? {
+        self.session.status.check()?;
+        match self.session.ask_with(message)? {
             (Message::Created(created), descriptors) => {
                 Ok((created, descriptors.into_iter().next()))
             }
-            _ => Err(self.over().into()),
+            _ => Err(self.session.status.over().into()),
         }
     }
 
     fn ask_release(&mut self, kind: u32, number: u32) -> Result<(), OpenError> {
-        self.check()?;
-        self.ask_with(&Message::Release(message::Release { kind, number })).map(|_| ())
+        self.session.status.check()?;
+        self.session.ask_with(&Message::Release(message::Release { kind, number })).map(|_| ())
     }
 }

@@ -124,7 +124,7 @@ fn check(options: &Options) -> Result<SessionShape, AttachError> {
     let shape = options.shape().map_err(|error| refused(error.to_string()))?;
     options.wait_strategy.check().map_err(|wrong| refused(wrong.to_string()))?;
     if let Some(small) = options.expedited_queue_pair
-        && small >= options.queue_pairs
+        && small.number() >= options.queue_pairs
     {
         let pairs = options.queue_pairs;
         return Err(refused(format!(

@@ -4,17 +4,20 @@
 //! | module | holds |
 //! |---|---|
 //! | `channel` | sending, receiving and waiting |
+//! | `error` | why a channel was not opened, or moved nothing |
 //! | `offer` | how a channel begins |
 //! | `own_part` | what a side has of its own in the server's tables |
 //! | `stream` | a channel as a stream of bytes |
 //! | `waiting` | waiting for the news of a channel |
 
 mod channel;
+mod error;
 mod offer;
 mod own_part;
 mod stream;
 mod waiting;
 
 pub use channel::{Channel, ReceivedMessage, ReservedMessage};
+pub use error::{ChannelError, OpenChannelError};
 pub use offer::ChannelOffer;
 pub use stream::ChannelStream;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use towpath_protocol::counters;
 use towpath_protocol::message::{self, Message};
+use towpath_protocol::oob::{OobAddress, PeerState};
 use towpath_protocol::settings::Setting;
 
 use crate::clock;
@@ -21,14 +22,30 @@ impl Session {
     /// for an endpoint of another session whose number this session cannot have.
     #[must_use]
     pub fn counters(&self, endpoint: Endpoint) -> EndpointCounters {
-        if !self.is_parents() {
+        if !self.status.is_parents() {
             return EndpointCounters::new(no_counters());
         }
-        let mut lanes = self.lanes.iter().map(|lane| lane.counters(endpoint.number));
+        let mut lanes = self.status.lanes().iter().map(|lane| lane.counters(endpoint.number));
         let mut all = lanes.next().unwrap_or_else(no_counters);
         lanes.for_each(|lane| counters::add_lane(&mut all, &lane));
-        self.add_oob_counters(endpoint, &mut all);
+        if let Some(oob) = &self.oob {
+            all.extend(oob.counters(endpoint.number));
+        }
         EndpointCounters::new(all)
+    }
+
+    /// Returns what an endpoint's peer does: one load of a word that the server writes. So before
+    /// it sends, an application can tell whether the peer has closed or died.
+    #[inline]
+    #[must_use]
+    pub fn peer_state(&self, endpoint: Endpoint) -> PeerState {
+        let oob = self.oob.as_ref().filter(|_| self.status.is_parents());
+        oob.map_or(PeerState::None, |oob| oob.peer_state(endpoint.number))
+    }
+
+    /// Returns the address with which the application last connected an endpoint.
+    pub(crate) fn connected_with(&self, endpoint: Endpoint) -> Option<OobAddress> {
+        self.oob.as_ref()?.queues.get(endpoint.number as usize)?.connected_with
     }
 
     /// Opens an endpoint.
@@ -36,7 +53,7 @@ impl Session {
     /// # Errors
     /// [`OpenError`].
     pub fn open(&mut self, rule: &Rule) -> Result<Endpoint, OpenError> {
-        self.check()?;
+        self.status.check()?;
         let open = message::Open { sequence: self.next_sequence(), ..rule.to_message() };
         match self.ask(&Message::Open(open))? {
             Message::Opened(opened) => {
@@ -46,7 +63,7 @@ impl Session {
                     port: opened.port as u16,
                     oob: rule.is_out_of_band(),
                 };
-                self.begin_oob(endpoint);
+                self.begin_messages(endpoint);
                 Ok(endpoint)
             }
             _ => Err(Lost::ServerGone.into()),
@@ -64,9 +81,20 @@ impl Session {
     /// # Errors
     /// [`OpenError`].
     pub fn close(&mut self, endpoint: Endpoint) -> Result<(), OpenError> {
-        self.check()?;
+        self.status.check()?;
         self.ask(&Message::Close(message::Close { endpoint: endpoint.number }))?;
-        Ok(self.discard_oob(endpoint)?)
+        let discarded = self.oob.as_mut().map_or(Ok(()), |oob| oob.discard(endpoint.number));
+        Ok(discarded.map_err(|violation| self.status.wrong(violation))?)
+    }
+
+    /// Begins with the messages and requests of an endpoint that the server opened.
+    fn begin_messages(&mut self, endpoint: Endpoint) {
+        if let Some(oob) = self.oob.as_mut().filter(|_| endpoint.oob) {
+            oob.begin(endpoint.number);
+        }
+        if let Some(apertures) = &mut self.apertures {
+            apertures.requests.begin(endpoint.number);
+        }
     }
 
     /// Changes a setting of one of this session's endpoints. An application may change the settings
@@ -80,7 +108,7 @@ impl Session {
         setting: Setting,
         value: u64,
     ) -> Result<(), OpenError> {
-        self.check()?;
+        self.status.check()?;
         self.ask(&Message::Set(message::Set {
             setting: setting as u32,
             session: self.info().session,
@@ -126,10 +154,8 @@ impl Session {
         match answer {
             Answer::Message(message, descriptors) => Ok((message, descriptors)),
             Answer::Refused(refusal, text) => Err(OpenError::Refused { refusal, text }),
-            Answer::HungUp | Answer::Wrong(_) => Err(self.over().into()),
-            Answer::Missing(after) => {
-                Err((*self.lost.get_or_insert(Lost::NoAnswer { after })).into())
-            }
+            Answer::HungUp | Answer::Wrong(_) => Err(self.status.over().into()),
+            Answer::Missing(after) => Err(self.status.end(Lost::NoAnswer { after }).into()),
         }
     }
 }

@@ -8,47 +8,102 @@ use towpath_queue::events;
 
 use crate::error::Lost;
 use crate::hold::Taken;
-use crate::session::Session;
+use crate::send::Sender;
+use crate::status::Status;
+use crate::transmit::Transmit;
 
-impl Session {
+impl Sender<'_> {
     /// Publishes all queued packets to the server, and notifies the server if it sleeps. The caller
     /// calls this once per batch.
     ///
     /// # Errors
     /// [`Lost`].
     pub fn flush(&mut self) -> Result<(), Lost> {
-        self.check()?;
+        self.transmit.flush(self.status)
+    }
+
+    /// Flushes as [`Sender::flush`] does, and sends a deferred notification at once, also to a
+    /// timer-driven server. For the last packet of a burst.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub fn flush_now(&mut self) -> Result<(), Lost> {
+        self.transmit.hold.hurry();
+        self.transmit.flush(self.status)?;
+        self.transmit.notify_deferred();
+        Ok(())
+    }
+
+    /// Defers notifications to the server until `packets` are queued, `delay` has passed, a queue
+    /// is half full, or the application calls [`Sender::flush_now`], whichever is first. The
+    /// client does not hold back the packets themselves: a server that is awake finds them at once.
+    /// The exception is a session that had nothing to send for so long that the engine parked it
+    /// (docs/signalling.md): its first packet waits for the notification.
+    ///
+    /// No thread watches the time. The next wait, poll, or flush of packets after the delay sends
+    /// the notification, and so do [`Session::wait`](crate::Session::wait) and
+    /// [`Session::arm`](crate::Session::arm) before each sleep. A
+    /// program that computes meanwhile calls `flush_now` first. With one packet or no delay, the
+    /// client notifies at once, as it does by default. (Hennrich calls this producer IPC saving.)
+    pub fn defer_notifications(&mut self, packets: u32, delay: Duration) {
+        if !self.status.is_parents() {
+            return;
+        }
+        self.transmit.hold.defer(packets, delay);
+        self.transmit.notify_deferred();
+    }
+
+    /// Sets whether the client notifies the server when half of a queue is in flight, even if the
+    /// client defers notifications or the server is timer-driven; on by default. If off, also a
+    /// full queue waits for its delay or tick.
+    pub fn set_early_notification(&mut self, on: bool) {
+        self.transmit.hold.set_early(on);
+    }
+
+    /// Sets whether the client suppresses notifications to a server that is awake, timer-driven or
+    /// already notified; on by default. If off, the client notifies the server for each batch, to
+    /// measure the effect of suppression. The device's setting `notification_suppression` does the
+    /// same in the other direction.
+    pub fn set_notification_suppression(&mut self, on: bool) {
+        self.transmit.hold.set_suppression(on);
+    }
+}
+
+impl Transmit {
+    /// Publishes all queued packets.
+    pub(crate) fn flush(&mut self, status: &Status) -> Result<(), Lost> {
+        status.check()?;
         if self.dirty.is_empty() {
             return Ok(());
         }
-        if self.hung_up {
+        if status.hung_up() {
             // The next server learns of all packets when it resumes the session.
             for queue_pair in self.dirty.drain(..) {
-                let pair = &mut self.queue_pairs[queue_pair as usize];
-                pair.transmit.publish();
+                let pair = &mut self.pairs[queue_pair as usize];
+                pair.queue.publish();
                 pair.dirty = false;
             }
             return Ok(());
         }
         let mut outcome = Ok(());
         for queue_pair in &self.dirty {
-            let transmit = &mut self.queue_pairs[*queue_pair as usize].transmit;
+            let transmit = &mut self.pairs[*queue_pair as usize].queue;
             transmit.publish();
             let half = transmit.capacity() / 2;
-            if transmit.in_flight() < half || !self.doorbell_hold.is_early() {
+            if transmit.in_flight() < half || !self.hold.is_early() {
                 continue;
             }
             // The check above used the completions that the client had seen; this reclaims more.
-            let free = &mut self.transmit_free;
+            let free = &mut self.free;
             outcome = outcome.and(transmit.reclaim(|buffer| free.release(buffer)).map(|_| ()));
             // The queue is soon full, so the server should poll now, whatever its wait strategy.
             if transmit.in_flight() >= half {
-                self.doorbell_hold.note_half();
+                self.hold.note_half();
             }
         }
         let fenced = events::fence();
         for queue_pair in &self.dirty {
-            let pair = &mut self.queue_pairs[*queue_pair as usize];
+            let pair = &mut self.pairs[*queue_pair as usize];
             pair.dirty = false;
             let lane = &mut self.lanes[pair.lane];
             lane.unnotified = true;
@@ -56,7 +111,7 @@ impl Session {
         }
         self.dirty.clear();
         if let Err(violation) = outcome {
-            return Err(self.wrong(violation));
+            return Err(status.wrong(violation));
         }
         self.statistics.batches += 1;
         let mut new = false;
@@ -67,55 +122,10 @@ impl Session {
         Ok(())
     }
 
-    /// Flushes as [`Session::flush`] does, and sends a deferred notification at once, also to a
-    /// timer-driven server. For the last packet of a burst.
-    ///
-    /// # Errors
-    /// [`Lost`].
-    pub fn flush_now(&mut self) -> Result<(), Lost> {
-        self.doorbell_hold.hurry();
-        self.flush()?;
-        self.notify_deferred();
-        Ok(())
-    }
-
-    /// Defers notifications to the server until `packets` are queued, `delay` has passed, a queue
-    /// is half full, or the application calls [`Session::flush_now`], whichever is first. The
-    /// client does not hold back the packets themselves: a server that is awake finds them at once.
-    /// The exception is a session that had nothing to send for so long that the engine parked it
-    /// (docs/signalling.md): its first packet waits for the notification.
-    ///
-    /// No thread watches the time. The next wait, poll, or flush of packets after the delay sends
-    /// the notification, and so do [`Session::wait`] and [`Session::arm`] before each sleep. A
-    /// program that computes meanwhile calls `flush_now` first. With one packet or no delay, the
-    /// client notifies at once, as it does by default. (Hennrich calls this producer IPC saving.)
-    pub fn defer_notifications(&mut self, packets: u32, delay: Duration) {
-        if !self.is_parents() {
-            return;
-        }
-        self.doorbell_hold.defer(packets, delay);
-        self.notify_deferred();
-    }
-
-    /// Sets whether the client notifies the server when half of a queue is in flight, even if the
-    /// client defers notifications or the server is timer-driven; on by default. If off, also a
-    /// full queue waits for its delay or tick.
-    pub fn set_early_notification(&mut self, on: bool) {
-        self.doorbell_hold.set_early(on);
-    }
-
-    /// Sets whether the client suppresses notifications to a server that is awake, timer-driven or
-    /// already notified; on by default. If off, the client notifies the server for each batch, to
-    /// measure the effect of suppression. The device's setting `notification_suppression` does the
-    /// same in the other direction.
-    pub fn set_notification_suppression(&mut self, on: bool) {
-        self.doorbell_hold.set_suppression(on);
-    }
-
     /// Notifies the server of published packets, now or later. `new`: no event for them was
     /// pending.
     pub(crate) fn notify_for(&mut self, new: bool) {
-        match self.doorbell_hold.is_time(new, self.statistics.sent) {
+        match self.hold.is_time(new, self.statistics.sent) {
             None => {}
             Some(true) => self.notify(),
             Some(false) => self.statistics.notifications_deferred += 1,
@@ -124,21 +134,21 @@ impl Session {
 
     /// Sends a deferred notification if its delay has passed.
     pub(crate) fn notify_if_due(&mut self) {
-        if self.doorbell_hold.is_due() {
+        if self.hold.is_due() {
             self.notify();
         }
     }
 
     /// Sends a deferred notification.
     pub(crate) fn notify_deferred(&mut self) {
-        if self.doorbell_hold.is_pending() {
+        if self.hold.is_pending() {
             self.notify();
         }
     }
 
     /// Wakes the server if it sleeps, or has parked this session.
     fn notify(&mut self) {
-        let Taken { urgent, half, saves } = self.doorbell_hold.take(self.statistics.sent);
+        let Taken { urgent, half, saves } = self.hold.take(self.statistics.sent);
         let fenced = doorbell::fence();
         for lane in self.lanes.iter_mut().filter(|lane| lane.unnotified) {
             lane.unnotified = false;

@@ -20,12 +20,12 @@ use towpath_queue::receive::{ReceiveConsumer, application_side};
 use towpath_queue::transmit::TransmitProducer;
 use towpath_queue::{OwnWords, PeerWords};
 
-use crate::oob_queues::Oob;
+use crate::oob_queues::OobQueues;
 
 /// The parts that only the first lane has.
 pub(crate) struct FirstLaneParts {
     /// The queues of out-of-band messages.
-    pub(crate) oob: Option<Box<Oob>>,
+    pub(crate) oob: Option<Box<OobQueues>>,
     /// The states of apertures.
     pub(crate) apertures: PeerWords,
     /// Which tripwires fired.
@@ -34,21 +34,17 @@ pub(crate) struct FirstLaneParts {
     pub(crate) requests: PeerWords,
 }
 
-pub(crate) struct QueuePair {
-    pub(crate) transmit: TransmitProducer,
-    pub(crate) receive: ReceiveConsumer,
+/// The transmit queue of a queue pair.
+pub(crate) struct TransmitPair {
+    pub(crate) queue: TransmitProducer,
     /// The queue pair's lane.
     pub(crate) lane: usize,
     /// The queue pair's number in its lane, by which the application knows it.
     pub(crate) number: u32,
-    /// The first of the lane's receive buffers in the pool. Descriptors count from it.
-    pub(crate) first_buffer: u32,
-    /// `true` if the queue pair is in `ready`.
-    pub(crate) ready: bool,
-    /// `true` if the queue pair is in `dirty`.
+    /// `true` if the queue has packets that are not published.
     pub(crate) dirty: bool,
-    /// `true` if the queue pair has the room that the application requested: news even when no
-    /// packet waits.
+    /// `true` if the queue has the room that the application requested: news even when no packet
+    /// waits.
     pub(crate) room: bool,
     /// `true` if a wait has ended because of `room`.
     pub(crate) room_told: bool,
@@ -56,79 +52,108 @@ pub(crate) struct QueuePair {
     pub(crate) wants: bool,
 }
 
-/// A lane's part of a session, but for its queue pairs.
-pub(crate) struct Lane {
+/// The receive queue of a queue pair.
+pub(crate) struct ReceivePair {
+    pub(crate) queue: ReceiveConsumer,
+    /// The queue pair's lane.
+    pub(crate) lane: usize,
+    /// The first of the lane's receive buffers in the pool. Descriptors count from it.
+    pub(crate) first_buffer: u32,
+}
+
+/// What sending needs of a lane.
+pub(crate) struct TransmitLane {
     pub(crate) wake: OwnedFd,
-    pub(crate) events: Acknowledger,
     pub(crate) marker: Marker,
-    pub(crate) sleeper: Sleeper,
     /// Reads whether the engine sleeps.
     pub(crate) server_sleep_flag: PeerSleepFlag,
     /// Reads whether the engine has parked this session: awake or not, the engine polls the session
     /// only after a notification.
     pub(crate) parked_flag: PeerSleepFlag,
-    /// The free receive buffers, numbered from the lane's first one.
-    pub(crate) receive_free: FreeBuffers,
     /// `true` if the client has published packets since it last notified the engine.
     pub(crate) unnotified: bool,
+}
+
+/// What waiting needs of a lane.
+pub(crate) struct EventLane {
+    pub(crate) events: Acknowledger,
+    pub(crate) sleeper: Sleeper,
+}
+
+/// The words that a lane's engine writes about the session and its endpoints.
+pub(crate) struct LaneWords {
     header: PeerWords,
     counters: PeerWords,
 }
 
-/// Makes the lanes of a session, and their queue pairs: first all of the first lane, and so on; and
-/// what only the first lane has.
+/// The lanes of a session, by the parts of the session that use them. The queue pairs are in the
+/// same order everywhere: first all of the first lane, and so on.
+#[derive(Default)]
+pub(crate) struct Lanes {
+    pub(crate) transmit: Vec<TransmitLane>,
+    pub(crate) transmit_pairs: Vec<TransmitPair>,
+    /// The free receive buffers of each lane, numbered from the lane's first one.
+    pub(crate) receive_free: Vec<FreeBuffers>,
+    pub(crate) receive_pairs: Vec<ReceivePair>,
+    pub(crate) events: Vec<EventLane>,
+    pub(crate) words: Vec<LaneWords>,
+    /// What only the first lane has.
+    pub(crate) first: Option<FirstLaneParts>,
+}
+
+/// Makes the lanes of a session.
 pub(crate) fn lanes(
     shape: &SessionShape,
     wakes: Vec<OwnedFd>,
     mut own: OwnWords,
     server: &PeerWords,
     state: &PeerWords,
-) -> (Vec<Lane>, Vec<QueuePair>, Option<FirstLaneParts>) {
-    let (mut lanes, mut queue_pairs, mut first) = (Vec::new(), Vec::new(), None);
+) -> Lanes {
+    let mut lanes = Lanes::default();
     let words = shape.server_words();
-    for (number, wake) in wakes.into_iter().enumerate() {
-        let pages: ServerPages<PeerWords> = shape.server_peer(&server.part(number * words, words));
+    for (lane, wake) in wakes.into_iter().enumerate() {
+        let pages: ServerPages<PeerWords> = shape.server_peer(&server.part(lane * words, words));
         let own = shape.application_own(own.split_off_front(shape.application_words()));
-        for (index, (own, peer)) in (0..).zip(own.queue_pairs.into_iter().zip(&pages.queue_pairs)) {
+        for (number, (own, peer)) in (0..).zip(own.queue_pairs.into_iter().zip(&pages.queue_pairs))
+        {
             let (transmit, receive) =
                 application_side(&shape.queues, shape.receive_pool, own, peer);
-            queue_pairs.push(QueuePair {
-                transmit,
-                receive,
-                lane: number,
-                number: index,
-                first_buffer: number as u32 * shape.receive_pool.buffers(),
-                ready: false,
-                dirty: false,
-                room: false,
-                room_told: false,
-                wants: false,
-            });
+            lanes.transmit_pairs.push(TransmitPair::new(transmit, lane, number));
+            let first_buffer = lane as u32 * shape.receive_pool.buffers();
+            lanes.receive_pairs.push(ReceivePair { queue: receive, lane, first_buffer });
         }
-        if number == 0 {
-            let oob = Oob::new(shape, own.oob, &pages.oob, &pages.requests);
+        if lane == 0 {
+            let oob = OobQueues::new(shape, own.oob, &pages.oob, &pages.requests);
             let (apertures, fired, requests) = (pages.apertures, pages.fired, pages.requests);
-            first = Some(FirstLaneParts { oob, apertures, fired, requests });
+            lanes.first = Some(FirstLaneParts { oob, apertures, fired, requests });
         }
-        let flag = state.part(number * STATE_WORDS + STATE_SLEEP_WORD, 1);
-        lanes.push(Lane {
+        let flag = state.part(lane * STATE_WORDS + STATE_SLEEP_WORD, 1);
+        lanes.transmit.push(TransmitLane {
             wake,
+            marker: Marker::new(shape.events_to_server(), own.events, &pages.acknowledgements),
+            server_sleep_flag: PeerSleepFlag::new(flag),
+            parked_flag: PeerSleepFlag::new(pages.header.part(PARKED_WORD, 1)),
+            unnotified: false,
+        });
+        lanes.events.push(EventLane {
             events: Acknowledger::new(
                 shape.events_to_application(),
                 own.acknowledgements,
                 &pages.events,
             ),
-            marker: Marker::new(shape.events_to_server(), own.events, &pages.acknowledgements),
             sleeper: Sleeper::new(own.header),
-            server_sleep_flag: PeerSleepFlag::new(flag),
-            parked_flag: PeerSleepFlag::new(pages.header.part(PARKED_WORD, 1)),
-            receive_free: FreeBuffers::new(0, shape.receive_pool.buffers()),
-            unnotified: false,
-            header: pages.header,
-            counters: pages.counters,
         });
+        lanes.receive_free.push(FreeBuffers::new(0, shape.receive_pool.buffers()));
+        lanes.words.push(LaneWords { header: pages.header, counters: pages.counters });
     }
-    (lanes, queue_pairs, first)
+    lanes
+}
+
+impl TransmitPair {
+    fn new(queue: TransmitProducer, lane: usize, number: u32) -> TransmitPair {
+        let (dirty, room, room_told, wants) = (false, false, false, false);
+        TransmitPair { queue, lane, number, dirty, room, room_told, wants }
+    }
 }
 
 /// Returns the lane of a packet of which these are the first bytes.
@@ -138,7 +163,7 @@ pub(crate) fn lane_of(packet: &[u8], lanes: usize) -> usize {
     ((u64::from(flow_hash(beginning)) * lanes as u64) >> 32) as usize
 }
 
-impl Lane {
+impl LaneWords {
     /// Returns the reason why the lane's engine closed the session, as the engine wrote it.
     pub(crate) fn closed(&self) -> u32 {
         self.header.observe(CLOSED_WORD) as u32

@@ -7,12 +7,13 @@ use towpath_queue::PeerWords;
 use crate::error::AccessError;
 
 /// Memory that this session created, of which it exports ranges
-/// ([`crate::Session::create_memory`]).
+/// ([`crate::Memories::create`]).
 ///
 /// Others may write it at any time, by the rights of the apertures. So there are no references into
 /// it: every access copies. The memory stays mapped while this value lives, also after the
-/// session's end. Dropping the value releases nothing: see [`crate::Session::release_memory`]. In a
-/// child made by `fork`, each access fails with [`AccessError::Forked`].
+/// session's end. Dropping the value unmaps it here, and releases nothing at the server: a release is a
+/// question to the server over the session, which this value does not hold, and which may fail. See
+/// [`crate::Memories::release`]. In a child made by `fork`, each access fails with [`AccessError::Forked`].
 #[derive(Debug)]
 pub struct Memory {
     pub(crate) number: u32,
@@ -26,7 +27,10 @@ pub struct Memory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ApertureKey(pub u32);
 
-/// An aperture that this session exports ([`crate::Session::export`]).
+/// An aperture that this session exports ([`crate::Memories::export`]).
+///
+/// It is a number and a key, without a reference to the session. So dropping it revokes nothing: the
+/// aperture stays exported until [`crate::Memories::revoke`], or until the session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Export {
     pub(crate) number: u32,
@@ -128,12 +132,12 @@ impl Memory {
     }
 }
 
-/// An aperture of another session's memory that this session imported ([`crate::Session::import`]).
+/// An aperture of another session's memory that this session imported ([`crate::Memories::import`]).
 ///
 /// Each access first looks whether the aperture still exists: one load of a word that the server
 /// writes. The owner can revoke the aperture at any time. Its memory stays mapped while this value
 /// lives, and an access under way when the owner revokes it still takes place. Dropping the value
-/// releases nothing: see [`crate::Session::release_aperture`].
+/// releases nothing at the server, as with [`Memory`]: see [`crate::Memories::release_aperture`].
 #[derive(Debug)]
 pub struct Aperture {
     pub(crate) number: u32,

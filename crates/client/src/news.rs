@@ -16,7 +16,7 @@ pub trait NewsSource {
     fn has_news(&mut self, session: &mut Session) -> Result<bool, Lost>;
 
     /// Arranges that later news ends the session's sleep, for instance by a tripwire
-    /// ([`Session::arm_tripwire`]). Then the session looks once more whether there is news.
+    /// ([`Tripwires::arm`](crate::Tripwires::arm)). Then the session looks once more whether there is news.
     ///
     /// # Errors
     /// [`Lost`].
@@ -66,7 +66,7 @@ impl<S: NewsSource> Awaited for SourceNews<'_, S> {
         if session.waiter.is_time_to_poll() {
             session.sleep(Some(Duration::ZERO))?;
         }
-        if session.hung_up && session.start_resuming() {
+        if session.status.hung_up() && session.start_resuming() {
             session.resume(None)?;
         }
         if self.0.has_news(session)? {

@@ -2,23 +2,54 @@
 //! endpoints.
 
 use towpath_protocol::oob::{Kind, OobAddress, OobMessage, PeerState};
-use towpath_queue::descriptor::{Descriptor, MESSAGE_BYTES, OUT_OF_BAND};
+use towpath_queue::descriptor::{MESSAGE_BYTES, OUT_OF_BAND};
 use zerocopy::IntoBytes;
 
+use crate::aperture_table::Apertures;
 use crate::error::{Lost, SendError};
-use crate::oob_queues::{Queue, ReceivedOob};
+use crate::ids::EndpointId;
+use crate::oob_queues::{OobQueues, Queue, ReceivedOob};
 use crate::options::Endpoint;
-use crate::session::Session;
+use crate::status::Status;
+use crate::transmit::Transmit;
 
-impl Session {
+/// The part of a session for out-of-band messages and connections
+/// ([`Session::oob`](crate::Session::oob)), in a session with
+/// [`Options::oob_slots`](crate::Options::oob_slots).
+///
+/// Messages leave with the next [`Sender::flush`](crate::Sender::flush) or
+/// [`Session::wait`](crate::Session::wait)(crate::Session::wait).
+pub struct Oob<'a> {
+    transmit: &'a mut Transmit,
+    status: &'a Status,
+    queues: Option<&'a mut OobQueues>,
+    apertures: Option<&'a mut Apertures>,
+}
+
+impl std::fmt::Debug for Oob<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Oob").finish_non_exhaustive()
+    }
+}
+
+impl<'a> Oob<'a> {
+    pub(crate) fn new(
+        transmit: &'a mut Transmit,
+        status: &'a Status,
+        queues: Option<&'a mut OobQueues>,
+        apertures: Option<&'a mut Apertures>,
+    ) -> Oob<'a> {
+        Oob { transmit, status, queues, apertures }
+    }
+
     /// Queues an out-of-band message of at most 64 bytes to an endpoint's address. The next
-    /// [`Session::flush`], or [`Session::wait`], sends it. The engine serves it in its turn, as a
+    /// [`Sender::flush`](crate::Sender::flush), or [`Session::wait`](crate::Session::wait), sends it. The engine serves it in its turn, as a
     /// packet. docs/messages.md lists the reasons for which the engine drops a message; each has a
-    /// counter on one of the two endpoints ([`Session::counters`]).
+    /// counter on one of the two endpoints ([`Session::counters`](crate::Session::counters)).
     ///
     /// # Errors
     /// [`SendError`]; then nothing was queued.
-    pub fn send_oob(
+    pub fn send(
         &mut self,
         endpoint: Endpoint,
         to: OobAddress,
@@ -28,8 +59,8 @@ impl Session {
     }
 
     /// Queues a request for a connection with the endpoint at an address, with at most 56 bytes of
-    /// payload. It has no time limit: [`Session::disconnect`] takes it back.
-    /// [`Session::peer_state`] tells of the answer: [`PeerState::Connected`], or
+    /// payload. It has no time limit: [`Oob::disconnect`] takes it back.
+    /// [`Session::peer_state`](crate::Session::peer_state) tells of the answer: [`PeerState::Connected`], or
     /// [`PeerState::Refused`] with the reason.
     ///
     /// # Errors
@@ -45,7 +76,7 @@ impl Session {
 
     /// Queues the acceptance of a request from an address. `endpoint` becomes the other end of the
     /// connection: one of this session, without a peer, such as one opened for this purpose.
-    /// [`Session::peer_state`] tells whether the requester is still there.
+    /// [`Session::peer_state`](crate::Session::peer_state) tells whether the requester is still there.
     ///
     /// # Errors
     /// [`SendError`]; then nothing was queued.
@@ -84,24 +115,15 @@ impl Session {
         Ok(())
     }
 
-    /// Returns what an endpoint's peer does: one load of a word that the server writes. So before
-    /// it sends, an application can tell whether the peer has closed or died.
-    #[inline]
-    #[must_use]
-    pub fn peer_state(&self, endpoint: Endpoint) -> PeerState {
-        let queue = self.oob.as_ref().and_then(|oob| oob.queues.get(endpoint.number as usize));
-        let queue = queue.filter(|_| self.is_parents());
-        queue.map_or(PeerState::None, Queue::state)
-    }
-
     /// Takes the oldest out-of-band message of an endpoint; `None` if none waits. A message that is
     /// not taken stays, and keeps its room in the queue.
     ///
     /// # Errors
     /// [`Lost`].
-    pub fn receive_oob(&mut self, endpoint: Endpoint) -> Result<Option<ReceivedOob>, Lost> {
-        self.check()?;
-        let queue = self.oob.as_mut().and_then(|oob| oob.queues.get_mut(endpoint.number as usize));
+    pub fn receive(&mut self, endpoint: Endpoint) -> Result<Option<ReceivedOob>, Lost> {
+        self.status.check()?;
+        let queues = self.queues.as_mut().map(|all| &mut all.queues);
+        let queue = queues.and_then(|queues| queues.get_mut(endpoint.number as usize));
         let Some(queue) = queue else { return Ok(None) };
         let message = match queue.consumer.take() {
             Ok(Some(words)) => ReceivedOob::new(OobMessage::from_words(words)).map(Some),
@@ -109,52 +131,24 @@ impl Session {
             Err(violation) => Err(violation),
         };
         match message {
-            Ok(None) if self.hung_up && !self.start_resuming() => Err(self.over()),
+            Ok(None) => self.status.check_more_comes().map(|()| None),
             Ok(message) => Ok(message),
-            Err(violation) => Err(self.wrong(violation)),
+            Err(violation) => Err(self.status.wrong(violation)),
         }
     }
 
-    /// Returns the number of an endpoint that has out-of-band messages, which is the same until the
-    /// application has taken them; or a new [`Session::peer_state`], or a request that is complete
-    /// or failed ([`Session::request_state`]), which are reported once. Only [`Session::wait`] and
-    /// [`Session::poll`] take events.
+    /// Returns an endpoint that has out-of-band messages, which is the same until the
+    /// application has taken them; or a new [`Session::peer_state`](crate::Session::peer_state), or a request that is complete
+    /// or failed ([`Requests::state`](crate::Requests::state)), which are reported once. Only
+    /// [`Session::wait`](crate::Session::wait) and [`Session::poll`](crate::Session::poll) take events.
     ///
     /// # Errors
     /// [`Lost`].
-    pub fn ready_oob(&mut self) -> Result<Option<u32>, Lost> {
-        self.check()?;
-        let first = self.oob.as_mut().map_or(Ok(None), |oob| oob.first_ready(false));
-        first.map_err(|violation| self.wrong(violation))
-    }
-
-    /// Returns `true` if out-of-band messages or states are news for a wait.
-    pub(crate) fn has_oob_news(&mut self) -> Result<bool, Lost> {
-        let first = self.oob.as_mut().map_or(Ok(None), |oob| oob.first_ready(true));
-        first.map(|first| first.is_some()).map_err(|violation| self.wrong(violation))
-    }
-
-    /// Begins with an endpoint that the server opened.
-    pub(crate) fn begin_oob(&mut self, endpoint: Endpoint) {
-        if let Some(oob) = self.oob.as_mut().filter(|_| endpoint.oob) {
-            oob.begin(endpoint.number);
-        }
-        if let Some(apertures) = &mut self.apertures {
-            apertures.requests.begin(endpoint.number);
-        }
-    }
-
-    /// Discards the messages of an endpoint that the server closed.
-    pub(crate) fn discard_oob(&mut self, endpoint: Endpoint) -> Result<(), Lost> {
-        let outcome = self.oob.as_mut().map_or(Ok(()), |oob| oob.discard(endpoint.number));
-        outcome.map_err(|violation| self.wrong(violation))
-    }
-
-    /// Adds the counters of an endpoint's out-of-band messages, if the session has any.
-    pub(crate) fn add_oob_counters(&self, endpoint: Endpoint, all: &mut Vec<(&'static str, u64)>) {
-        if let Some(oob) = &self.oob {
-            all.extend(oob.counters(endpoint.number));
-        }
+    pub fn ready(&mut self) -> Result<Option<EndpointId>, Lost> {
+        self.status.check()?;
+        let first = self.queues.as_mut().map_or(Ok(None), |queues| queues.first_ready(false));
+        let first = first.map_err(|violation| self.status.wrong(violation))?;
+        Ok(first.map(EndpointId::new))
     }
 
     /// Queues a message that is to connect an endpoint, which has no peer and waits for none.
@@ -165,7 +159,9 @@ impl Session {
         to: OobAddress,
         payload: &[u8],
     ) -> Result<(), SendError> {
-        if matches!(self.peer_state(endpoint), PeerState::Requested | PeerState::Connected) {
+        let queues = self.queues.as_deref().filter(|_| self.status.is_parents());
+        let state = queues.map_or(PeerState::None, |queues| queues.peer_state(endpoint.number));
+        if matches!(state, PeerState::Requested | PeerState::Connected) {
             return Err(SendError::HasPeer);
         }
         self.put_oob(endpoint, kind, to, payload)?;
@@ -178,15 +174,10 @@ impl Session {
         Ok(())
     }
 
-    /// Returns the address with which the application last connected an endpoint.
-    pub(crate) fn connected_with(&self, endpoint: Endpoint) -> Option<OobAddress> {
-        self.oob.as_ref()?.queues.get(endpoint.number as usize)?.connected_with
-    }
-
     /// Records what an endpoint's peer state is until the server changes it. Returns the endpoint's
     /// queue.
     fn expect(&mut self, endpoint: Endpoint, state: PeerState) -> Option<&mut Queue> {
-        let queue = self.oob.as_mut()?.queues.get_mut(endpoint.number as usize)?;
+        let queue = self.queues.as_mut()?.queues.get_mut(endpoint.number as usize)?;
         queue.asked = Some((queue.consumer.state(), state));
         Some(queue)
     }
@@ -198,29 +189,20 @@ impl Session {
         to: OobAddress,
         payload: &[u8],
     ) -> Result<(), SendError> {
-        self.check()?;
-        if !endpoint.oob || self.oob.is_none() {
+        self.status.check()?;
+        if !endpoint.oob || self.queues.is_none() {
             return Err(SendError::NotOutOfBand);
         }
-        self.update_revoked();
-        if self.is_revoked(endpoint) {
+        self.status.update_revoked();
+        if self.status.is_revoked(endpoint) {
             return Err(SendError::Revoked);
         }
         let (len, max) = (payload.len(), kind.most_bytes());
         let message = OobMessage::new(kind, to, payload).ok_or(SendError::Payload { len, max })?;
-        let unit = self.unit(endpoint.queue_pair, 0)?;
-        let len = MESSAGE_BYTES as usize;
-        if !self.has_room_in(endpoint.queue_pair, len) {
-            return Err(SendError::Full);
-        }
-        let Some(buffer) = self.transmit_free.take() else { return Err(SendError::Full) };
-        let descriptor = self.transmit_pool.write_one(buffer, len, endpoint.number, |parts| {
-            if let [part] = parts {
-                part.copy_from_slice(message.as_bytes());
-            }
-        });
-        let pushed = self.push(unit, &[Descriptor { flags: OUT_OF_BAND, ..descriptor }]);
-        debug_assert!(pushed, "there was room");
-        Ok(())
+        let sizes = (MESSAGE_BYTES as usize, OUT_OF_BAND);
+        let has_room = self.transmit.push_message(self.status, endpoint, sizes, |part| {
+            part.copy_from_slice(message.as_bytes());
+        })?;
+        if has_room { Ok(()) } else { Err(SendError::Full) }
     }
 }

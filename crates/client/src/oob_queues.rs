@@ -12,10 +12,10 @@ use towpath_queue::{OwnWords, PeerWords, Violation};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OobKind {
-    /// A message ([`crate::Session::send_oob`]).
+    /// A message ([`crate::Oob::send`]).
     Message,
-    /// A request for a connection ([`crate::Session::request_connection`]): answer it with
-    /// [`crate::Session::accept_connection`] or [`crate::Session::reject_connection`].
+    /// A request for a connection ([`crate::Oob::request_connection`]): answer it with
+    /// [`crate::Oob::accept_connection`] or [`crate::Oob::reject_connection`].
     Request,
     /// A peer accepted this endpoint's request.
     Accept,
@@ -107,7 +107,7 @@ pub(crate) struct Queue {
     pub(crate) asked: Option<(u64, PeerState)>,
     /// The address with which the application last connected the endpoint.
     pub(crate) connected_with: Option<OobAddress>,
-    /// `true` if the endpoint is in [`Oob::ready`].
+    /// `true` if the endpoint is in [`OobQueues::ready`].
     ready: bool,
     /// The news because of which a wait ended last.
     waited: News,
@@ -121,20 +121,20 @@ struct News {
 }
 
 /// The queues of all endpoints.
-pub(crate) struct Oob {
+pub(crate) struct OobQueues {
     pub(crate) queues: Vec<Queue>,
     /// Endpoints with news.
     ready: VecDeque<u32>,
 }
 
-impl Oob {
+impl OobQueues {
     /// Makes the client's side of the queues; `None` if the session has none.
     pub(crate) fn new(
         shape: &SessionShape,
         own: Vec<OwnWords>,
         peer: &[PeerWords],
         requests: &PeerWords,
-    ) -> Option<Box<Oob>> {
+    ) -> Option<Box<OobQueues>> {
         let oob = shape.oob()?;
         let has_requests = !requests.is_empty();
         let of = |number: usize| requests.part(number * REQUEST_WORDS, REQUEST_WORDS);
@@ -148,7 +148,7 @@ impl Oob {
             waited: News::default(),
         });
         let ready = VecDeque::with_capacity(shape.endpoints as usize);
-        Some(Box::new(Oob { queues: queues.collect(), ready }))
+        Some(Box::new(OobQueues { queues: queues.collect(), ready }))
     }
 
     /// Returns the number of queues.
@@ -197,6 +197,12 @@ impl Oob {
         Ok(None)
     }
 
+    /// Returns what an endpoint's peer does, as far as the client knows.
+    #[inline]
+    pub(crate) fn peer_state(&self, endpoint: u32) -> PeerState {
+        self.queues.get(endpoint as usize).map_or(PeerState::None, Queue::state)
+    }
+
     /// Discards what is left of an endpoint that is closed.
     pub(crate) fn discard(&mut self, endpoint: u32) -> Result<(), Violation> {
         let Some(queue) = self.queues.get_mut(endpoint as usize) else { return Ok(()) };
@@ -228,7 +234,7 @@ impl Queue {
 
     /// Returns what the peer does, as far as the client knows.
     #[inline]
-    pub(crate) fn state(&self) -> PeerState {
+    fn state(&self) -> PeerState {
         let word = self.consumer.state();
         match self.asked {
             Some((before, expected)) if before == word => expected,

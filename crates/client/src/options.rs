@@ -8,6 +8,8 @@ use towpath_packet::MacAddr;
 use towpath_protocol::layout::{SessionShape, ShapeError};
 use towpath_protocol::message::{self, Attached};
 
+use crate::ids::{EndpointId, QueuePair};
+
 /// The options of a session, whose memory is about
 /// `queue_pairs * (transmit_slots * transmit_buffer_bytes + receive_slots * receive_buffer_bytes)`.
 #[derive(Clone, Debug)]
@@ -55,9 +57,9 @@ pub struct Options {
     /// The strategy of [`crate::Session::wait`].
     pub wait_strategy: WaitStrategy,
     /// The queue pair for the expedited packets of all endpoints
-    /// ([`crate::Session::send_expedited`]), and for no others; below `queue_pairs`. `None`: each
+    /// ([`crate::Sender::send_expedited`]), and for no others; below `queue_pairs`. `None`: each
     /// endpoint's own.
-    pub expedited_queue_pair: Option<u32>,
+    pub expedited_queue_pair: Option<QueuePair>,
     /// How long the client waits for the server when it attaches, and for each later request of the
     /// session (open, close, set); 10 s by default. A request that gets no answer in time ends the
     /// session with [`crate::Lost::NoAnswer`]. A deadline beyond the clock's range never expires.
@@ -244,21 +246,26 @@ pub struct Info {
     pub epoch: u64,
 }
 
-/// An endpoint of a session.
+/// An endpoint of a session ([`Session::open`](crate::Session::open)).
+///
+/// It is a copy of what the server said of the endpoint, and holds no reference to the session. So
+/// dropping it closes nothing: the endpoint stays open until
+/// [`Session::close`](crate::Session::close), or until the session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoint {
     pub(crate) number: u32,
-    pub(crate) queue_pair: u32,
+    pub(crate) queue_pair: QueuePair,
     pub(crate) port: u16,
     /// `true` if the endpoint takes and sends out-of-band messages.
     pub(crate) oob: bool,
 }
 
 impl Endpoint {
-    /// Returns the endpoint's number in the session, as received packets name it.
+    /// Returns the endpoint's number in the session.
+    #[inline]
     #[must_use]
-    pub fn number(&self) -> u32 {
-        self.number
+    pub fn id(&self) -> EndpointId {
+        EndpointId::new(self.number)
     }
 
     /// Returns the endpoint's local port, if its rule has one; else 0. It is the server's choice if
@@ -269,8 +276,9 @@ impl Endpoint {
     }
 
     /// Returns the endpoint's queue pair.
+    #[inline]
     #[must_use]
-    pub fn queue_pair(&self) -> u32 {
+    pub fn queue_pair(&self) -> QueuePair {
         self.queue_pair
     }
 }

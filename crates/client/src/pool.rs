@@ -13,15 +13,17 @@
 //! Until the application pushes a transmit buffer, only the application writes it. The server has
 //! the transmit pool mapped for reading, and reads only buffers that are in a queue.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use towpath_memory::{Mapping, Region};
+use towpath_memory::{ForkGuard, Mapping, Region};
 use towpath_packet::Meta;
 use towpath_queue::PoolShape;
 use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES, MAX_CHAIN, META, OUTGOING};
 
+use crate::ids::EndpointId;
+
 /// A received packet, read in place. The session provides its buffers again after the callback of
-/// [`crate::Session::receive`] returns.
+/// [`crate::Receiver::receive`] returns.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a> {
     pool: &'a ReceivePool,
@@ -67,10 +69,10 @@ impl<'a> Received<'a> {
         self.len
     }
 
-    /// Returns the number of the endpoint to which the server delivered the packet.
+    /// Returns the endpoint to which the server delivered the packet.
     #[must_use]
-    pub fn endpoint(&self) -> u32 {
-        self.descriptors[0].endpoint
+    pub fn endpoint(&self) -> EndpointId {
+        EndpointId::new(self.descriptors[0].endpoint)
     }
 
     /// `true` if the server captured the packet as it was sent (capturing endpoints only).
@@ -182,6 +184,18 @@ impl TransmitPool {
         fits.then(|| TransmitPool { memory, shape })
     }
 
+    /// Returns the pool as the buffers that the application reserves know it.
+    pub(crate) fn lent(&self, guard: ForkGuard) -> Arc<LentBuffers> {
+        Arc::new(LentBuffers {
+            memory: Arc::clone(self.memory.mapping()),
+            offset: self.memory.offset(),
+            shape: self.shape,
+            guard,
+            returned: Mutex::default(),
+        })
+    }
+
+    #[inline]
     pub(crate) fn data_bytes(&self) -> usize {
         self.shape.data_bytes() as usize
     }
@@ -270,5 +284,77 @@ impl TransmitPool {
             }
         }
         (descriptors, buffers.len())
+    }
+}
+
+/// The transmit pool, for the buffers that the application has reserved. Each of them belongs to one
+/// [`LentBuffer`], which may be on another thread than the session, and may live longer.
+#[derive(Debug)]
+pub(crate) struct LentBuffers {
+    memory: Arc<Mapping>,
+    /// The pool's offset in the mapping.
+    offset: usize,
+    shape: PoolShape,
+    guard: ForkGuard,
+    /// Buffers that were dropped without being sent.
+    returned: Mutex<Vec<u32>>,
+}
+
+impl LentBuffers {
+    /// Passes the buffers that were dropped to `free`.
+    pub(crate) fn take_returned(&self, free: impl FnMut(u32)) {
+        // A thread that panicked inside has pushed or not pushed its buffer.
+        let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
+        returned.drain(..).for_each(free);
+    }
+}
+
+/// A transmit buffer that the application has reserved. Dropping it returns it to its session.
+#[derive(Debug)]
+pub(crate) struct LentBuffer {
+    number: u32,
+    /// `None` once the buffer is in a queue.
+    pool: Option<Arc<LentBuffers>>,
+}
+
+impl LentBuffer {
+    /// Lends a buffer. The caller took it from the free list of the pool, so nothing else uses it.
+    pub(crate) fn new(number: u32, pool: &Arc<LentBuffers>) -> LentBuffer {
+        LentBuffer { number, pool: Some(Arc::clone(pool)) }
+    }
+
+    /// Returns the number; `None` if the buffer is of another pool.
+    pub(crate) fn number_in(&self, pool: &Arc<LentBuffers>) -> Option<u32> {
+        let is_of_pool = self.pool.as_ref().is_some_and(|own| Arc::ptr_eq(own, pool));
+        is_of_pool.then_some(self.number)
+    }
+
+    /// Ends the loan, when the buffer is in a queue. The session gets it back from there.
+    pub(crate) fn into_queue(mut self) {
+        self.pool = None;
+    }
+
+    /// Returns the buffer's data bytes; `None` in a child made by `fork`, which lacks the memory.
+    #[inline]
+    pub(crate) fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        let pool = self.pool.as_ref().filter(|pool| pool.guard.is_parent())?;
+        let len = pool.shape.data_bytes() as usize;
+        let start = pool.shape.buffer_offset(self.number) + HEADROOM_BYTES as usize;
+        let bytes = pool.memory.range(pool.offset + start, len)?;
+        // SAFETY: the range is inside of the pool, which is mapped for writing as long as `memory`
+        // lives. Only this process writes the pool, the server reads only buffers that are in a
+        // queue, and the buffer is neither free nor in a queue: this value alone stands for it, and
+        // `&mut self` is the only access.
+        Some(unsafe { std::slice::from_raw_parts_mut(bytes.as_ptr(), len) })
+    }
+}
+
+impl Drop for LentBuffer {
+    fn drop(&mut self) {
+        // Another thread may have held the lock when this process was forked.
+        if let Some(pool) = self.pool.as_ref().filter(|pool| pool.guard.is_parent()) {
+            let returned = pool.returned.lock();
+            returned.unwrap_or_else(PoisonError::into_inner).push(self.number);
+        }
     }
 }

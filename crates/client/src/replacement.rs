@@ -26,7 +26,7 @@ impl Session {
     /// while !session.is_revoked(endpoint) {
     ///     session.wait(None)?;
     ///     // Packets still arrive here until the new process takes over.
-    ///     session.receive(0, 32, |packet| println!("{} bytes", packet.len()))?;
+    ///     session.receiver().receive(endpoint.queue_pair(), 32, |packet| println!("{} bytes", packet.len()))?;
     /// }
     /// # Ok(())
     /// # }
@@ -35,7 +35,7 @@ impl Session {
     /// # Errors
     /// [`OpenError::Refused`] if the session shares the host's addresses, or has a hardware queue.
     pub fn hand_over(&mut self) -> Result<(), OpenError> {
-        self.check()?;
+        self.status.check()?;
         self.ask_with(&Message::HandOver).map(|_| ())
     }
 }

@@ -9,6 +9,7 @@ use towpath_protocol::settings::Setting;
 
 use crate::control::{ANSWER_TIMEOUT, Answer, Deadline, ask, connect};
 use crate::error::AttachError;
+use crate::ids::EndpointId;
 
 /// Returns the default path of a device's server socket. For root it is `/run/towpath/DEVICE.sock`,
 /// for other users `$XDG_RUNTIME_DIR/towpath/DEVICE.sock`, or where the variable is not set or
@@ -86,7 +87,7 @@ fn append(report: &mut serde_json::Value, mut page: serde_json::Value) {
     all.append(more);
 }
 
-/// Changes a setting of the device, or of an endpoint, given by its session and its number there.
+/// Changes a setting of the device, or of an endpoint, given by its session's number and its own.
 /// For root and the server's user, over the server's administration socket
 /// ([`administration_socket`](crate::administration_socket)); an application changes its own endpoints' settings by
 /// [`crate::Session::set`].
@@ -95,7 +96,7 @@ fn append(report: &mut serde_json::Value, mut page: serde_json::Value) {
 /// As attaching; then the old value stays in force.
 pub fn set(
     path: impl AsRef<Path>,
-    endpoint: Option<(u32, u32)>,
+    endpoint: Option<(u32, EndpointId)>,
     setting: Setting,
     value: u64,
 ) -> Result<(), AttachError> {
@@ -110,12 +111,12 @@ pub fn set(
 /// As attaching; then the old value stays in force.
 pub fn set_over(
     socket: OwnedFd,
-    endpoint: Option<(u32, u32)>,
+    endpoint: Option<(u32, EndpointId)>,
     setting: Setting,
     value: u64,
 ) -> Result<(), AttachError> {
     let channel = Channel::new(socket);
-    let (session, endpoint) = endpoint.unwrap_or((0, 0));
+    let (session, endpoint) = endpoint.map_or((0, 0), |(session, id)| (session, id.number()));
     let set = Set { setting: setting as u32, session, endpoint, reserved: 0, value };
     expect(&channel, &Message::Set(set)).map(|_| ())
 }

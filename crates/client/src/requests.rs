@@ -4,16 +4,17 @@
 use std::ops::Range;
 
 use towpath_protocol::requests::{self, LocalRange, MAX_LOCAL_RANGES, RequestFault, RequestKind};
-use towpath_queue::descriptor::{Descriptor, MESSAGE_BYTES, REQUEST, TOGETHER};
+use towpath_queue::descriptor::{MESSAGE_BYTES, REQUEST, TOGETHER};
 use zerocopy::IntoBytes;
 
-use crate::error::RequestError;
+use crate::error::{QueuePairError, RequestError};
 use crate::memory::{ApertureKey, Memory};
 use crate::options::Endpoint;
-use crate::request_table::{RequestId, RequestState};
-use crate::session::Session;
+use crate::request_table::{RequestId, RequestState, RequestTable};
+use crate::status::Status;
+use crate::transmit::Transmit;
 
-/// A request, for [`Session::request`].
+/// A request, for [`Requests::queue`].
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
     kind: RequestKind,
@@ -48,7 +49,7 @@ impl Request {
     }
 
     /// Returns a request that puts a message of at most 64 bytes into the queue of the endpoint at
-    /// the other end, which it takes as an out-of-band message. Unlike [`Session::send_oob`], this
+    /// the other end, which it takes as an out-of-band message. Unlike [`Oob::send`](crate::Oob::send), this
     /// waits for room there.
     #[must_use]
     pub fn send(payload: &[u8]) -> Request {
@@ -112,49 +113,65 @@ impl Request {
     }
 }
 
-impl Session {
-    /// Queues a request of a connected endpoint. The next [`Session::flush`], or [`Session::wait`],
-    /// sends it; the server carries out the requests of an endpoint in their order. A wait ends
-    /// when one is complete or failed, and [`Session::ready_oob`] then returns the endpoint.
-    /// docs/apertures.md says what may be relied on.
+/// The part of a session for requests of its connected endpoints
+/// ([`Session::requests`](crate::Session::requests)).
+pub struct Requests<'a> {
+    transmit: &'a mut Transmit,
+    status: &'a Status,
+    table: Option<&'a mut RequestTable>,
+}
+
+impl std::fmt::Debug for Requests<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Requests").finish_non_exhaustive()
+    }
+}
+
+impl<'a> Requests<'a> {
+    pub(crate) fn new(
+        transmit: &'a mut Transmit,
+        status: &'a Status,
+        table: Option<&'a mut RequestTable>,
+    ) -> Requests<'a> {
+        Requests { transmit, status, table }
+    }
+
+    /// Queues a request of a connected endpoint. The next [`Sender::flush`](crate::Sender::flush), or
+    /// [`Session::wait`](crate::Session::wait), sends it; the server carries out the requests of an
+    /// endpoint in their order. A wait ends when one is complete or failed, and
+    /// [`Oob::ready`](crate::Oob::ready) then returns the endpoint. docs/apertures.md says what may be
+    /// relied on.
     ///
     /// # Errors
     /// [`RequestError`]; then nothing was queued.
-    pub fn request(
+    pub fn queue(
         &mut self,
         endpoint: Endpoint,
         request: &Request,
     ) -> Result<RequestId, RequestError> {
-        self.check()?;
+        self.status.check()?;
         let number = endpoint.number;
-        let table = self.apertures.as_ref().map(|one| &one.requests).filter(|_| endpoint.oob);
-        let table = table.ok_or(RequestError::NotPossible)?;
-        let one = table.endpoints.get(number as usize).ok_or(RequestError::NotPossible)?;
+        let table =
+            self.table.as_mut().filter(|_| endpoint.oob).ok_or(RequestError::NotPossible)?;
+        let one = table.endpoints.get_mut(number as usize).ok_or(RequestError::NotPossible)?;
         let sequence = one.last.wrapping_add(1);
         let message = request.to_message(sequence)?;
-        self.update_revoked();
-        if self.is_revoked(endpoint) {
+        self.status.update_revoked();
+        if self.status.is_revoked(endpoint) {
             return Err(RequestError::Revoked);
         }
-        let unit = self.unit(endpoint.queue_pair, 0).map_err(|_| RequestError::NotPossible)?;
-        let len = MESSAGE_BYTES as usize;
-        if !self.has_room_in(endpoint.queue_pair, len) {
-            return Err(RequestError::Full);
-        }
-        let Some(buffer) = self.transmit_free.take() else { return Err(RequestError::Full) };
-        let descriptor = self.transmit_pool.write_one(buffer, len, number, |parts| {
-            if let [part] = parts {
-                part.copy_from_slice(&message.to_bytes());
-            }
-        });
         let flags = REQUEST | if request.together { TOGETHER } else { 0 };
-        let pushed = self.push(unit, &[Descriptor { flags, ..descriptor }]);
-        debug_assert!(pushed, "there was room");
-        if let Some(apertures) = &mut self.apertures
-            && let Some(one) = apertures.requests.endpoints.get_mut(number as usize)
-        {
-            one.last = sequence;
+        let sizes = (MESSAGE_BYTES as usize, flags);
+        let pushed = self.transmit.push_message(self.status, endpoint, sizes, |part| {
+            part.copy_from_slice(&message.to_bytes());
+        });
+        match pushed {
+            Ok(true) => {}
+            Ok(false) => return Err(RequestError::Full),
+            Err(QueuePairError::Lost(lost)) => return Err(lost.into()),
+            Err(QueuePairError::NoQueuePair { .. }) => return Err(RequestError::NotPossible),
         }
+        one.last = sequence;
         Ok(RequestId { endpoint: number, sequence })
     }
 
@@ -164,9 +181,9 @@ impl Session {
     /// have no meaning.
     #[inline]
     #[must_use]
-    pub fn request_state(&self, id: RequestId) -> RequestState {
-        match &self.apertures {
-            Some(apertures) if self.is_parents() => apertures.requests.state(id),
+    pub fn state(&self, id: RequestId) -> RequestState {
+        match &self.table {
+            Some(table) if self.status.is_parents() => table.state(id),
             _ => RequestState::Failed(RequestFault::Closed),
         }
     }

@@ -5,110 +5,124 @@ use towpath_queue::descriptor::{Descriptor, HEADROOM_BYTES};
 
 use crate::error::{Lost, SendError};
 use crate::options::Endpoint;
-use crate::session::Session;
+use crate::pool::LentBuffer;
+use crate::send::Sender;
 
-/// A transmit buffer that the application took and has not sent yet ([`Session::reserve`]). It
-/// belongs to the session that returned it. Another session does not know it, or takes it for a
-/// reserved buffer of its own with the same number. If the application drops it without
-/// [`Session::release`], the session has one buffer less.
-#[derive(Debug, PartialEq, Eq, Hash)]
-#[must_use = "a buffer that is neither sent nor released is lost to its session"]
-pub struct TransmitBuffer(u32);
+/// A transmit buffer that the application has reserved and not sent yet ([`Sender::reserve`]).
+/// Dropping it returns it to its session. It may move to another thread, and may live longer than its
+/// session.
+#[derive(Debug)]
+#[must_use = "a buffer that is dropped is returned unsent"]
+pub struct TransmitBuffer {
+    buffer: LentBuffer,
+}
 
-impl Session {
-    /// Returns how many transmit buffers are free, as last reclaimed; [`Session::unsent`] reclaims.
+/// The reason why the client did not queue a reserved buffer, with the buffer, which stays reserved.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct UnsentBuffer {
+    /// The reason.
+    #[source]
+    pub error: SendError,
+    /// The buffer, with its bytes.
+    pub buffer: TransmitBuffer,
+}
+
+impl From<UnsentBuffer> for SendError {
+    /// Returns the reason, and drops the buffer.
+    fn from(unsent: UnsentBuffer) -> SendError {
+        unsent.error
+    }
+}
+
+impl TransmitBuffer {
+    /// Returns the buffer's data bytes, in place: as many as
+    /// [`Session::transmit_buffer_bytes`](crate::Session::transmit_buffer_bytes) says. They hold the bytes
+    /// that this session wrote there last.
+    ///
+    /// # Errors
+    /// [`Lost::Forked`] in a child made by `fork`.
+    #[inline]
+    pub fn bytes_mut(&mut self) -> Result<&mut [u8], Lost> {
+        self.buffer.bytes_mut().ok_or(Lost::Forked)
+    }
+
+    /// Queues the packet in the first `len` bytes of the buffer, its checksums full, on an endpoint.
+    /// The next [`Sender::flush`] sends the packet. The sender is of the session that reserved the
+    /// buffer.
+    ///
+    /// # Errors
+    /// [`UnsentBuffer`]; then nothing was queued.
+    pub fn send(
+        self,
+        sender: &mut Sender<'_>,
+        endpoint: Endpoint,
+        len: usize,
+    ) -> Result<(), UnsentBuffer> {
+        match sender.queue_reserved(&self.buffer, endpoint, len) {
+            Ok(()) => {
+                self.buffer.into_queue();
+                Ok(())
+            }
+            Err(error) => Err(UnsentBuffer { error, buffer: self }),
+        }
+    }
+}
+
+impl Sender<'_> {
+    /// Takes a free transmit buffer, which the application writes and sends when it chooses; `None` if
+    /// the client knows of none. [`Sender::unsent`] reclaims buffers. A child made by `fork` has none.
+    pub fn reserve(&mut self) -> Option<TransmitBuffer> {
+        if !self.status.is_parents() {
+            return None;
+        }
+        if self.transmit.free.is_empty() {
+            self.transmit.reclaim_lent();
+        }
+        let buffer = self.transmit.free.take()?;
+        Some(TransmitBuffer { buffer: LentBuffer::new(buffer, &self.transmit.lent) })
+    }
+
+    /// Returns how many transmit buffers are free, as last reclaimed; [`Sender::unsent`] reclaims.
     ///
     /// # Errors
     /// [`Lost`].
-    pub fn free_buffers(&self) -> Result<usize, Lost> {
-        self.check()?;
-        Ok(self.transmit_free.len())
+    pub fn free_buffers(&mut self) -> Result<usize, Lost> {
+        self.status.check()?;
+        self.transmit.reclaim_lent();
+        Ok(self.transmit.free.len())
     }
 
-    /// Returns how many data bytes a transmit buffer holds.
-    #[must_use]
-    pub fn transmit_buffer_bytes(&self) -> usize {
-        self.transmit_pool.data_bytes()
-    }
-
-    /// Returns how many buffers an endpoint's transmit queue holds; 0 for an endpoint of another
-    /// session whose queue pair this session does not have.
-    #[must_use]
-    pub fn transmit_slots(&self, endpoint: Endpoint) -> u32 {
-        let pair = self.unit(endpoint.queue_pair, 0).map(|unit| &self.queue_pairs[unit]);
-        pair.map_or(0, |pair| pair.transmit.capacity())
-    }
-
-    /// Takes a free transmit buffer, if the client knows of one. A child made by `fork` has none.
-    pub fn reserve(&mut self) -> Option<TransmitBuffer> {
-        if !self.is_parents() {
-            return None;
-        }
-        let buffer = self.transmit_free.take()?;
-        self.reserved[buffer as usize] = true;
-        Some(TransmitBuffer(buffer))
-    }
-
-    /// Releases a reserved buffer, unsent.
-    pub fn release(&mut self, buffer: TransmitBuffer) {
-        if self.is_reserved(&buffer) {
-            self.reserved[buffer.0 as usize] = false;
-            self.transmit_free.release(buffer.0);
-        }
-    }
-
-    /// Returns the first `len` bytes of a reserved buffer, in place. They hold the bytes that this
-    /// session wrote there last. `None` if the buffer is not reserved, or is shorter.
-    #[must_use]
-    pub fn reserved(&mut self, buffer: &TransmitBuffer, len: usize) -> Option<&mut [u8]> {
-        if self.check().is_err() || !self.is_reserved(buffer) {
-            return None;
-        }
-        self.transmit_pool.bytes_mut(buffer.0, len)
-    }
-
-    /// Queues the packet in the first `len` bytes of a reserved buffer, its checksums full, on an
-    /// endpoint. The buffer then belongs to the server, and `buffer` is no longer valid.
-    ///
-    /// # Errors
-    /// [`SendError`]; then nothing was queued, and the buffer stays reserved.
-    pub fn send_reserved(
+    fn queue_reserved(
         &mut self,
+        buffer: &LentBuffer,
         endpoint: Endpoint,
-        buffer: &TransmitBuffer,
         len: usize,
     ) -> Result<(), SendError> {
-        self.check()?;
-        if self.is_revoked(endpoint) {
+        self.status.check()?;
+        if self.status.is_revoked(endpoint) {
             return Err(SendError::Revoked);
         }
-        let max = self.transmit_pool.data_bytes();
+        let max = self.transmit.pool.data_bytes();
         if len == 0 || len > max {
             return Err(SendError::Length { len, max });
         }
-        if !self.is_reserved(buffer) {
-            return Err(SendError::NotReserved);
-        }
-        let lane = self.lane_of(buffer.0, len);
-        let unit = self.unit(endpoint.queue_pair, lane)?;
+        let number = buffer.number_in(&self.transmit.lent).ok_or(SendError::OtherSession)?;
+        let lane = self.transmit.lane_of(number, len);
+        let unit = self.transmit.unit(endpoint.queue_pair, lane)?;
         let descriptor = Descriptor {
-            buffer: buffer.0,
+            buffer: number,
             start: HEADROOM_BYTES,
             len: len as u32,
             endpoint: endpoint.number,
             flags: 0,
         };
-        if self.queue_pairs[unit].transmit.room() == 0 {
+        if self.transmit.pairs[unit].queue.room() == 0 {
             self.unsent(endpoint.queue_pair)?;
         }
-        if !self.push(unit, &[descriptor]) {
+        if !self.transmit.push(unit, &[descriptor]) {
             return Err(SendError::Full);
         }
-        self.reserved[buffer.0 as usize] = false;
         Ok(())
-    }
-
-    fn is_reserved(&self, buffer: &TransmitBuffer) -> bool {
-        self.reserved.get(buffer.0 as usize) == Some(&true)
     }
 }

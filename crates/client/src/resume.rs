@@ -5,7 +5,6 @@
 //! pair with packets in flight and looks into every receive queue. So nothing depends on the events
 //! that the killed server left.
 
-use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
@@ -25,11 +24,11 @@ impl Session {
     /// Starts to resume the session, unless an attempt is under way. Returns `false` if no server
     /// can resume it.
     pub(crate) fn start_resuming(&mut self) -> bool {
-        if self.lost.is_some() || self.lanes.iter().any(crate::lanes::Lane::is_closed) {
+        if !self.status.can_resume() {
             return false;
         }
         let Some(resumable) = &mut self.resumable else { return false };
-        self.hung_up = true;
+        self.status.set_hung_up(true);
         if !resumable.begin() {
             return true;
         }
@@ -41,22 +40,17 @@ impl Session {
 
     /// Discards the events that a server left in the queues.
     fn restart_event_queues(&mut self) {
-        for lane in &mut self.lanes {
+        for lane in &mut self.event_lanes {
             if let Err(violation) = lane.events.restart() {
-                self.lost.get_or_insert(Lost::ServerWrong(violation));
+                self.status.wrong(violation);
             }
-            lane.marker.restart();
         }
+        self.transmit.lanes.iter_mut().for_each(|lane| lane.marker.restart());
     }
 
     /// Enters every queue pair for a check.
     fn check_all_queue_pairs(&mut self) {
-        let ready: &mut VecDeque<u32> = &mut self.ready;
-        for (unit, pair) in (0..).zip(&mut self.queue_pairs) {
-            if !std::mem::replace(&mut pair.ready, true) {
-                ready.push_back(unit);
-            }
-        }
+        self.ready.enter_all();
         if let Some(oob) = &mut self.oob {
             oob.check_all();
         }
@@ -74,7 +68,7 @@ impl Session {
         loop {
             let question =
                 Resume { epoch: self.info().epoch, session: self.info().session, reserved: 0 };
-            let Some(resumable) = &mut self.resumable else { return Err(self.over()) };
+            let Some(resumable) = &mut self.resumable else { return Err(self.status.over()) };
             match resumable.step(question) {
                 Progress::Resumed(granted, descriptors, channel) => {
                     self.adopt_server(&granted, descriptors, channel)?;
@@ -84,7 +78,7 @@ impl Session {
                 Progress::Ended => {
                     // It may have served the session before it ended.
                     self.restart_event_queues();
-                    if self.lost.is_some() {
+                    if self.status.lost().is_some() {
                         return Err(self.not_resumed());
                     }
                     continue;
@@ -113,7 +107,7 @@ impl Session {
 
     fn not_resumed(&mut self) -> Lost {
         self.end_attempt();
-        self.over()
+        self.status.over()
     }
 
     fn end_attempt(&mut self) {
@@ -131,66 +125,68 @@ impl Session {
         channel: Channel,
     ) -> Result<(), Lost> {
         self.end_attempt();
-        if descriptors.len() != 1 + self.lanes.len()
+        if descriptors.len() != 1 + self.event_lanes.len()
             || granted.session != self.info().session
-            || usize::from(granted.lanes) != self.lanes.len()
+            || usize::from(granted.lanes) != self.event_lanes.len()
         {
-            return Err(self.over());
+            return Err(self.status.over());
         }
         let wakes = descriptors.split_off(1);
-        let Some(doorbell) = descriptors.pop() else { return Err(self.over()) };
+        let Some(doorbell) = descriptors.pop() else { return Err(self.status.over()) };
         if let Some(resumable) = &self.resumable
             && resumable.watch(doorbell.as_fd()).is_err()
         {
-            return Err(self.over());
+            return Err(self.status.over());
         }
-        (self.channel, self.doorbell, self.hung_up) = (channel, doorbell, false);
+        (self.channel, self.doorbell) = (channel, doorbell);
+        self.status.set_hung_up(false);
         self.set_info(read_info(granted));
-        for (lane, wake) in self.lanes.iter_mut().zip(wakes) {
+        for (lane, wake) in self.transmit.lanes.iter_mut().zip(wakes) {
             lane.wake = wake;
             lane.server_sleep_flag.restart();
             lane.parked_flag.restart();
-            lane.sleeper.awake();
         }
+        self.event_lanes.iter_mut().for_each(|lane| lane.sleeper.awake());
         self.statistics.resumptions += 1;
         self.check_all_queue_pairs();
         self.mark_in_flight()?;
-        self.update_revoked();
+        self.status.update_revoked();
         Ok(())
     }
 
     /// Marks every queue pair with packets in flight, and notifies the server.
     fn mark_in_flight(&mut self) -> Result<(), Lost> {
-        self.dirty.clear();
+        let transmit = &mut self.transmit;
+        transmit.dirty.clear();
         let mut outcome = Ok(());
-        for pair in &mut self.queue_pairs {
-            pair.transmit.publish();
+        for pair in &mut transmit.pairs {
+            pair.queue.publish();
             pair.dirty = false;
         }
         let fenced = events::fence();
-        for pair in &mut self.queue_pairs {
-            if pair.transmit.in_flight() > 0 {
-                let lane = &mut self.lanes[pair.lane];
+        for pair in &mut transmit.pairs {
+            if pair.queue.in_flight() > 0 {
+                let lane = &mut transmit.lanes[pair.lane];
                 lane.unnotified = true;
                 outcome = outcome.and(lane.marker.mark(fenced, pair.number).map(|_| ()));
             }
         }
         // The killed server may have been told, and not have fired.
         if let Some(apertures) = &mut self.apertures {
-            let (lane, per_lane) = (&mut self.lanes[0], self.per_lane as u32);
+            let (lane, per_lane) = (&mut transmit.lanes[0], transmit.per_lane as u32);
             for tripwire in apertures.restart_imported() {
                 lane.unnotified = true;
                 outcome = outcome.and(lane.marker.mark(fenced, per_lane + tripwire).map(|_| ()));
             }
         }
         if let Err(violation) = outcome {
-            return Err(self.wrong(violation));
+            return Err(self.status.wrong(violation));
         }
-        for lane in &mut self.lanes {
+        for lane in &mut transmit.lanes {
             lane.marker.publish();
         }
-        self.doorbell_hold.hurry();
-        self.notify_deferred();
+        transmit.hold.hurry();
+        transmit.notify_deferred();
         Ok(())
     }
 }

@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use towpath_packet::MacAddr;
 use towpath_protocol::message::{self, Open};
 
+use crate::ids::QueuePair;
+
 /// A flow rule and the properties of an endpoint. A field that a rule leaves out matches anything,
 /// except MAC address and VLAN. By default these are the session's own address, and no tag;
 /// [`Rule::any_mac`] and [`Rule::any_vlan`] make them match anything too.
@@ -30,7 +32,7 @@ pub struct Rule {
     remote_port: Option<u16>,
     any: u32,
     flags: u32,
-    queue_pair: u32,
+    queue_pair: QueuePair,
 }
 
 impl Rule {
@@ -196,11 +198,11 @@ impl Rule {
         Rule { flags: self.flags | message::OPEN_OFFLOAD, ..self }
     }
 
-    /// Also takes and sends out-of-band messages ([`crate::Session::send_oob`]), in a session with
+    /// Also takes and sends out-of-band messages ([`crate::Oob::send`]), in a session with
     /// [`crate::Options::oob_slots`]. The endpoint's address for them is the local side of the rule,
     /// which has a protocol and a port, and no remote fields and no VLAN. Without an address, the rule
     /// stands for all addresses of the session. The endpoint receives the packets that the rule
-    /// matches, too: a program that wants none takes them all the same ([`crate::Session::receive`]),
+    /// matches, too: a program that wants none takes them all the same ([`crate::Receiver::receive`]),
     /// since they are news for a wait.
     #[must_use]
     pub fn out_of_band(self) -> Rule {
@@ -212,20 +214,21 @@ impl Rule {
         self.flags & message::OPEN_OUT_OF_BAND != 0
     }
 
-    /// Uses this queue pair of the session; 0 by default.
+    /// Uses this queue pair of the session, [`QueuePair::FIRST`] by default. The server refuses a queue
+    /// pair that the session does not have.
     #[must_use]
-    pub fn queue_pair(self, queue_pair: u32) -> Rule {
+    pub fn queue_pair(self, queue_pair: QueuePair) -> Rule {
         Rule { queue_pair, ..self }
     }
 
-    pub(crate) fn uses(&self) -> u32 {
+    pub(crate) fn uses(&self) -> QueuePair {
         self.queue_pair
     }
 
     pub(crate) fn to_message(self) -> Open {
         let mut open = Open {
             given: self.any,
-            queue_pair: self.queue_pair,
+            queue_pair: self.queue_pair.number(),
             flags: self.flags,
             vlan: self.vlan.unwrap_or(0),
             ethertype: self.ethertype.unwrap_or(0),

@@ -1,86 +1,72 @@
 //! A session: attaching, endpoints, and its end.
 
-use std::cell::Cell;
-use std::collections::VecDeque;
-use std::marker::PhantomData;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
 use towpath_memory::{ForkGuard, own_words, peer_words};
 use towpath_protocol::channel::Channel;
-use towpath_protocol::layout::{
-    CLOSED_ADDRESS_GONE, CLOSED_AFTER_CRASHES, CLOSED_BY_POLICY, CLOSED_QUEUE_BROKE,
-};
 use towpath_protocol::message;
+use towpath_queue::PoolShape;
 use towpath_queue::buffers::FreeBuffers;
-use towpath_queue::descriptor::{Descriptor, MAX_CHAIN};
-use towpath_queue::{PoolShape, Violation};
 
 use crate::aperture_table::Apertures;
 use crate::attach::{Attachment, Granted, ask_for_session, attach};
 use crate::control::{Deadline, connect};
 use crate::error::{AttachError, Lost, Refusal};
 use crate::hold::DoorbellHold;
-use crate::lanes::{FirstLaneParts, Lane, QueuePair, lanes};
-use crate::oob_queues::Oob;
+use crate::lanes::{EventLane, FirstLaneParts, lanes};
+use crate::oob::Oob;
+use crate::oob_queues::OobQueues;
 use crate::options::{Endpoint, Info, Options, Statistics, read_info};
 use crate::pool::{ReceivePool, TransmitPool};
+use crate::ready::Ready;
+use crate::receive::{Receive, Receiver};
 use crate::reconnect::Resumable;
+use crate::requests::Requests;
+use crate::send::Sender;
+use crate::status::Status;
+use crate::transmit::Transmit;
+use crate::tripwires::Tripwires;
 use crate::waiter::Waiter;
 
 /// An attachment to a driver server. The crate's documentation describes threads and `fork`.
+///
+/// A session opens and closes endpoints, and waits for news. Its parts do the rest:
+///
+/// | part | of | for |
+/// |---|---|---|
+/// | [`Sender`] | [`Session::sender`], [`Session::split`] | packets to send, their buffers and their publication |
+/// | [`Receiver`] | [`Session::receiver`], [`Session::split`] | received packets |
+/// | [`Oob`] | [`Session::oob`] | out-of-band messages and connections |
+/// | [`Requests`] | [`Session::requests`] | requests to the apertures of peers |
+/// | [`Memories`](crate::Memories) | [`Session::memories`] | memory, apertures and tripwires at the server |
+/// | [`Tripwires`] | [`Session::tripwires`] | arming and firing tripwires |
+///
+/// Dropping a session ends it, with all of its endpoints. The engine still sends the packets that are
+/// published.
 pub struct Session {
     pub(crate) channel: Channel,
     /// How long the client waits for the answer to a request.
     pub(crate) answer_timeout: Duration,
     pub(crate) doorbell: OwnedFd,
-    pub(crate) lanes: Box<[Lane]>,
-    /// The queue pairs of all lanes: first all of the first lane, and so on.
-    pub(crate) queue_pairs: Vec<QueuePair>,
-    /// The number of queue pairs of each lane.
-    pub(crate) per_lane: usize,
-    /// The longest packet that [`Session::send`] writes without looking for its lane: a buffer's
-    /// data bytes, or 0 if there are several lanes.
-    pub(crate) direct_bytes: usize,
-    /// The lane that the next call to receive begins with.
-    pub(crate) next_lane: usize,
-    pub(crate) transmit_pool: TransmitPool,
-    pub(crate) receive_pool: ReceivePool,
-    pub(crate) transmit_free: FreeBuffers,
-    /// `true` for each transmit buffer that the application has reserved: neither free nor in a
-    /// queue.
-    pub(crate) reserved: Box<[bool]>,
-    pub(crate) expedited_queue_pair: Option<u32>,
-    pub(crate) provided: u32,
+    pub(crate) status: Status,
+    pub(crate) transmit: Transmit,
+    pub(crate) receive: Receive,
+    pub(crate) event_lanes: Box<[EventLane]>,
+    pub(crate) ready: Ready,
     pub(crate) waiter: Waiter,
-    pub(crate) doorbell_hold: DoorbellHold,
     /// The queues of out-of-band messages, if the session has any.
-    pub(crate) oob: Option<Box<Oob>>,
+    pub(crate) oob: Option<Box<OobQueues>>,
     /// The session's apertures and tripwires, if it can have any.
     pub(crate) apertures: Option<Box<Apertures>>,
-    /// The number of endpoints that the server closed, as far as the client knows.
-    revoked: u64,
-    /// `true` if no wait has returned since that number rose.
-    revoked_untold: bool,
-    pub(crate) ready: VecDeque<u32>,
-    pub(crate) dirty: Vec<u32>,
-    pub(crate) taken: [Descriptor; MAX_CHAIN],
-    /// Length of the first buffer of the packet received last.
-    pub(crate) length: usize,
+    /// The counts of waiting. The parts have the others.
     pub(crate) statistics: Statistics,
-    pub(crate) lost: Option<Lost>,
-    /// `true` if the doorbell's other end is closed. The application may still take the packets in
-    /// the queues.
-    pub(crate) hung_up: bool,
     /// What the client needs when the server is killed; `None` if no server resumes the session.
     pub(crate) resumable: Option<Resumable>,
     /// The number of requests for endpoints so far.
     pub(crate) requests: u32,
     info: Info,
-    guard: ForkGuard,
-    /// Not `Sync`: queues have one producer and one consumer.
-    _one_thread: PhantomData<Cell<()>>,
 }
 
 impl std::fmt::Debug for Session {
@@ -149,6 +135,7 @@ impl Session {
             let doorbell = session.doorbell.as_fd();
             let resumable = Resumable::new(path, options.resume_timeout, doorbell);
             session.resumable = Some(resumable.map_err(AttachError::Descriptors)?);
+            session.status.set_resumable();
         }
         Ok(session)
     }
@@ -175,60 +162,105 @@ impl Session {
         let small = || AttachError::Protocol("a buffer pool is too small".into());
         let count = wakes.len() as u32;
         let buffers = shape.receive_pool.buffers() * count;
-        let receive_pool =
-            PoolShape::new(buffers, shape.receive_pool.data_bytes()).ok_or_else(small)?;
-        let (lanes, mut queue_pairs, first) = lanes(&shape, wakes, own, &server, &state);
+        let receive_pool = PoolShape::new(buffers, shape.receive_pool.data_bytes());
+        let receive_pool = receive_pool.ok_or_else(small)?;
+        let receive_pool = ReceivePool::new(memories.receive_pool, receive_pool);
+        let pool = TransmitPool::new(memories.transmit_pool, shape.transmit_pool);
+        let pool = pool.ok_or_else(small)?;
+        let mut lanes = lanes(&shape, wakes, own, &server, &state);
         let FirstLaneParts { oob, apertures, fired, requests } =
-            first.ok_or_else(|| AttachError::Protocol("the session has no lanes".into()))?;
+            lanes.first.ok_or_else(|| AttachError::Protocol("the session has no lanes".into()))?;
         let guard = ForkGuard::new()?;
         let apertures = Apertures::new(&shape, apertures, requests, memories.armed, fired, &guard);
         if granted.flags & message::OWN_QUEUE != 0
-            && let Some(first) = queue_pairs.first_mut()
+            && let Some(first) = lanes.receive_pairs.first_mut()
         {
-            first.receive.allow_any_order();
+            first.queue.allow_any_order();
         }
-        let units = queue_pairs.len();
-        let mut session = Session {
+        let units = lanes.receive_pairs.len();
+        let provided = options.provided.unwrap_or(u32::MAX).clamp(1, shape.queues.receive());
+        let session = Session {
             channel,
             answer_timeout: options.answer_timeout,
             doorbell,
-            lanes: lanes.into_boxed_slice(),
-            queue_pairs,
-            per_lane: shape.queue_pairs as usize,
-            direct_bytes: if count > 1 { 0 } else { shape.transmit_pool.data_bytes() as usize },
-            next_lane: 0,
-            transmit_pool: TransmitPool::new(memories.transmit_pool, shape.transmit_pool)
-                .ok_or_else(small)?,
-            receive_pool: ReceivePool::new(memories.receive_pool, receive_pool)
-                .ok_or_else(small)?,
-            expedited_queue_pair: options.expedited_queue_pair,
-            transmit_free: FreeBuffers::new(0, shape.transmit_pool.buffers()),
-            reserved: vec![false; shape.transmit_pool.buffers() as usize].into_boxed_slice(),
-            provided: options.provided.unwrap_or(u32::MAX).clamp(1, shape.queues.receive()),
+            transmit: Transmit {
+                lanes: lanes.transmit.into_boxed_slice(),
+                pairs: lanes.transmit_pairs,
+                per_lane: shape.queue_pairs as usize,
+                direct_bytes: if count > 1 { 0 } else { pool.data_bytes() },
+                lent: pool.lent(guard.clone()),
+                pool,
+                free: FreeBuffers::new(0, shape.transmit_pool.buffers()),
+                expedited_queue_pair: options.expedited_queue_pair,
+                hold: DoorbellHold::default(),
+                dirty: Vec::with_capacity(units),
+                statistics: Statistics::default(),
+            },
+            receive: Receive::new(
+                lanes.receive_pairs,
+                lanes.receive_free,
+                receive_pool.ok_or_else(small)?,
+                provided,
+            ),
+            status: Status::new(guard, lanes.words),
+            event_lanes: lanes.events.into_boxed_slice(),
+            ready: Ready::new(units),
             waiter: Waiter::new(options.wait_strategy),
-            doorbell_hold: DoorbellHold::default(),
             oob,
             apertures,
-            revoked: 0,
-            revoked_untold: false,
-            ready: VecDeque::with_capacity(units),
-            dirty: Vec::with_capacity(units),
-            taken: [Descriptor::default(); MAX_CHAIN],
-            length: 64,
             statistics: Statistics::default(),
-            lost: None,
-            hung_up: false,
             resumable: None,
             requests: 0,
             info: read_info(&granted),
-            guard,
-            _one_thread: PhantomData,
         };
-        for unit in 0..units {
-            session.provide(unit);
-            session.queue_pairs[unit].receive.publish();
-        }
         Ok((session, granted.flags))
+    }
+
+    /// Returns the part that sends.
+    #[inline]
+    pub fn sender(&mut self) -> Sender<'_> {
+        Sender::new(&mut self.transmit, &self.status, &mut self.ready)
+    }
+
+    /// Returns the part that receives.
+    #[inline]
+    pub fn receiver(&mut self) -> Receiver<'_> {
+        // Applications often answer, so this prefetches the next free transmit buffer.
+        if let Some(next) = self.transmit.free.next(0) {
+            self.transmit.pool.prefetch(next, self.receive.last_len());
+        }
+        Receiver::new(&mut self.receive, &self.status)
+    }
+
+    /// Returns the parts that send and receive, so that the application sends while it reads a
+    /// received packet in place. Both belong to one thread. The session waits again once both are
+    /// dropped.
+    #[inline]
+    pub fn split(&mut self) -> (Sender<'_>, Receiver<'_>) {
+        if let Some(next) = self.transmit.free.next(0) {
+            self.transmit.pool.prefetch(next, self.receive.last_len());
+        }
+        let sender = Sender::new(&mut self.transmit, &self.status, &mut self.ready);
+        (sender, Receiver::new(&mut self.receive, &self.status))
+    }
+
+    /// Returns the part for out-of-band messages and connections.
+    pub fn oob(&mut self) -> Oob<'_> {
+        let (oob, apertures) = (self.oob.as_deref_mut(), self.apertures.as_deref_mut());
+        Oob::new(&mut self.transmit, &self.status, oob, apertures)
+    }
+
+    /// Returns the part for requests to the apertures of peers.
+    pub fn requests(&mut self) -> Requests<'_> {
+        let table = self.apertures.as_mut().map(|apertures| &mut apertures.requests);
+        Requests::new(&mut self.transmit, &self.status, table)
+    }
+
+    /// Returns the part that arms and fires tripwires.
+    #[inline]
+    pub fn tripwires(&mut self) -> Tripwires<'_> {
+        let table = self.apertures.as_mut().and_then(|apertures| apertures.tripwires.as_mut());
+        Tripwires::new(&mut self.transmit, &self.status, table)
     }
 
     /// Returns the server's grant to the session.
@@ -241,24 +273,42 @@ impl Session {
         self.info = info;
     }
 
+    /// Returns why the session is over, if it is, as far as the client knows. Only
+    /// [`Session::wait`] and the calls before a sleep notice that the server has ended.
+    #[must_use]
+    pub fn lost(&self) -> Option<Lost> {
+        self.status.check().err()
+    }
+
     /// Returns the client's counts.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
-        let (before, ticks) = (self.statistics, self.waiter.ticks());
+        let (sending, ticks) = (self.transmit.statistics, self.waiter.ticks());
+        let waiting = self.statistics;
         Statistics {
-            ticks: before.ticks + ticks.kept,
-            ticks_missed: before.ticks_missed + ticks.missed,
-            ticks_late_ns: before.ticks_late_ns + ticks.late,
-            tick_latest_ns: before.tick_latest_ns.max(ticks.latest),
-            ..before
+            received: self.receive.received(),
+            sleeps: waiting.sleeps,
+            wake_ups: waiting.wake_ups,
+            resumptions: waiting.resumptions,
+            ticks: waiting.ticks + ticks.kept,
+            ticks_missed: waiting.ticks_missed + ticks.missed,
+            ticks_late_ns: waiting.ticks_late_ns + ticks.late,
+            tick_latest_ns: waiting.tick_latest_ns.max(ticks.latest),
+            ..sending
         }
+    }
+
+    /// Returns how many data bytes a transmit buffer holds. A longer packet takes several.
+    #[must_use]
+    pub fn transmit_buffer_bytes(&self) -> usize {
+        self.transmit.pool.data_bytes()
     }
 
     /// Returns how many bytes of packets the receive buffers of one lane hold. A flow uses one
     /// lane.
     #[must_use]
     pub fn receive_bytes(&self) -> usize {
-        self.receive_pool.data_bytes() / self.lanes.len()
+        self.receive.lane_bytes()
     }
 
     /// Returns `true` if the server closed an endpoint of this session because its policy changed.
@@ -268,74 +318,13 @@ impl Session {
     #[inline]
     #[must_use]
     pub fn is_revoked(&self, endpoint: Endpoint) -> bool {
-        self.revoked != 0 && self.has_revoked_word(endpoint)
+        self.status.is_revoked(endpoint)
     }
 
     /// Returns the number of endpoints that the server closed because its policy changed, as far as
     /// the client knows.
     #[must_use]
     pub fn revoked_endpoints(&self) -> u64 {
-        self.revoked
-    }
-
-    #[cold]
-    fn has_revoked_word(&self, endpoint: Endpoint) -> bool {
-        self.guard.is_parent() && self.lanes.iter().all(|lane| lane.has_revoked(endpoint.number))
-    }
-
-    /// Checks whether the server has closed endpoints.
-    pub(crate) fn update_revoked(&mut self) {
-        // An endpoint is closed once every engine has closed it.
-        let revoked = self.lanes.iter().map(Lane::revoked).min().unwrap_or(0);
-        self.revoked_untold |= std::mem::replace(&mut self.revoked, revoked) != revoked;
-    }
-
-    /// Returns `true` once after the server has closed endpoints.
-    pub(crate) fn take_revoked(&mut self) -> bool {
-        std::mem::take(&mut self.revoked_untold)
-    }
-
-    /// Returns why the session is over, now that the server has hung up.
-    pub(crate) fn over(&mut self) -> Lost {
-        if let Some(lost) = self.lost {
-            return lost;
-        }
-        // One engine writes the violation; the others then end the session without a reason.
-        let word = self.lanes.iter().map(Lane::closed).find(|word| *word != 0).unwrap_or(0);
-        let lost = match (word, Violation::from_number(word)) {
-            (_, Some(violation)) => Lost::Violated(violation),
-            (CLOSED_BY_POLICY, _) => Lost::Revoked,
-            (CLOSED_ADDRESS_GONE, _) => Lost::AddressGone,
-            (CLOSED_QUEUE_BROKE, _) => Lost::QueueBroke,
-            (CLOSED_AFTER_CRASHES, _) => Lost::ServersCrashed,
-            _ => Lost::ServerGone,
-        };
-        *self.lost.insert(lost)
-    }
-
-    /// `true` if this is the process that attached. A child made by `fork` does not have the
-    /// session's memory, and messages on its descriptors are for the parent.
-    #[inline]
-    pub(crate) fn is_parents(&self) -> bool {
-        self.guard.is_parent()
-    }
-
-    /// Returns the guard, which memory keeps because its accesses do not take the session.
-    pub(crate) fn guard(&self) -> &ForkGuard {
-        &self.guard
-    }
-
-    /// Returns an error if the session is over, as far as the client knows.
-    #[inline]
-    pub(crate) fn check(&self) -> Result<(), Lost> {
-        if !self.guard.is_parent() {
-            return Err(Lost::Forked);
-        }
-        self.lost.map_or(Ok(()), Err)
-    }
-
-    /// Ends the session because the server wrote an impossible value.
-    pub(crate) fn wrong(&mut self, violation: Violation) -> Lost {
-        *self.lost.get_or_insert(Lost::ServerWrong(violation))
+        self.status.revoked()
     }
 }

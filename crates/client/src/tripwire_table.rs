@@ -11,7 +11,11 @@ use towpath_queue::tripwire::{ArmedWord, Tripwires};
 
 use crate::error::{OpenError, not_mapped, wrong_answer};
 
-/// A tripwire that this session set in its memory ([`crate::Session::set_tripwire`]).
+/// A tripwire that this session set in its memory ([`crate::Memories::set_tripwire`]).
+///
+/// It is a number, which an application copies and keeps beside its memory, and holds no reference to
+/// the session. So dropping it releases nothing: the tripwire stays set until
+/// [`crate::Memories::release_tripwire`], or until the session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tripwire {
     pub(crate) number: u32,
@@ -25,7 +29,9 @@ impl Tripwire {
     }
 }
 
-/// A tripwire in an aperture that this session imported ([`crate::Session::import_tripwire`]).
+/// A tripwire in an aperture that this session imported ([`crate::Memories::import_tripwire`]).
+/// A number, as [`Tripwire`] is: it stays imported until
+/// [`crate::Memories::release_imported_tripwire`], or until the session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ImportedTripwire {
     pub(crate) number: u32,

@@ -4,21 +4,42 @@ use towpath_queue::events;
 use towpath_queue::tripwire::{Fenced, fence};
 
 use crate::error::Lost;
-use crate::session::Session;
+use crate::status::Status;
+use crate::transmit::Transmit;
 use crate::tripwire_table::{ImportedTripwire, Tripwire, TripwireTable};
 
-impl Session {
-    fn tripwires(&mut self) -> Option<&mut TripwireTable> {
-        self.apertures.as_mut().and_then(|one| one.tripwires.as_mut())
+/// The part of a session that arms and fires its tripwires
+/// ([`Session::tripwires`](crate::Session::tripwires)). [`Memories`](crate::Memories) sets, imports and
+/// releases them.
+pub struct Tripwires<'a> {
+    transmit: &'a mut Transmit,
+    status: &'a Status,
+    table: Option<&'a mut TripwireTable>,
+}
+
+impl std::fmt::Debug for Tripwires<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tripwires").finish_non_exhaustive()
+    }
+}
+
+impl<'a> Tripwires<'a> {
+    #[inline]
+    pub(crate) fn new(
+        transmit: &'a mut Transmit,
+        status: &'a Status,
+        table: Option<&'a mut TripwireTable>,
+    ) -> Tripwires<'a> {
+        Tripwires { transmit, status, table }
     }
 
     /// Arms a tripwire: the next access of its kind fires it. The application then looks at the
     /// memory, and waits only if there is nothing new: an access before this call fires nothing.
     /// Costs a store and a barrier, and no system call. A tripwire of another session is ignored.
     #[inline]
-    pub fn arm_tripwire(&mut self, tripwire: Tripwire) {
-        if self.is_parents()
-            && let Some(table) = self.tripwires()
+    pub fn arm(&mut self, tripwire: Tripwire) {
+        if self.status.is_parents()
+            && let Some(table) = &mut self.table
         {
             table.own.arm(tripwire.number);
         }
@@ -26,9 +47,9 @@ impl Session {
 
     /// Ends the wait for a tripwire: from now on, accesses cost the accessing side nothing.
     #[inline]
-    pub fn disarm_tripwire(&mut self, tripwire: Tripwire) {
-        if self.is_parents()
-            && let Some(table) = self.tripwires()
+    pub fn disarm(&mut self, tripwire: Tripwire) {
+        if self.status.is_parents()
+            && let Some(table) = &mut self.table
         {
             table.own.disarm(tripwire.number);
         }
@@ -39,26 +60,26 @@ impl Session {
     #[inline]
     #[must_use]
     pub fn has_fired(&self, tripwire: Tripwire) -> bool {
-        let table = self.apertures.as_ref().and_then(|one| one.tripwires.as_ref());
-        table.is_some_and(|table| self.is_parents() && table.own.has_fired(tripwire.number))
+        let table = self.table.as_ref();
+        table.is_some_and(|table| self.status.is_parents() && table.own.has_fired(tripwire.number))
     }
 
     /// Passes each tripwire that is armed and has fired to `found`, without events: one load for 64
     /// tripwires, and no system call. For a program that polls.
     pub fn for_each_fired(&self, mut found: impl FnMut(Tripwire)) {
-        let table = self.apertures.as_ref().and_then(|one| one.tripwires.as_ref());
-        let Some(table) = table.filter(|_| self.is_parents()) else { return };
+        let Some(table) = self.table.as_ref().filter(|_| self.status.is_parents()) else { return };
         table.own.for_each_fired(|number| found(Tripwire { number }));
     }
 
     /// Returns a tripwire that fired, and disarms it: the application looks at the memory, and arms
-    /// it again if it waits for more. Only [`Session::wait`] and [`Session::poll`] take events.
+    /// it again if it waits for more. Only [`Session::wait`](crate::Session::wait) and
+    /// [`Session::poll`](crate::Session::poll) take events.
     ///
     /// # Errors
     /// [`Lost`].
-    pub fn ready_tripwire(&mut self) -> Result<Option<Tripwire>, Lost> {
-        self.check()?;
-        let Some(table) = self.tripwires() else { return Ok(None) };
+    pub fn ready(&mut self) -> Result<Option<Tripwire>, Lost> {
+        self.status.check()?;
+        let Some(table) = &mut self.table else { return Ok(None) };
         let Some(number) = table.first_fired() else { return Ok(None) };
         table.pop_first(number);
         table.own.disarm(number);
@@ -78,15 +99,15 @@ impl Session {
         self.trip_fenced(tripwire, fence())
     }
 
-    /// Does what [`Session::trip`] does, after a barrier of the caller's.
+    /// Does what [`Tripwires::trip`] does, after a barrier of the caller's.
     #[inline]
     pub(crate) fn trip_fenced(
         &mut self,
         tripwire: ImportedTripwire,
         fenced: Fenced,
     ) -> Result<bool, Lost> {
-        self.check()?;
-        let Some(table) = self.tripwires() else { return Ok(false) };
+        self.status.check()?;
+        let Some(table) = &mut self.table else { return Ok(false) };
         let armed = table.imported(tripwire.number);
         if !armed.is_some_and(|armed| armed.must_report(fenced)) {
             return Ok(false);
@@ -97,17 +118,18 @@ impl Session {
 
     #[cold]
     fn report_access(&mut self, tripwire: u32) -> Result<(), Lost> {
-        if self.hung_up {
+        if self.status.hung_up() {
             // The session tells the next server of all imported tripwires when it resumes.
             return Ok(());
         }
-        let lane = &mut self.lanes[0];
-        let marked = lane.marker.mark(events::fence(), self.per_lane as u32 + tripwire);
+        let number = self.transmit.per_lane as u32 + tripwire;
+        let lane = &mut self.transmit.lanes[0];
+        let marked = lane.marker.mark(events::fence(), number);
         let new = lane.marker.publish();
         lane.unnotified = true;
         match marked {
-            Ok(_) => self.notify_for(new),
-            Err(violation) => return Err(self.wrong(violation)),
+            Ok(_) => self.transmit.notify_for(new),
+            Err(violation) => return Err(self.status.wrong(violation)),
         }
         Ok(())
     }

@@ -10,6 +10,7 @@ use towpath_waiting::Step;
 
 use crate::clock;
 use crate::error::{Lost, OpenError, Refusal};
+use crate::ids::QueuePair;
 use crate::news::{Awaited, NewsSource, SessionNews, SourceNews};
 use crate::options::WaitStrategy;
 use crate::reconnect::Resumable;
@@ -24,8 +25,9 @@ const RESUME_STEP: Duration = Duration::from_millis(1);
 
 impl Session {
     /// Waits until a queue pair has news: packets, or room that the application requested
-    /// ([`Session::want_room`]); or an endpoint has: out-of-band messages, or a new state of its
-    /// peer ([`Session::ready_oob`]); or a tripwire fired ([`Session::ready_tripwire`]). It also
+    /// ([`Sender::want_room`](crate::Sender::want_room)); or an endpoint has: out-of-band messages, or a
+    /// new state of its peer ([`Oob::ready`](crate::Oob::ready)); or a tripwire fired
+    /// ([`Tripwires::ready`](crate::Tripwires::ready)). It also
     /// returns once after the server has closed an endpoint ([`Session::is_revoked`]). If the
     /// server was killed, the call waits for the next server, and returns `true` once that server
     /// has resumed the session. Returns `false` when the timeout expires. `None` and a deadline
@@ -60,15 +62,15 @@ impl Session {
     ) -> Result<bool, Lost> {
         let deadline = timeout.and_then(|timeout| clock::now().checked_add(timeout));
         let mut slept = false;
-        self.flush()?;
+        self.transmit.flush(&self.status)?;
         loop {
             if awaited.has_news(self)? {
                 self.waiter.found(slept);
                 return Ok(true);
             }
-            if self.hung_up {
+            if self.status.hung_up() {
                 if !self.start_resuming() {
-                    return Err(self.over());
+                    return Err(self.status.over());
                 }
                 let until = match timeout {
                     None => clock::now() + FAR,
@@ -119,7 +121,7 @@ impl Session {
     /// [`OpenError`], for example for a clock out of its range; then the old strategy stays in
     /// force.
     pub fn set_wait_strategy(&mut self, waiting: WaitStrategy) -> Result<(), OpenError> {
-        self.check()?;
+        self.status.check()?;
         waiting.check().map_err(|wrong| OpenError::Refused {
             refusal: Refusal::Malformed,
             text: format!("set_wait_strategy: {wrong}"),
@@ -143,7 +145,7 @@ impl Session {
 
     /// Stays awake until the tick, or for `left` if that is shorter: a sleep would take longer.
     fn spin_to_the_tick(&mut self, until: u64, left: Option<Duration>) -> Result<(), Lost> {
-        self.notify_deferred();
+        self.transmit.notify_deferred();
         let left = left.map_or(u64::MAX, |left| u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
         let until = until.min(self.waiter.now().saturating_add(left));
         while self.waiter.now() < until {
@@ -160,11 +162,11 @@ impl Session {
     /// Sleeps until the tick, or for `left` if that is shorter. The server notifies the client only
     /// when half of its buffers are used.
     fn sleep_by_the_clock(&mut self, until: u64, left: Option<Duration>) -> Result<(), Lost> {
-        self.flush()?;
-        self.notify_deferred();
+        self.transmit.flush(&self.status)?;
+        self.transmit.notify_deferred();
         let to_tick = Duration::from_nanos(until.saturating_sub(self.waiter.now()));
         let mut must_check = false;
-        for lane in &mut self.lanes {
+        for lane in &mut self.event_lanes {
             must_check |= lane.sleeper.prepare_timer_driven();
         }
         let woken = if !must_check || self.is_idle().unwrap_or(false) {
@@ -172,7 +174,7 @@ impl Session {
         } else {
             Ok(false)
         };
-        self.lanes.iter_mut().for_each(|lane| lane.sleeper.awake_timer_driven());
+        self.event_lanes.iter_mut().for_each(|lane| lane.sleeper.awake_timer_driven());
         self.waiter.woke();
         woken.map(|_| ())
     }
@@ -191,30 +193,25 @@ impl Session {
     ///
     /// # Errors
     /// [`Lost`].
-    pub fn ready(&mut self) -> Result<Option<u32>, Lost> {
-        self.check()?;
-        let first = self.first_ready()?;
-        if let Some(queue_pair) = first {
-            let pair = &mut self.queue_pairs[queue_pair as usize];
-            (pair.room, pair.room_told) = (false, false);
-        }
-        Ok(first.map(|unit| self.queue_pairs[unit as usize].number))
+    pub fn ready(&mut self) -> Result<Option<QueuePair>, Lost> {
+        self.status.check()?;
+        let Some(unit) = self.first_ready()? else { return Ok(None) };
+        let pair = &mut self.transmit.pairs[unit as usize];
+        (pair.room, pair.room_told) = (false, false);
+        Ok(Some(QueuePair::new(pair.number)))
     }
 
     fn first_ready(&mut self) -> Result<Option<u32>, Lost> {
-        while let Some(queue_pair) = self.ready.front().copied() {
-            if self.queue_pairs[queue_pair as usize].wants {
-                self.poll_for_room(queue_pair as usize)?;
+        while let Some(unit) = self.ready.first() {
+            if self.transmit.pairs[unit as usize].wants {
+                self.transmit.poll_for_room(&self.status, &mut self.ready, unit as usize)?;
             }
-            let pair = &mut self.queue_pairs[queue_pair as usize];
+            let has_room = self.transmit.pairs[unit as usize].room;
             // This check follows the acknowledgement of the event: later packets are a new event.
-            match pair.receive.observe() {
-                Ok(0) if !pair.room => {
-                    pair.ready = false;
-                    self.ready.pop_front();
-                }
-                Ok(_) => return Ok(Some(queue_pair)),
-                Err(violation) => return Err(self.wrong(violation)),
+            match self.receive.pairs[unit as usize].queue.observe() {
+                Ok(0) if !has_room => self.ready.pop(),
+                Ok(_) => return Ok(Some(unit)),
+                Err(violation) => return Err(self.status.wrong(violation)),
             }
         }
         Ok(None)
@@ -228,20 +225,20 @@ impl Session {
     /// # Errors
     /// [`Lost`].
     pub fn arm(&mut self) -> Result<bool, Lost> {
-        self.check()?;
-        if self.hung_up {
+        self.status.check()?;
+        if self.status.hung_up() {
             return match self.has_news()? {
                 true => Ok(true),
                 false if self.start_resuming() => self.resume(None),
-                false => Err(self.over()),
+                false => Err(self.status.over()),
             };
         }
-        self.flush()?;
-        self.notify_deferred();
-        self.lanes.iter_mut().for_each(|lane| lane.sleeper.prepare());
+        self.transmit.flush(&self.status)?;
+        self.transmit.notify_deferred();
+        self.event_lanes.iter_mut().for_each(|lane| lane.sleeper.prepare());
         let idle = match self.is_idle() {
             Ok(idle) => idle,
-            Err(violation) => return Err(self.wrong(violation)),
+            Err(violation) => return Err(self.status.wrong(violation)),
         };
         let none_left = self.ready.is_empty()
             && self.oob.as_ref().is_none_or(|oob| oob.has_no_news())
@@ -257,9 +254,9 @@ impl Session {
     /// there is news already.
     pub(crate) fn arm_for(&mut self, source: &mut impl NewsSource) -> Result<bool, Lost> {
         source.prepare_sleep(self)?;
-        self.flush()?;
-        self.notify_deferred();
-        self.lanes.iter_mut().for_each(|lane| lane.sleeper.prepare());
+        self.transmit.flush(&self.status)?;
+        self.transmit.notify_deferred();
+        self.event_lanes.iter_mut().for_each(|lane| lane.sleeper.prepare());
         // Further events end the sleep. The news of those taken here is for another wait.
         self.take_events()?;
         if source.has_news(self)? {
@@ -272,13 +269,13 @@ impl Session {
 
     /// Marks this side awake for all engines.
     fn awake(&mut self) {
-        self.lanes.iter_mut().for_each(|lane| lane.sleeper.awake());
+        self.event_lanes.iter_mut().for_each(|lane| lane.sleeper.awake());
     }
 
     /// Returns `true` if no engine has an event for this side.
     fn is_idle(&mut self) -> Result<bool, Violation> {
         let mut idle = true;
-        for lane in &mut self.lanes {
+        for lane in &mut self.event_lanes {
             idle &= lane.events.is_idle()?;
         }
         Ok(idle)
@@ -286,7 +283,7 @@ impl Session {
 
     /// Ends an announced sleep, so that the server suppresses further notifications.
     pub fn disarm(&mut self) {
-        if self.is_parents() && self.lanes[0].sleeper.is_announced() {
+        if self.status.is_parents() && self.event_lanes[0].sleeper.is_announced() {
             self.awake();
         }
     }
@@ -294,39 +291,41 @@ impl Session {
     /// Takes events. Returns whether any queue pair has news, new or left over.
     pub(crate) fn has_news(&mut self) -> Result<bool, Lost> {
         self.take_events()?;
-        let revoked = self.take_revoked();
+        let revoked = self.status.take_revoked();
         // The client reports free space once, even if the caller never asks which queue pair has
         // it.
-        if let Some(first) = self.ready.front() {
-            let pair = &mut self.queue_pairs[*first as usize];
+        if let Some(first) = self.ready.first() {
+            let pair = &mut self.transmit.pairs[first as usize];
             pair.room &= !std::mem::take(&mut pair.room_told);
         }
         let first = self.first_ready()?;
-        if let Some(queue_pair) = first {
-            let pair = &mut self.queue_pairs[queue_pair as usize];
+        if let Some(unit) = first {
+            let pair = &mut self.transmit.pairs[unit as usize];
             pair.room_told = pair.room;
         }
         let tripped = self.apertures.as_mut().is_some_and(|one| one.has_fired_any());
-        Ok(first.is_some() | self.has_oob_news()? || tripped || revoked)
+        let oob = self.oob.as_mut().map_or(Ok(None), |oob| oob.first_ready(true));
+        let oob = oob.map_err(|violation| self.status.wrong(violation))?;
+        Ok(first.is_some() || oob.is_some() || tripped || revoked)
     }
 
     /// Takes events, and records their news.
     pub(crate) fn take_events(&mut self) -> Result<(), Lost> {
-        self.check()?;
-        self.notify_if_due();
-        let (pairs, ready) = (&mut self.queue_pairs, &mut self.ready);
-        let per_lane = self.per_lane as u32;
+        self.status.check()?;
+        self.transmit.notify_if_due();
+        let (pairs, ready) = (&mut self.receive.pairs, &mut self.ready);
+        let per_lane = self.transmit.per_lane as u32;
         let (oob, apertures) = (&mut self.oob, &mut self.apertures);
         let first_tripwire = per_lane + oob.as_ref().map_or(0, |oob| oob.len());
         // All events that there can be: nothing sleeps while some are left.
         let budget = first_tripwire + apertures.as_ref().map_or(0, |one| one.tripwires());
         let (mut events, mut first) = (false, 0);
         let mut outcome = Ok(0);
-        for lane in &mut self.lanes {
+        for lane in &mut self.event_lanes {
             if let Ok(Some(expected)) = lane.events.expected()
                 && let Some(pair) = pairs.get((first + expected) as usize)
             {
-                pair.receive.prefetch_news();
+                pair.queue.prefetch_news();
             }
             let taken = lane.events.take(budget, |queue_pair| {
                 events = true;
@@ -342,21 +341,17 @@ impl Session {
                     }
                     return;
                 }
-                let pair = &mut pairs[(first + queue_pair) as usize];
-                if !pair.ready {
-                    pair.ready = true;
-                    ready.push_back(first + queue_pair);
-                }
+                ready.enter(first + queue_pair);
             });
             outcome = outcome.and(taken);
             first += per_lane;
         }
         if let Err(violation) = outcome {
-            return Err(self.wrong(violation));
+            return Err(self.status.wrong(violation));
         }
         // The server marks an event when it has closed an endpoint.
         if events {
-            self.update_revoked();
+            self.status.update_revoked();
         }
         Ok(())
     }
@@ -375,7 +370,7 @@ impl Session {
             return Ok(false);
         }
         self.take_notifications();
-        if self.hung_up {
+        if self.status.hung_up() {
             // The caller takes what news is left, and then waits for another server.
             self.awake();
             return Ok(true);
@@ -387,14 +382,14 @@ impl Session {
     /// Empties the doorbell. A caller with its own epoll calls this after the doorbell became
     /// readable.
     pub fn take_notifications(&mut self) {
-        if !self.is_parents() {
+        if !self.status.is_parents() {
             return;
         }
         let mut bytes = [0; 64];
         loop {
             match rustix::io::read(&self.doorbell, &mut bytes) {
                 Ok(0) => {
-                    self.hung_up = true;
+                    self.status.set_hung_up(true);
                     return;
                 }
                 Ok(count) if count < bytes.len() => return,

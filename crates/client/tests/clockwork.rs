@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use towpath_client::{Endpoint, Options, Rule, SendError, Session, Setting};
+use towpath_client::{Endpoint, Options, QueuePair, Rule, SendError, Session, Setting};
 use towpath_device_testing::loopback;
 use towpath_packet::build::Flow;
 use towpath_protocol::store::MemoryStore;
@@ -103,13 +103,13 @@ impl Drop for Ends<'_> {
 fn flood(from: &mut Session, by: Endpoint, packet: &[u8], over: &AtomicBool) {
     while !over.load(Ordering::Relaxed) {
         loop {
-            match from.send_bytes(by, packet) {
+            match from.sender().send_bytes(by, packet) {
                 Ok(()) => {}
                 Err(SendError::Full) => break,
                 Err(other) => panic!("{other}"),
             }
         }
-        from.flush_now().unwrap();
+        from.sender().flush_now().unwrap();
     }
 }
 
@@ -143,10 +143,11 @@ fn the_bound_on_processor_time_holds_under_a_flood() {
         }
         let throttled = counter(&server, "throttled") - throttled;
         for number in 0..20 {
-            c.send_bytes(by_c, &frame(&d, &c, number)).unwrap();
-            c.flush().unwrap();
+            let packet = frame(&d, &c, number);
+            c.sender().send_bytes(by_c, &packet).unwrap();
+            c.sender().flush().unwrap();
             assert!(d.wait(PATIENCE).unwrap(), "packet {number} was not found");
-            assert_eq!(d.receive_one(0).unwrap().unwrap()[14], number);
+            assert_eq!(d.receiver().receive_one(QueuePair::FIRST).unwrap().unwrap()[14], number);
         }
         // The engine runs a command while it is throttled, and the command may lift the bound.
         set(&server, Setting::CpuPercent, 100);
@@ -180,16 +181,19 @@ fn one_tick_takes_packets_of_all_queue_pairs() {
     let flow =
         Flow::v4().macs(many.info().mac, b.info().mac).addresses(address(&many), address(&b));
     let endpoints: Vec<_> = (0..QUEUE_PAIRS)
-        .map(|number| many.open(&Rule::new().udp(number as u16 + 1).queue_pair(number)).unwrap())
+        .map(|number| {
+            many.open(&Rule::new().udp(number as u16 + 1).queue_pair(QueuePair::new(number)))
+                .unwrap()
+        })
         .collect();
     set(&server, Setting::TickHz, 4);
     let ticks = || counter(&server, "ticks") + counter(&server, "ticks_missed");
     let iterations = || counter(&server, "busy_iterations");
     let (before, busy) = (ticks(), iterations());
     for (number, endpoint) in endpoints.iter().enumerate() {
-        many.send_bytes(*endpoint, &flow.ports(number as u16 + 1, 7).udp(&[1])).unwrap();
+        many.sender().send_bytes(*endpoint, &flow.ports(number as u16 + 1, 7).udp(&[1])).unwrap();
     }
-    many.flush().unwrap();
+    many.sender().flush().unwrap();
     let until = Instant::now() + Duration::from_secs(30);
     // The engine drops most of the packets at the receiver, and counts them as sent too.
     let taken = |many: &Session| {
@@ -218,10 +222,11 @@ fn awake_ticks_are_counted_and_check_for_notifications() {
     // Enough poll iterations to park the others.
     let [(a, by_a), (b, _)] = all.get_disjoint_mut([0, 1]).unwrap();
     for number in 0..200 {
-        a.send_bytes(*by_a, &frame(b, a, number)).unwrap();
-        a.flush().unwrap();
+        let packet = frame(b, a, number);
+        a.sender().send_bytes(*by_a, &packet).unwrap();
+        a.sender().flush().unwrap();
         assert!(b.wait(PATIENCE).unwrap());
-        assert_eq!(b.receive(0, 9, |_| ()).unwrap(), 1);
+        assert_eq!(b.receiver().receive(QueuePair::FIRST, 9, |_| ()).unwrap(), 1);
     }
     assert!(counter(&server, "sessions_parked") > 0);
     set(&server, Setting::Wait, EngineStrategy::TimerDriven as u64);
@@ -294,9 +299,10 @@ fn timer_slack_sends_deferred_notifications_together() {
             let before = counter(&server, "notifications");
             for other in &mut others {
                 assert!(!other.arm().unwrap());
-                a.send_bytes(by_a, &frame(other, &a, 1)).unwrap();
+                let packet = frame(other, &a, 1);
+                a.sender().send_bytes(by_a, &packet).unwrap();
             }
-            a.flush().unwrap();
+            a.sender().flush().unwrap();
             comes("no notification", || counter(&server, "notifications") > before);
             let notified = counter(&server, "notifications") - before;
             comes("not two notifications", || counter(&server, "notifications") == before + 2);
@@ -304,7 +310,7 @@ fn timer_slack_sends_deferred_notifications_together() {
                 other.disarm();
                 other.take_notifications();
                 assert!(other.poll().unwrap());
-                assert_eq!(other.receive(0, 9, |_| ()).unwrap(), 1);
+                assert_eq!(other.receiver().receive(QueuePair::FIRST, 9, |_| ()).unwrap(), 1);
                 while other.poll().unwrap() {}
             }
             notified == 2
@@ -332,8 +338,8 @@ fn notifications_to_an_awake_side_can_be_suppressed() {
             (of("notifications"), of("notifications_suppressed") + of("notifications_merged"));
         for _ in 0..PACKETS {
             let local = of("local_packets");
-            a.send_bytes(by_a, &packet).unwrap();
-            a.flush().unwrap();
+            a.sender().send_bytes(by_a, &packet).unwrap();
+            a.sender().flush().unwrap();
             comes("no packet", || of("local_packets") > local);
         }
         comes("no notification counted", || {

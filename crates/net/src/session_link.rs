@@ -8,9 +8,10 @@ use std::collections::HashSet;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use towpath_client::{
-    AttachError, Info, Lost, OpenError, Options, Refusal, Rule, Session, Statistics,
+    AttachError, Info, Lost, OpenError, Options, QueuePairError, Refusal, Rule, Session, Statistics,
 };
 use towpath_stack::{Config, Flow, Meta, Offload};
 
@@ -189,9 +190,9 @@ impl SessionLink {
 impl SessionLink {
     /// Returns an error if the session is over, or belongs to the parent of this process.
     fn check_session(&self) -> io::Result<()> {
-        match self.session.free_buffers() {
-            Ok(_) => Ok(()),
-            Err(lost) => Err(crate::error::link(&lost.into())),
+        match self.session.lost() {
+            None => Ok(()),
+            Some(lost) => Err(crate::error::link(&lost.into())),
         }
     }
 
@@ -215,6 +216,13 @@ impl From<Lost> for LinkError {
 
 fn gone(lost: Lost) -> LinkError {
     lost.into()
+}
+
+fn no_queue(error: QueuePairError) -> LinkError {
+    match error {
+        QueuePairError::Lost(lost) => lost.into(),
+        error => LinkError::Gone(Arc::from(error.to_string())),
+    }
 }
 
 impl Link for SessionLink {
@@ -243,7 +251,7 @@ impl Link for SessionLink {
     ) -> Result<usize, LinkError> {
         self.check()?;
         let whole = &mut self.whole;
-        let outcome = self.session.receive(0, budget, |packet| {
+        let outcome = self.session.receiver().receive(QUEUE_PAIR, budget, |packet| {
             let meta = packet.meta();
             match packet.contiguous() {
                 Some(bytes) => take(bytes, meta),
@@ -254,7 +262,7 @@ impl Link for SessionLink {
                 }
             }
         });
-        outcome.map_err(gone)
+        outcome.map_err(no_queue)
     }
 
     fn has_news(&mut self) -> Result<Option<bool>, LinkError> {
@@ -262,7 +270,7 @@ impl Link for SessionLink {
     }
 
     fn room(&mut self, len: usize) -> bool {
-        self.session.has_room_in(QUEUE_PAIR, len)
+        self.session.sender().has_room_in(QUEUE_PAIR, len) == Ok(true)
     }
 
     fn transmit(&mut self, len: usize, meta: Meta, fill: &mut dyn FnMut(&mut [u8])) -> bool {
@@ -270,7 +278,8 @@ impl Link for SessionLink {
             Endpoints::Whole(whole) => whole.transmit(&mut self.session, len, meta, fill),
             // A buffer has room for the longest packet.
             Endpoints::ByPort(ports) => {
-                let sent = self.session.send_chosen(QUEUE_PAIR, len, meta, |parts| match parts {
+                let mut sender = self.session.sender();
+                let sent = sender.send_chosen(QUEUE_PAIR, len, meta, |parts| match parts {
                     [whole] => {
                         fill(whole);
                         ports.endpoint_of(whole)
@@ -286,11 +295,11 @@ impl Link for SessionLink {
         if let Endpoints::Whole(whole) = &mut self.endpoints {
             whole.flush(&mut self.session)?;
         }
-        self.session.flush().map_err(gone)
+        self.session.sender().flush().map_err(gone)
     }
 
     fn unsent(&mut self) -> Result<usize, LinkError> {
-        self.session.unsent(QUEUE_PAIR).map(|count| count as usize).map_err(gone)
+        self.session.sender().unsent(QUEUE_PAIR).map(|count| count as usize).map_err(no_queue)
     }
 
     fn lost(&self) -> u64 {
@@ -306,7 +315,7 @@ impl Link for SessionLink {
 
     fn arm(&mut self, blocked: bool) -> Result<Armed, LinkError> {
         if blocked {
-            self.session.want_room(0).map_err(gone)?;
+            self.session.sender().want_room(QUEUE_PAIR).map_err(no_queue)?;
         }
         let news = self.session.arm().map_err(gone)?;
         self.check()?;
@@ -431,8 +440,8 @@ mod tests {
         frame[..6].copy_from_slice(&link.info().mac.octets());
         frame[6..12].copy_from_slice(&other.info().mac.octets());
         frame[12..14].copy_from_slice(&[0x88, 0xb5]);
-        other.send_bytes(from, &frame).unwrap();
-        other.flush().unwrap();
+        other.sender().send_bytes(from, &frame).unwrap();
+        other.sender().flush().unwrap();
         let until = Instant::now() + Duration::from_secs(60);
         while link.has_news().unwrap() != Some(true) {
             assert!(Instant::now() < until, "the frame did not come");

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use towpath_client::{Endpoint, Lost, MacAddr, Rule, Session};
+use towpath_client::{Endpoint, Lost, MacAddr, QueuePair, Rule, Session};
 
 use crate::channels::{ChannelQueue, Channels, QueueError, QueueState};
 use crate::counters::{ReceiveCounters, SendCounters};
@@ -12,7 +12,7 @@ use crate::limits::Limits;
 use crate::message::Message;
 use crate::pdu::Pdu;
 use crate::reassembler::Accepted;
-use crate::sender::{SendError, Sender};
+use crate::sender::{SendError, Sender, lost};
 
 /// The default number of fragments in the transmit queue at a time ([`Options::ahead`]): more than
 /// a PDU of 64 KiB has at an MTU of 1500.
@@ -23,7 +23,7 @@ const ETHERNET_BYTES: usize = 14;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// The queue pair of the session that the endpoint uses.
-    pub queue_pair: u32,
+    pub queue_pair: QueuePair,
     /// `true` to receive PDUs to broadcast and multicast addresses too.
     pub group: bool,
     /// The limits of receiving.
@@ -38,7 +38,12 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { queue_pair: 0, group: false, limits: Limits::default(), ahead: MAX_AHEAD }
+        Options {
+            queue_pair: QueuePair::FIRST,
+            group: false,
+            limits: Limits::default(),
+            ahead: MAX_AHEAD,
+        }
     }
 }
 
@@ -76,9 +81,6 @@ impl PduEndpoint {
     ///
     /// # Errors
     /// [`OpenError`] gives the reason.
-    ///
-    /// # Panics
-    /// If the session has no such queue pair.
     pub fn open(mut session: Session, options: &Options) -> Result<PduEndpoint, OpenError> {
         let packet_bytes =
             (session.info().mtu + ETHERNET_BYTES).min(session.transmit_buffer_bytes());
@@ -89,11 +91,9 @@ impl PduEndpoint {
         let endpoint = session.open(&if options.group { rule.with_group() } else { rule })?;
         // A length on the wire has 16 bits.
         let chunk_bytes = (packet_bytes - OVERHEAD_BYTES).min(u16::MAX as usize);
-        Ok(PduEndpoint {
-            sender: Sender::new(session, endpoint, chunk_bytes, options.ahead),
-            channels: Channels::new(options.limits),
-            wants_room: false,
-        })
+        let sender = Sender::new(session, endpoint, chunk_bytes, options.ahead)
+            .map_err(towpath_client::OpenError::Lost)?;
+        Ok(PduEndpoint { sender, channels: Channels::new(options.limits), wants_room: false })
     }
 
     /// Begins a PDU of `len` bytes to a MAC address and channel, for writing in place. Takes
@@ -172,23 +172,24 @@ impl PduEndpoint {
     /// [`Lost`].
     pub fn receive(&mut self, budget: usize, mut each: impl FnMut(Pdu<'_>)) -> Result<usize, Lost> {
         let now = Instant::now();
-        let (channels, own) = (&mut self.channels, self.sender.endpoint.number());
+        let (channels, own) = (&mut self.channels, self.sender.endpoint.id());
         channels.expire(now);
-        let got =
-            self.sender.session.receive(self.sender.endpoint.queue_pair(), budget, |received| {
-                if received.endpoint() != own {
-                    channels.count_other_endpoint();
-                    return;
+        let queue_pair = self.sender.endpoint.queue_pair();
+        let got = self.sender.session.receiver().receive(queue_pair, budget, |received| {
+            if received.endpoint() != own {
+                channels.count_other_endpoint();
+                return;
+            }
+            match channels.accept(now, received.parts()) {
+                Ok(Accepted::InPlace(fragment)) => each(Pdu::in_place(fragment, received)),
+                Ok(Accepted::Reassembled(fragment, bytes)) => {
+                    each(Pdu::reassembled(fragment, bytes));
                 }
-                match channels.accept(now, received.parts()) {
-                    Ok(Accepted::InPlace(fragment)) => each(Pdu::in_place(fragment, received)),
-                    Ok(Accepted::Reassembled(fragment, bytes)) => {
-                        each(Pdu::reassembled(fragment, bytes));
-                    }
-                    // Each drop has a counter.
-                    Ok(Accepted::Waits | Accepted::Queued(_)) | Err(_) => {}
-                }
-            })?;
+                // Each drop has a counter.
+                Ok(Accepted::Waits | Accepted::Queued(_)) | Err(_) => {}
+            }
+        });
+        let got = got.map_err(lost)?;
         if self.sender.turns.len() > 0 {
             self.flush()?;
         }
@@ -268,7 +269,8 @@ impl PduEndpoint {
             let now = Instant::now();
             self.channels.expire(now);
             if self.wants_room || self.sender.turns.len() > 0 {
-                self.sender.session.want_room(self.sender.endpoint.queue_pair())?;
+                let queue_pair = self.sender.endpoint.queue_pair();
+                self.sender.session.sender().want_room(queue_pair).map_err(lost)?;
             }
             let next = [until, self.channels.deadline()].into_iter().flatten().min();
             let left = next.map(|next| next.saturating_duration_since(now));
@@ -296,9 +298,9 @@ impl PduEndpoint {
         let until = Instant::now().checked_add(timeout);
         loop {
             self.flush()?;
-            if self.sender.turns.len() == 0
-                && self.sender.session.unsent(self.sender.endpoint.queue_pair())? == 0
-            {
+            let queue_pair = self.sender.endpoint.queue_pair();
+            let unsent = self.sender.session.sender().unsent(queue_pair).map_err(lost)?;
+            if self.sender.turns.len() == 0 && unsent == 0 {
                 return Ok(true);
             }
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
@@ -309,6 +311,15 @@ impl PduEndpoint {
             self.wait(left)?;
             self.receive(self.sender.slots as usize, &mut each)?;
         }
+    }
+
+    /// Returns how many transmit buffers are free, as last reclaimed. Sending and
+    /// [`PduEndpoint::has_room`] reclaim those that the server has completed.
+    ///
+    /// # Errors
+    /// [`Lost`].
+    pub fn free_buffers(&mut self) -> Result<usize, Lost> {
+        self.sender.session.sender().free_buffers()
     }
 
     /// Returns the session, for its counters and other information.

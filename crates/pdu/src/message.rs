@@ -62,9 +62,8 @@ impl<'a> Message<'a> {
         let (number, from) = (self.written / chunk_bytes, self.written % chunk_bytes);
         let chunk_len = chunk_bytes.min(self.len - number * chunk_bytes);
         self.written += chunk_len - from;
-        let buffer = self.sender.filling.get(number)?;
-        let bytes = self.sender.session.reserved(buffer, OVERHEAD_BYTES + chunk_len)?;
-        Some(&mut bytes[OVERHEAD_BYTES + from..])
+        let buffer = self.sender.filling.get_mut(number)?;
+        buffer.bytes_mut().ok()?.get_mut(OVERHEAD_BYTES + from..OVERHEAD_BYTES + chunk_len)
     }
 
     /// Queues the PDU for sending, one fragment per buffer, and writes the headers. The next
@@ -75,21 +74,23 @@ impl<'a> Message<'a> {
     /// [`Lost`].
     pub fn send(mut self) -> Result<u32, Lost> {
         // Fails if the session is over, since its buffers cannot be written then.
-        self.sender.session.free_buffers()?;
+        if let Some(lost) = self.sender.session.lost() {
+            return Err(lost);
+        }
         while let Some(rest) = self.next_chunk() {
             rest.fill(0);
         }
         let (len, chunk_bytes) = (self.len, self.sender.chunk_bytes);
-        let Sender { session, filling, turns, next_id, sent, mac, .. } = &mut *self.sender;
+        let Sender { filling, turns, next_id, sent, mac, .. } = &mut *self.sender;
         let chunk_len = |number: usize| chunk_bytes.min(len - number * chunk_bytes);
         let mut crc = 0;
-        for (number, buffer) in filling.iter().enumerate() {
-            let bytes = session.reserved(buffer, OVERHEAD_BYTES + chunk_len(number));
-            crc = crc32c::crc32c_append(crc, &bytes.ok_or(Lost::ServerGone)?[OVERHEAD_BYTES..]);
+        for (number, buffer) in filling.iter_mut().enumerate() {
+            let bytes = buffer.bytes_mut()?;
+            crc = crc32c::crc32c_append(crc, &bytes[OVERHEAD_BYTES..][..chunk_len(number)]);
         }
         let id = *next_id;
         *next_id = id.wrapping_add(1);
-        for (number, buffer) in filling.iter().enumerate() {
+        for (number, buffer) in filling.iter_mut().enumerate() {
             let fragment = Fragment {
                 destination: self.to,
                 source: *mac,
@@ -100,18 +101,17 @@ impl<'a> Message<'a> {
                 len: chunk_len(number) as u16,
                 crc,
             };
-            let headers = session
-                .reserved(buffer, OVERHEAD_BYTES)
-                .and_then(|bytes| bytes.first_chunk_mut())
-                .ok_or(Lost::ServerGone)?;
-            fragment.write(headers);
+            if let Some(headers) = buffer.bytes_mut()?.first_chunk_mut() {
+                fragment.write(headers);
+            }
         }
         sent.pdus += 1;
         sent.fragments += filling.len() as u64;
         let count = filling.len();
         for (number, buffer) in filling.drain(..).enumerate() {
             let buffer_bytes = OVERHEAD_BYTES + chunk_len(number);
-            turns.push(self.channel, Part::of(number, count), Waiting { buffer, buffer_bytes });
+            let waiting = Waiting { buffer: Some(buffer), buffer_bytes };
+            turns.push(self.channel, Part::of(number, count), waiting);
         }
         Ok(id)
     }

@@ -4,7 +4,9 @@
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 
-use towpath_client::{Endpoint, Lost, MacAddr, Session, TransmitBuffer};
+use towpath_client::{
+    Endpoint, Lost, MacAddr, QueuePairError, Session, TransmitBuffer, UnsentBuffer, Violation,
+};
 
 use crate::counters::SendCounters;
 use crate::format::MAX_PDU_BYTES;
@@ -37,7 +39,8 @@ pub enum SendError {
 /// A fragment that is written and not yet in the transmit queue.
 #[derive(Debug)]
 pub(crate) struct Waiting {
-    pub(crate) buffer: TransmitBuffer,
+    /// `None` while it is being put there.
+    pub(crate) buffer: Option<TransmitBuffer>,
     pub(crate) buffer_bytes: usize,
 }
 
@@ -60,13 +63,13 @@ pub(crate) struct Sender {
 
 impl Sender {
     pub(crate) fn new(
-        session: Session,
+        mut session: Session,
         endpoint: Endpoint,
         chunk_bytes: usize,
         ahead: u32,
-    ) -> Sender {
-        let slots = session.transmit_slots(endpoint);
-        Sender {
+    ) -> Result<Sender, Lost> {
+        let slots = session.sender().slots(endpoint.queue_pair()).map_err(lost)?;
+        Ok(Sender {
             endpoint,
             mac: session.info().mac,
             chunk_bytes,
@@ -79,7 +82,7 @@ impl Sender {
             slots,
             ahead: ahead.max(1),
             session,
-        }
+        })
     }
 
     /// Reserves buffers for a PDU of `len` bytes, or none.
@@ -96,7 +99,7 @@ impl Sender {
         }
         let needed = self.buffers_for(len);
         for _ in 0..needed {
-            match self.session.reserve() {
+            match self.session.sender().reserve() {
                 Some(buffer) => self.filling.push(buffer),
                 None => break,
             }
@@ -107,9 +110,7 @@ impl Sender {
 
     /// Releases the buffers of an unsent message.
     pub(crate) fn release_filling(&mut self) {
-        for buffer in self.filling.drain(..) {
-            self.session.release(buffer);
-        }
+        self.filling.clear();
     }
 
     fn buffers_for(&self, len: usize) -> usize {
@@ -120,11 +121,11 @@ impl Sender {
     pub(crate) fn has_room(&mut self, channel: u32, len: usize) -> Result<bool, Lost> {
         let needed = self.buffers_for(len);
         let kept = if self.turns.has(channel) { (self.slots / KEPT_SHARE) as usize } else { 0 };
-        if self.session.free_buffers()? >= needed + kept {
+        if self.session.sender().free_buffers()? >= needed + kept {
             return Ok(true);
         }
-        self.session.unsent(self.endpoint.queue_pair())?;
-        Ok(self.session.free_buffers()? >= needed + kept)
+        self.session.sender().unsent(self.endpoint.queue_pair()).map_err(lost)?;
+        Ok(self.session.sender().free_buffers()? >= needed + kept)
     }
 
     /// Returns the length of the longest PDU that can be sent, in bytes.
@@ -135,18 +136,35 @@ impl Sender {
     /// Puts fragments into the transmit queue, channels in turn, and publishes them.
     pub(crate) fn flush(&mut self) -> Result<(), Lost> {
         if self.turns.len() > 0 {
-            let unsent = self.session.unsent(self.endpoint.queue_pair())?;
+            let queue_pair = self.endpoint.queue_pair();
+            let unsent = self.session.sender().unsent(queue_pair).map_err(lost)?;
             for _ in unsent..self.ahead.min(self.slots) {
-                let Some(Waiting { buffer, buffer_bytes }) = self.turns.front() else { break };
-                match self.session.send_reserved(self.endpoint, buffer, *buffer_bytes) {
+                let Some(waiting) = self.turns.front() else { break };
+                let Some(buffer) = waiting.buffer.take() else { break };
+                let sender = &mut self.session.sender();
+                match buffer.send(sender, self.endpoint, waiting.buffer_bytes) {
                     Ok(()) => drop(self.turns.next()),
-                    Err(towpath_client::SendError::Lost(lost)) => return Err(lost),
-                    // The channels have no other endpoint.
-                    Err(towpath_client::SendError::Revoked) => return Err(Lost::Revoked),
-                    Err(_) => break,
+                    Err(UnsentBuffer { error, buffer, .. }) => {
+                        waiting.buffer = Some(buffer);
+                        match error {
+                            towpath_client::SendError::Lost(lost) => return Err(lost),
+                            // The channels have no other endpoint.
+                            towpath_client::SendError::Revoked => return Err(Lost::Revoked),
+                            _ => break,
+                        }
+                    }
                 }
             }
         }
-        self.session.flush()
+        self.session.sender().flush()
+    }
+}
+
+/// Returns the loss that a failed call on the endpoint's queue pair means. The server opened the
+/// endpoint there, so a queue pair that does not exist is the server's mistake.
+pub(crate) fn lost(error: QueuePairError) -> Lost {
+    match error {
+        QueuePairError::Lost(lost) => lost,
+        _ => Lost::ServerWrong(Violation::Range),
     }
 }

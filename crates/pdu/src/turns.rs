@@ -112,9 +112,9 @@ impl<T> Turns<T> {
     }
 
     /// Returns the next fragment without removing it.
-    pub(crate) fn front(&mut self) -> Option<&T> {
+    pub(crate) fn front(&mut self) -> Option<&mut T> {
         self.choose();
-        self.order.front().and_then(|turn| self.places[turn.first].item.as_ref())
+        self.order.front().and_then(|turn| self.places[turn.first].item.as_mut())
     }
 
     /// Removes the next fragment; its channel goes behind the others.
@@ -229,7 +229,7 @@ mod tests {
             for step in 0..8 {
                 turns.push(round * (step % 3), Part::Whole, (round, step));
             }
-            assert_eq!(turns.front(), Some(&(round, 0)));
+            assert_eq!(turns.front(), Some(&mut (round, 0)));
             let mut all: Vec<_> = std::iter::from_fn(|| turns.next()).collect();
             all.sort_unstable();
             assert_eq!(all, (0..8).map(|step| (round, step)).collect::<Vec<_>>());

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use towpath_client::{Endpoint, OpenError, Options, Refusal, Rule, SendError, Session};
+use towpath_client::{Endpoint, OpenError, Options, QueuePair, Refusal, Rule, SendError, Session};
 use towpath_packet::pcapng::{Direction, InterfaceId, Writer};
 
 use crate::failure::{Failure, says};
@@ -93,7 +93,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let packets = capture.packets - unwritten;
     if matches!(&outcome, Err(End::Write(_))) {
         // The packets that the server has captured, and that this program has not taken.
-        let _ = session.receive(0, SLOTS as usize, |_| unwritten += 1);
+        let _ = session.receiver().receive(QueuePair::FIRST, SLOTS as usize, |_| unwritten += 1);
     }
     let unwritten =
         if unwritten > 0 { format!(", {unwritten} not written") } else { String::new() };
@@ -215,7 +215,7 @@ impl Capture {
     fn take(&mut self, session: &mut Session, budget: usize) -> Result<usize, End> {
         let Capture { writer, interface, packets, whole, .. } = self;
         let mut outcome = Ok(());
-        let taken = session.receive(0, budget, |packet| {
+        let taken = session.receiver().receive(QueuePair::FIRST, budget, |packet| {
             if outcome.is_err() {
                 return;
             }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use towpath_client::{Audience, Scope, Setting, Spec};
+use towpath_client::{Audience, EndpointId, Scope, Setting, Spec};
 
 use crate::failure::{Failure, print};
 use crate::find::{self, Target};
@@ -87,7 +87,7 @@ fn refuse_setting(text: &str) -> Result<(), Failure> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
     /// The following settings are this endpoint's.
-    Of(u32, u32),
+    Of(u32, EndpointId),
     Set(Setting, u64),
 }
 
@@ -103,7 +103,8 @@ impl FromStr for Change {
         }
         let endpoint = || {
             let (session, endpoint) = text.split_once('/')?;
-            Some((session.parse().ok().filter(|number| *number > 0)?, endpoint.parse().ok()?))
+            let session = session.parse().ok().filter(|number| *number > 0)?;
+            Some((session, EndpointId::new(endpoint.parse().ok()?)))
         };
         endpoint().map(|(session, endpoint)| Change::Of(session, endpoint)).ok_or_else(|| {
             "neither SETTING=VALUE, like wait=poll, nor SESSION/ENDPOINT, like 3/0".to_owned()
@@ -127,7 +128,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// A change, and the session and endpoint that it is for; `None` for the device.
-type Asked = (Option<(u32, u32)>, Setting, u64);
+type Asked = (Option<(u32, EndpointId)>, Setting, u64);
 
 /// Returns the requested changes. Each named endpoint has to have a setting.
 fn asked(changes: &[Change]) -> Result<Vec<Asked>, Failure> {
@@ -211,7 +212,7 @@ mod tests {
     #[test]
     fn changes_are_read() {
         assert_eq!("wait=poll".parse(), Ok(Change::Set(Setting::Wait, 0)));
-        assert_eq!("3/0".parse(), Ok(Change::Of(3, 0)));
+        assert_eq!("3/0".parse(), Ok(Change::Of(3, EndpointId::new(0))));
         for wrong in ["0/1", "3", "3/x", "wait", "speed=1", "wait=fast"] {
             let error = wrong.parse::<Change>().unwrap_err();
             assert!(!error.is_empty() && !error.contains('\n'), "{wrong}: {error}");
@@ -226,7 +227,7 @@ mod tests {
         };
         let all = asked("wait=poll 3/1 weight=2 wait=auto priority=1 4/0 weight=3").unwrap();
         let of: Vec<_> = all.iter().map(|(of, setting, _)| (*of, setting.spec().name)).collect();
-        let (first, second) = (Some((3, 1)), Some((4, 0)));
+        let (first, second) = (Some((3, EndpointId::new(1))), Some((4, EndpointId::new(0))));
         assert_eq!(
             of,
             [

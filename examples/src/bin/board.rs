@@ -15,7 +15,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use towpath_client::{Access, OobAddress, Options, Rule, Session, Sharing};
+use towpath_client::{Access, OobAddress, Options, QueuePair, Rule, Session, Sharing};
 use towpath_examples::apertures::{address, admit, ask, close_gone};
 
 /// Where the counters are in the memory, in bytes: each is an aligned word.
@@ -43,13 +43,13 @@ fn act([path, to]: [OsString; 2]) -> Result<(), Box<dyn Error>> {
 fn show(mut session: Session) -> Result<(), Box<dyn Error>> {
     let listener = session.open(&Rule::new().tcp(9).out_of_band())?;
     println!("showing at {}, port 9", session.info().ipv4.ok_or("no IPv4 address")?.0);
-    let board = session.create_memory(BYTES, Sharing::MapRead)?;
+    let board = session.memories().create(BYTES, Sharing::MapRead)?;
     let mut readers = Vec::new();
     while !session.is_revoked(listener) {
         session.wait(Some(Duration::from_millis(10)))?;
-        session.receive(0, usize::MAX, |_| {})?;
+        session.receiver().receive(QueuePair::FIRST, usize::MAX, |_| {})?;
         board.store(TICKS, board.load(TICKS)? + 1)?;
-        while let Some(request) = session.receive_oob(listener)? {
+        while let Some(request) = session.oob().receive(listener)? {
             readers.extend(admit(&mut session, &request, (&board, BYTES, Access::Read))?);
         }
         close_gone(&mut session, &mut readers)?;
@@ -61,10 +61,10 @@ fn show(mut session: Session) -> Result<(), Box<dyn Error>> {
 /// Reads the counters a few times.
 fn read(mut session: Session, to: OobAddress) -> Result<(), Box<dyn Error>> {
     let (endpoint, key) = ask(&mut session, to)?;
-    let board = session.import(endpoint, key)?;
+    let board = session.memories().import(endpoint, key)?;
     for _ in 0..3 {
         std::thread::sleep(Duration::from_millis(100));
         writeln!(io::stdout(), "{} ticks, {} readers", board.load(TICKS)?, board.load(READERS)?)?;
     }
-    Ok(session.release_aperture(board)?)
+    Ok(session.memories().release_aperture(board)?)
 }

@@ -18,7 +18,7 @@ use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use towpath_client::{Channel, OobAddress, Options, Rule, Session};
+use towpath_client::{Channel, OobAddress, Options, QueuePair, Rule, Session};
 use towpath_examples::apertures::{accept, address, connect};
 
 /// The length of the ring that each side offers the other one, in bytes.
@@ -52,8 +52,8 @@ fn receive(mut session: Session) -> Result<(), Box<dyn Error>> {
             return Err("the policy of the server grants the endpoint no more".into());
         }
         session.wait(None)?;
-        session.receive(0, usize::MAX, |_| {})?;
-        if let Some(request) = session.receive_oob(listener)?
+        session.receiver().receive(QueuePair::FIRST, usize::MAX, |_| {})?;
+        if let Some(request) = session.oob().receive(listener)?
             && let Some(endpoint) = accept(&mut session, &request)?
         {
             break endpoint;

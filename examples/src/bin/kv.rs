@@ -14,7 +14,9 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use towpath_client::{Access, Memory, Options, Request, RequestState, Rule, Session, Sharing};
+use towpath_client::{
+    Access, Memory, Options, QueuePair, Request, RequestState, Rule, Session, Sharing,
+};
 use towpath_examples::apertures::{address, admit, ask, close_gone};
 
 /// The places of the table, each with a key and its value, padded with zeros.
@@ -61,15 +63,15 @@ fn fill(table: &Memory) -> Result<(), Box<dyn Error>> {
 }
 
 fn keep(mut session: Session) -> Result<(), Box<dyn Error>> {
-    let table = session.create_memory(BYTES, Sharing::Requests)?;
+    let table = session.memories().create(BYTES, Sharing::Requests)?;
     fill(&table)?;
     let listener = session.open(&Rule::new().tcp(9).out_of_band())?;
     println!("answering at {}, port 9", session.info().ipv4.ok_or("no IPv4 address")?.0);
     let mut peers = Vec::new();
     while !session.is_revoked(listener) {
         session.wait(None)?;
-        session.receive(0, usize::MAX, |_| {})?;
-        while let Some(request) = session.receive_oob(listener)? {
+        session.receiver().receive(QueuePair::FIRST, usize::MAX, |_| {})?;
+        while let Some(request) = session.oob().receive(listener)? {
             peers.extend(admit(&mut session, &request, (&table, BYTES, Access::Read))?);
         }
         close_gone(&mut session, &mut peers)?;
@@ -79,14 +81,14 @@ fn keep(mut session: Session) -> Result<(), Box<dyn Error>> {
 
 fn look_up(mut session: Session, to: &str, key: &str) -> Result<(), Box<dyn Error>> {
     let (endpoint, table) = ask(&mut session, address(to)?)?;
-    let memory = session.create_memory(PROBED * PLACE_BYTES, Sharing::Requests)?;
+    let memory = session.memories().create(PROBED * PLACE_BYTES, Sharing::Requests)?;
     let mut places = [0; PROBED * PLACE_BYTES];
     let read = Request::read(table, first_place(key) as u64).local(&memory, 0..places.len());
-    let id = session.request(endpoint, &read)?;
-    while session.request_state(id) == RequestState::Pending {
+    let id = session.requests().queue(endpoint, &read)?;
+    while session.requests().state(id) == RequestState::Pending {
         session.wait(None)?;
     }
-    if let RequestState::Failed(fault) = session.request_state(id) {
+    if let RequestState::Failed(fault) = session.requests().state(id) {
         return Err(format!("{to}: {fault}").into());
     }
     memory.read(0, &mut places)?;

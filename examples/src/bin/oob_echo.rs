@@ -16,7 +16,8 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use towpath_client::{
-    Endpoint, Lost, OobAddress, OobKind, Options, PeerState, Rule, SendError, Session,
+    Endpoint, EndpointId, OobAddress, OobKind, Options, PeerState, QueuePair, QueuePairError, Rule,
+    SendError, Session,
 };
 
 const TCP: u8 = 6;
@@ -41,24 +42,24 @@ fn act([path, to]: [OsString; 2]) -> Result<(), Box<dyn Error>> {
 fn serve(mut session: Session) -> Result<(), Box<dyn Error>> {
     let listener = session.open(&Rule::new().tcp(7).out_of_band())?;
     println!("answering at {}, port 7", session.info().ipv4.ok_or("no IPv4 address")?.0);
-    let mut peers: HashMap<u32, Endpoint> = HashMap::new();
+    let mut peers: HashMap<EndpointId, Endpoint> = HashMap::new();
     while !session.is_revoked(listener) {
         session.wait(None)?;
         drop_packets(&mut session)?;
-        while let Some(number) = session.ready_oob()? {
+        while let Some(number) = session.oob().ready()? {
             let endpoint = peers.get(&number).copied().unwrap_or(listener);
-            while let Some(message) = session.receive_oob(endpoint)? {
+            while let Some(message) = session.oob().receive(endpoint)? {
                 let from = message.from();
                 let sent = match message.kind() {
                     OobKind::Request => match session.open(&Rule::new().tcp(0).out_of_band()) {
                         Ok(accepting) => {
-                            peers.insert(accepting.number(), accepting);
-                            session.accept_connection(accepting, from, b"welcome")
+                            peers.insert(accepting.id(), accepting);
+                            session.oob().accept_connection(accepting, from, b"welcome")
                         }
                         // A request has no time limit: the requester must get an answer.
-                        Err(_) => session.reject_connection(listener, from, b"too many"),
+                        Err(_) => session.oob().reject_connection(listener, from, b"too many"),
                     },
-                    _ => session.send_oob(endpoint, from, message.payload()),
+                    _ => session.oob().send(endpoint, from, message.payload()),
                 };
                 // Without room to send, this example drops the answer.
                 sent.or_else(|error| if error == SendError::Full { Ok(()) } else { Err(error) })?;
@@ -75,19 +76,19 @@ fn serve(mut session: Session) -> Result<(), Box<dyn Error>> {
 /// Connects, sends each line, and prints the answers.
 fn ask(mut session: Session, to: OobAddress) -> Result<(), Box<dyn Error>> {
     let endpoint = session.open(&Rule::new().tcp(0).out_of_band())?;
-    session.request_connection(endpoint, to, b"oob_echo")?;
+    session.oob().request_connection(endpoint, to, b"oob_echo")?;
     let mut lines = io::stdin().lines();
     while is_there(session.peer_state(endpoint)) {
         session.wait(None)?;
         drop_packets(&mut session)?;
-        while let Some(message) = session.receive_oob(endpoint)? {
+        while let Some(message) = session.oob().receive(endpoint)? {
             let text = String::from_utf8_lossy(message.payload());
             writeln!(io::stdout(), "{}", text.trim_end_matches('\0'))?;
             let Some(line) = lines.next().transpose()? else {
-                session.disconnect(endpoint)?;
-                return Ok(session.flush()?);
+                session.oob().disconnect(endpoint)?;
+                return Ok(session.sender().flush()?);
             };
-            session.send_oob(endpoint, message.from(), line.as_bytes())?;
+            session.oob().send(endpoint, message.from(), line.as_bytes())?;
         }
     }
     Err(format!("{to}: {}", session.peer_state(endpoint)).into())
@@ -99,6 +100,6 @@ fn is_there(state: PeerState) -> bool {
 }
 
 /// Drops packets: anyone can send some to the port, and they end each wait.
-fn drop_packets(session: &mut Session) -> Result<(), Lost> {
-    session.receive(0, usize::MAX, |_| {}).map(|_| ())
+fn drop_packets(session: &mut Session) -> Result<(), QueuePairError> {
+    session.receiver().receive(QueuePair::FIRST, usize::MAX, |_| {}).map(|_| ())
 }

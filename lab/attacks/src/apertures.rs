@@ -43,7 +43,7 @@ pub(crate) fn memories(field: &Field) -> io::Result<Deeds> {
     while sessions.len() < SESSIONS && !field.over() {
         let Ok(mut session) = attach(&field.socket, 0) else { break };
         let mut own = Vec::new();
-        while let Ok(memory) = session.create_memory(4096, Sharing::MapRead) {
+        while let Ok(memory) = session.memories().create(4096, Sharing::MapRead) {
             own.push(memory);
         }
         let is_last = own.is_empty();
@@ -60,7 +60,7 @@ pub(crate) fn memories(field: &Field) -> io::Result<Deeds> {
             field.sit();
             break;
         };
-        match session.create_memory(4096, Sharing::MapRead) {
+        match session.memories().create(4096, Sharing::MapRead) {
             // Another attacker has ended.
             Ok(memory) => own.push(memory),
             Err(_) => refused += 1,
@@ -92,18 +92,18 @@ fn connect(from: &mut Session, to: &mut Session) -> io::Result<(Endpoint, Endpoi
     let failed = io::Error::other::<towpath_client::Lost>;
     let (one, _) = open(from)?;
     let (listener, address) = open(to)?;
-    from.request_connection(one, address, b"").map_err(io::Error::other)?;
-    from.flush_now().map_err(failed)?;
+    from.oob().request_connection(one, address, b"").map_err(io::Error::other)?;
+    from.sender().flush_now().map_err(failed)?;
     let mut requester = None;
     until(|| {
-        let found = to.receive_oob(listener).map_err(io::Error::other)?;
+        let found = to.oob().receive(listener).map_err(io::Error::other)?;
         requester = found.filter(|one| one.kind() == OobKind::Request).map(|one| one.from());
         Ok(requester.is_some())
     })?;
     let (other, _) = open(to)?;
     let requester = requester.ok_or(io::ErrorKind::NotFound)?;
-    to.accept_connection(other, requester, b"").map_err(io::Error::other)?;
-    to.flush_now().map_err(failed)?;
+    to.oob().accept_connection(other, requester, b"").map_err(io::Error::other)?;
+    to.sender().flush_now().map_err(failed)?;
     until(|| Ok(from.peer_state(one) == PeerState::Connected))?;
     Ok((one, other))
 }
@@ -118,7 +118,8 @@ struct SharedMemory {
 impl SharedMemory {
     fn export(&mut self) -> io::Result<ApertureKey> {
         let all = 0..self.memory.len();
-        let export = self.owner.export(self.endpoint, &self.memory, all, Access::ReadWrite);
+        let export =
+            self.owner.memories().export(self.endpoint, &self.memory, all, Access::ReadWrite);
         Ok(export.map_err(io::Error::other)?.key())
     }
 }
@@ -129,10 +130,10 @@ fn share(field: &Field, tripwires: u64) -> io::Result<(SharedMemory, Session, Ap
     let mut importer = attach(&field.socket, tripwires as u32)?;
     let (endpoint, other) = connect(&mut owner, &mut importer)?;
     let bytes = tripwires as usize * RANGE;
-    let memory = owner.create_memory(bytes, Sharing::MapWrite).map_err(io::Error::other)?;
+    let memory = owner.memories().create(bytes, Sharing::MapWrite).map_err(io::Error::other)?;
     let mut shared = SharedMemory { owner, memory, endpoint };
     let key = shared.export()?;
-    let aperture = importer.import(other, key).map_err(io::Error::other)?;
+    let aperture = importer.memories().import(other, key).map_err(io::Error::other)?;
     Ok((shared, importer, aperture))
 }
 
@@ -145,8 +146,9 @@ fn set_all(
 ) -> u64 {
     let mut one = |place: u64| {
         let range = place as usize * RANGE..(place as usize + 1) * RANGE;
-        let tripwire = shared.owner.set_tripwire(&shared.memory, range, Access::ReadWrite).ok()?;
-        importer.import_tripwire(aperture, tripwire.number()).ok()
+        let tripwire =
+            shared.owner.memories().set_tripwire(&shared.memory, range, Access::ReadWrite).ok()?;
+        importer.memories().import_tripwire(aperture, tripwire.number()).ok()
     };
     (0..most).take_while(|place| one(*place).is_some()).count() as u64
 }
@@ -191,12 +193,13 @@ pub(crate) fn asked(field: &Field) -> io::Result<Deeds> {
             let state = session.peer_state(*endpoint);
             full += u64::from(state == PeerState::Refused(Refused::Full));
             if state != PeerState::Requested {
-                asked += u64::from(session.request_connection(*endpoint, silent, b"").is_ok());
+                asked +=
+                    u64::from(session.oob().request_connection(*endpoint, silent, b"").is_ok());
             }
         }
-        session.flush_now().map_err(io::Error::other)?;
+        session.sender().flush_now().map_err(io::Error::other)?;
         session.wait(Some(Duration::from_millis(5))).map_err(io::Error::other)?;
-        while session.ready_oob().map_err(io::Error::other)?.is_some() {}
+        while session.oob().ready().map_err(io::Error::other)?.is_some() {}
         if !begun && asked >= u64::from(ASKED) {
             begun = true;
             field.begun();

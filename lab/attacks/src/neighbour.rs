@@ -11,7 +11,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use towpath_client::{Endpoint, Options, Rule, Session, WaitStrategy, administration_socket};
+use towpath_client::{
+    Endpoint, Options, QueuePair, Rule, Session, WaitStrategy, administration_socket,
+};
 use towpath_packet::build::Flow;
 
 use crate::partner;
@@ -291,16 +293,19 @@ fn one_way(
     to: &mut (Session, Endpoint, Vec<u8>),
     trips: &SharedTally,
 ) -> bool {
-    if from.0.send_bytes(from.1, &from.2).is_err() || from.0.flush_now().is_err() {
+    if from.0.sender().send_bytes(from.1, &from.2).is_err() || from.0.sender().flush_now().is_err()
+    {
         return false;
     }
     let length = from.2.len();
     loop {
         let mut came = false;
         // Other packets, such as the network's broadcasts, are not the answer.
+        if to.0.wait(Some(STEP)).is_err() {
+            return false;
+        }
         let outcome =
-            to.0.wait(Some(STEP))
-                .and_then(|_| to.0.receive(0, 64, |packet| came |= packet.len() == length));
+            to.0.receiver().receive(QueuePair::FIRST, 64, |one| came |= one.len() == length);
         match outcome {
             Ok(_) if came => return true,
             Ok(_) if !trips.is_over() => {}

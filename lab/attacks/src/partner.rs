@@ -99,8 +99,8 @@ impl End {
 
     /// Asks for a connection. Returns `true` once it exists.
     fn request(&mut self, to: OobAddress) -> bool {
-        if self.session.request_connection(self.endpoint, to, b"").is_err()
-            || self.session.flush().is_err()
+        if self.session.oob().request_connection(self.endpoint, to, b"").is_err()
+            || self.session.sender().flush().is_err()
         {
             return false;
         }
@@ -115,20 +115,20 @@ impl End {
 
     /// Takes note of the endpoint's news, so that they end no later wait. Messages stay.
     fn discard_news(&mut self) {
-        let _ = self.session.ready_oob();
+        let _ = self.session.oob().ready();
     }
 
     /// Says a word to the peer.
     pub(crate) fn say(&mut self, word: Word) -> bool {
         let Some(peer) = self.peer else { return false };
-        self.session.send_oob(self.endpoint, peer, &word.write()).is_ok()
-            && self.session.flush().is_ok()
+        self.session.oob().send(self.endpoint, peer, &word.write()).is_ok()
+            && self.session.sender().flush().is_ok()
     }
 
     /// Returns the next word of the peer; `None` if the peer goes or is silent for too long.
     pub(crate) fn receive(&mut self, at_most: Duration) -> Option<Word> {
         loop {
-            while let Some(message) = self.session.receive_oob(self.endpoint).ok()? {
+            while let Some(message) = self.session.oob().receive(self.endpoint).ok()? {
                 if let Some(word) =
                     Word::read(&message).filter(|_| message.kind() == OobKind::Message)
                 {
@@ -177,7 +177,7 @@ pub(crate) fn start(socket: &Path) -> Result<(), String> {
 /// Serves the next program that connects, until it goes; `None` when the server is gone.
 fn serve_peer(end: &mut End) -> Option<()> {
     let from = loop {
-        match end.session.receive_oob(end.endpoint).ok()? {
+        match end.session.oob().receive(end.endpoint).ok()? {
             Some(message) if message.kind() == OobKind::Request => break message.from(),
             Some(_) => {}
             None => {
@@ -186,8 +186,8 @@ fn serve_peer(end: &mut End) -> Option<()> {
             }
         }
     };
-    end.session.accept_connection(end.endpoint, from, b"").ok()?;
-    end.session.flush().ok()?;
+    end.session.oob().accept_connection(end.endpoint, from, b"").ok()?;
+    end.session.sender().flush().ok()?;
     end.peer = Some(from);
     while end.session.peer_state(end.endpoint) == PeerState::Requested {
         end.session.wait(Some(STEP)).ok()?;
@@ -207,13 +207,15 @@ fn serve_peer(end: &mut End) -> Option<()> {
 impl SharedObjects {
     fn answer(&mut self, end: &mut End, word: Word) -> Word {
         match word {
-            Word::Import(key) => match end.session.import(end.endpoint, ApertureKey(key)) {
-                Ok(aperture) => {
-                    self.imported.push(aperture);
-                    Word::Imported
+            Word::Import(key) => {
+                match end.session.memories().import(end.endpoint, ApertureKey(key)) {
+                    Ok(aperture) => {
+                        self.imported.push(aperture);
+                        Word::Imported
+                    }
+                    Err(error) => refusal(&error.to_string()),
                 }
-                Err(error) => refusal(&error.to_string()),
-            },
+            }
             _ => match self.export(end) {
                 Ok(key) => Word::Key(key),
                 Err(error) => refusal(&error),
@@ -223,9 +225,10 @@ impl SharedObjects {
 
     fn export(&mut self, end: &mut End) -> Result<u32, String> {
         let text = |error: &dyn std::fmt::Display| error.to_string();
-        let memory = end.session.create_memory(BYTES, Sharing::MapWrite);
+        let memory = end.session.memories().create(BYTES, Sharing::MapWrite);
         let memory = memory.map_err(|error| text(&error))?;
-        let export = end.session.export(end.endpoint, &memory, 0..BYTES, Access::ReadWrite);
+        let export =
+            end.session.memories().export(end.endpoint, &memory, 0..BYTES, Access::ReadWrite);
         let export = export.map_err(|error| text(&error))?;
         let key = export.key().0;
         self.exported.push((export, memory));
@@ -234,11 +237,11 @@ impl SharedObjects {
 
     fn release(self, end: &mut End) {
         for (export, memory) in self.exported {
-            let _ = end.session.revoke(export);
-            let _ = end.session.release_memory(&memory);
+            let _ = end.session.memories().revoke(export);
+            let _ = end.session.memories().release(&memory);
         }
         for aperture in self.imported {
-            let _ = end.session.release_aperture(aperture);
+            let _ = end.session.memories().release_aperture(aperture);
         }
     }
 }

@@ -55,14 +55,14 @@ impl Sides {
             let (ip, _) = session.info().ipv4.ok_or(io::ErrorKind::AddrNotAvailable)?;
             Ok(OobAddress { ip: ip.into(), protocol: 6, port: endpoint.port() })
         };
-        owner.request_connection(from, address(&peer, to)?, b"").map_err(other)?;
-        owner.flush().map_err(other)?;
+        owner.oob().request_connection(from, address(&peer, to)?, b"").map_err(other)?;
+        owner.sender().flush().map_err(other)?;
         let until = Instant::now() + CONNECTING;
         while owner.peer_state(from) != PeerState::Connected {
-            while let Some(message) = peer.receive_oob(to).map_err(other)? {
-                peer.accept_connection(to, message.from(), b"").map_err(other)?;
+            while let Some(message) = peer.oob().receive(to).map_err(other)? {
+                peer.oob().accept_connection(to, message.from(), b"").map_err(other)?;
             }
-            peer.flush().map_err(other)?;
+            peer.sender().flush().map_err(other)?;
             if Instant::now() > until {
                 return Err(io::Error::other("the attacker's sessions are not connected"));
             }
@@ -74,12 +74,12 @@ impl Sides {
     /// Has the server write into the memory, until it has or the attack is over. Returns `true` if it has.
     fn write(&mut self, key: ApertureKey, local: &Memory, is_over: &dyn Fn() -> bool) -> bool {
         let request = Request::write(key, 0).local(local, 0..REQUEST_BYTES);
-        let Ok(id) = self.peer.request(self.to, &request) else { return false };
-        let mut goes_on = self.peer.flush().is_ok();
-        while goes_on && !is_over() && self.peer.request_state(id) == RequestState::Pending {
+        let Ok(id) = self.peer.requests().queue(self.to, &request) else { return false };
+        let mut goes_on = self.peer.sender().flush().is_ok();
+        while goes_on && !is_over() && self.peer.requests().state(id) == RequestState::Pending {
             goes_on = self.peer.wait(Some(Duration::from_millis(20))).is_ok();
         }
-        self.peer.request_state(id) == RequestState::Complete
+        self.peer.requests().state(id) == RequestState::Complete
     }
 }
 
@@ -88,12 +88,15 @@ impl Sides {
 pub(crate) fn remove(field: &Field) -> io::Result<Deeds> {
     let mut sides = Sides::connect(field)?;
     let before = shared_ranges()?;
-    let remote = sides.owner.create_memory(MEMORY_BYTES, Sharing::Requests).map_err(other)?;
+    let remote = sides.owner.memories().create(MEMORY_BYTES, Sharing::Requests).map_err(other)?;
     let (start, len) = new_range(&before)?;
     let range = 0..MEMORY_BYTES;
-    let export =
-        sides.owner.export(sides.from, &remote, range, Access::ReadWrite).map_err(other)?;
-    let local = sides.peer.create_memory(MEMORY_BYTES, Sharing::Requests).map_err(other)?;
+    let export = sides
+        .owner
+        .memories()
+        .export(sides.from, &remote, range, Access::ReadWrite)
+        .map_err(other)?;
+    let local = sides.peer.memories().create(MEMORY_BYTES, Sharing::Requests).map_err(other)?;
     let alias = sys::alias_large(start, len).ok_or(io::ErrorKind::OutOfMemory)?;
     let count = field.size_or(MAPPINGS);
     let mapped = (0..count).filter(|_| sys::alias_again(alias, len)).count() as u64;

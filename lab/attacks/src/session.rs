@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use towpath_client::{Endpoint, Options, Rule, Session};
+use towpath_client::{Endpoint, Options, QueuePair, Rule, Session};
 use towpath_packet::build::Flow;
 use towpath_protocol::channel::{Channel, Incoming};
 use towpath_protocol::message::{Attach, Message, fixed_name};
@@ -147,11 +147,11 @@ impl Target {
     /// Announces sleep and sends itself a packet, so that the server notifies it, and returns
     /// `true` if the packet came within the time.
     pub(crate) fn have_a_notification(&mut self, within: Duration) -> bool {
-        let _ = self.session.receive(0, 64, |_| ());
+        let _ = self.session.receiver().receive(QueuePair::FIRST, 64, |_| ());
         self.session.disarm();
         if self.session.arm().is_err()
-            || self.session.send_bytes(self.endpoint, &self.packet).is_err()
-            || self.session.flush_now().is_err()
+            || self.session.sender().send_bytes(self.endpoint, &self.packet).is_err()
+            || self.session.sender().flush_now().is_err()
         {
             return false;
         }
@@ -173,10 +173,10 @@ impl Target {
     /// place of a packet; such zeros count only if the session goes on.
     pub(crate) fn exchange(&mut self) -> Option<u64> {
         let own = self.session.info().mac;
-        let _ = self.session.send_bytes(self.endpoint, &self.packet);
-        self.session.flush_now().ok()?;
+        let _ = self.session.sender().send_bytes(self.endpoint, &self.packet);
+        self.session.sender().flush_now().ok()?;
         let (mut foreign, mut freed) = (0, 0);
-        while let Some(packet) = self.session.receive_one(0).ok()? {
+        while let Some(packet) = self.session.receiver().receive_one(QueuePair::FIRST).ok()? {
             if packet.get(..6) == Some(&own.octets()[..]) {
                 continue;
             }

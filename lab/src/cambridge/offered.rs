@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session};
+use towpath_client::{Endpoint, Meta, Options, QueuePair, Rule, SendError, Session};
 use towpath_testkit::pin;
 
 use super::place::Place;
@@ -270,7 +270,7 @@ impl Ours {
                 let mut got = Got::nothing()?;
                 loop {
                     let last = over.load(Ordering::Acquire);
-                    let count = application.receive(0, 32, |packet| {
+                    let count = application.receiver().receive(QueuePair::FIRST, 32, |packet| {
                         let bytes = packet.contiguous().unwrap_or_default();
                         let payload = bytes.get(HEADER_BYTES..);
                         got.done += work(start, window, payload, &mut got.delay);
@@ -288,7 +288,7 @@ impl Ours {
                 let offered = pin(cores.0).map_err(anyhow::Error::from).and_then(|()| {
                     offer(start, window, per_s, |due| {
                         let Some(due) = due else {
-                            generator.flush()?;
+                            generator.sender().flush()?;
                             return Ok(true);
                         };
                         let packet = |parts: &mut [&mut [u8]]| {
@@ -299,7 +299,7 @@ impl Ours {
                                 rest[..8].copy_from_slice(&due.to_ne_bytes());
                             }
                         };
-                        match generator.send(*from, PACKET_BYTES, Meta::FULL, packet) {
+                        match generator.sender().send(*from, PACKET_BYTES, Meta::FULL, packet) {
                             Ok(()) => Ok(true),
                             Err(SendError::Full) => Ok(false),
                             Err(error) => Err(error.into()),
@@ -329,7 +329,8 @@ impl Ours {
     ) -> anyhow::Result<u64> {
         let until = Instant::now() + PATIENCE;
         loop {
-            got.arrived += self.application.receive(0, 32, |_| {})? as u64;
+            got.arrived +=
+                self.application.receiver().receive(QueuePair::FIRST, 32, |_| {})? as u64;
             let dropped = self.dropped() - dropped_before;
             if got.arrived + dropped == offered.sent {
                 return Ok(dropped);

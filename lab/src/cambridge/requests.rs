@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use rustix::event::{Timespec, epoll};
-use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session, WaitStrategy};
+use towpath_client::{Endpoint, Meta, Options, QueuePair, Rule, SendError, Session, WaitStrategy};
 use towpath_testkit::Selected;
 
 use crate::flow::{self, HEADER_BYTES};
@@ -66,7 +66,8 @@ impl Sessions {
         let endpoints = (0..connections)
             .map(|table_index| {
                 let port = FIRST_PORT + table_index as u16;
-                Ok(server.open(&Rule::new().udp(port).queue_pair(table_index as u32))?)
+                Ok(server
+                    .open(&Rule::new().udp(port).queue_pair(QueuePair::new(table_index as u32)))?)
             })
             .collect::<anyhow::Result<_>>()?;
         let flow = flow::between(&client, &server, (1000, 0))?;
@@ -79,7 +80,7 @@ impl Sessions {
     /// it.
     pub(super) fn ask(&mut self, connection: u32) -> anyhow::Result<bool> {
         let request = &self.request;
-        let sent = self.client.send(self.from, PACKET_BYTES, Meta::FULL, |parts| {
+        let sent = self.client.sender().send(self.from, PACKET_BYTES, Meta::FULL, |parts| {
             if let [part] = parts
                 && let Some((headers, payload)) = part.split_at_mut_checked(HEADER_BYTES)
             {
@@ -96,7 +97,7 @@ impl Sessions {
     }
 
     pub(super) fn flush(&mut self) -> anyhow::Result<()> {
-        Ok(self.client.flush()?)
+        Ok(self.client.sender().flush()?)
     }
 
     /// Runs the server application once: takes the requests that are there, on any connection, and
@@ -115,13 +116,15 @@ impl Sessions {
         for _ in 0..64 {
             let Some(queue_pair) = self.server.ready()? else { break };
             let owed = &mut self.owed;
-            self.server.receive(queue_pair, 8, |packet| owed.push(packet.endpoint()))?;
+            self.server
+                .receiver()
+                .receive(queue_pair, 8, |packet| owed.push(packet.endpoint().number()))?;
             while let Some(connection) = self.owed.pop() {
                 self.answer(connection)?;
                 served += 1;
             }
         }
-        self.server.flush()?;
+        self.server.sender().flush()?;
         Ok(served)
     }
 
@@ -139,7 +142,7 @@ impl Sessions {
     fn answer(&mut self, connection: u32) -> anyhow::Result<()> {
         let endpoint = self.endpoints.get(connection as usize).context("no such connection")?;
         let request = &self.request;
-        self.server.send(*endpoint, PACKET_BYTES, Meta::FULL, |parts| {
+        self.server.sender().send(*endpoint, PACKET_BYTES, Meta::FULL, |parts| {
             if let [part] = parts
                 && let Some((headers, payload)) = part.split_at_mut_checked(HEADER_BYTES)
             {
@@ -160,7 +163,7 @@ impl Sessions {
     /// Returns the connections whose answers came.
     pub(super) fn answered(&mut self) -> anyhow::Result<std::vec::Drain<'_, u32>> {
         let answered = &mut self.answered;
-        self.client.receive(0, 256, |packet| {
+        self.client.receiver().receive(QueuePair::FIRST, 256, |packet| {
             let number =
                 packet.contiguous().and_then(|bytes| bytes.get(HEADER_BYTES..)?.first_chunk());
             answered.extend(number.map(|bytes| u32::from_ne_bytes(*bytes)));

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, poll};
-use towpath_client::{Endpoint, Options, Rule, SendError, Session, WaitStrategy};
+use towpath_client::{Endpoint, Options, QueuePair, Rule, SendError, Session, WaitStrategy};
 use towpath_packet::{MacAddr, Meta};
 use towpath_testkit::PacketRing;
 
@@ -133,7 +133,7 @@ fn served(
     move || {
         session.wait(None)?;
         loop {
-            let packets = session.receive(0, BATCH, |packet| {
+            let packets = session.receiver().receive(QueuePair::FIRST, BATCH, |packet| {
                 let packet = packet.contiguous().unwrap_or_default();
                 if goes_back(packet) {
                     bytes.extend_from_slice(packet);
@@ -148,7 +148,7 @@ fn served(
                 rest = later;
             }
             bytes.clear();
-            session.flush()?;
+            session.sender().flush()?;
             count.add_packets(packets);
             let sum = session.statistics().notifications;
             count.add_ipcs(sum - std::mem::replace(&mut notifications, sum));
@@ -162,14 +162,14 @@ fn served(
 /// Sends a packet; waits while there is no room.
 fn send(session: &mut Session, endpoint: Endpoint, packet: &[u8]) -> anyhow::Result<()> {
     loop {
-        let sent = session.send(endpoint, packet.len(), Meta::FULL, |parts| {
+        let sent = session.sender().send(endpoint, packet.len(), Meta::FULL, |parts| {
             if let [part] = parts {
                 part.copy_from_slice(packet);
             }
         });
         match sent {
             Err(SendError::Full) => {
-                session.want_room(endpoint.queue_pair())?;
+                session.sender().want_room(endpoint.queue_pair())?;
                 session.wait(None)?;
             }
             sent => return Ok(sent?),

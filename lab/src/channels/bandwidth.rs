@@ -103,7 +103,7 @@ impl End {
         if self.pending.len() >= MAX_PENDING {
             return Ok(false);
         }
-        match self.side.session.request(self.side.endpoint, request) {
+        match self.side.session.requests().queue(self.side.endpoint, request) {
             Ok(id) => self.pending.push_back((id, end)),
             Err(RequestError::Full) => return Ok(false),
             Err(error) => return Err(error.into()),
@@ -114,7 +114,7 @@ impl End {
     /// Removes the complete requests.
     fn take_completions(&mut self) -> anyhow::Result<()> {
         while let Some((id, end)) = self.pending.front().copied() {
-            match self.side.session.request_state(id) {
+            match self.side.session.requests().state(id) {
                 RequestState::Pending => break,
                 RequestState::Complete => self.complete = end,
                 state => bail!("a request failed: {state:?}"),
@@ -139,9 +139,10 @@ impl Requests {
     pub(super) fn new(socket: &Path) -> anyhow::Result<Requests> {
         let [mut near, mut far] = ends::open(socket, WaitStrategy::Poll, (1, 64))?;
         let share = |side: &mut Side| -> anyhow::Result<(Memory, ApertureKey)> {
-            let memory = side.session.create_memory(RING_BYTES + 4096, Sharing::Requests)?;
+            let memory = side.session.memories().create(RING_BYTES + 4096, Sharing::Requests)?;
             let all = 0..memory.len();
-            let export = side.session.export(side.endpoint, &memory, all, Access::ReadWrite)?;
+            let export =
+                side.session.memories().export(side.endpoint, &memory, all, Access::ReadWrite)?;
             Ok((memory, export.key()))
         };
         let (near_memory, near_key) = share(&mut near)?;
@@ -217,10 +218,10 @@ impl Requests {
             let write = Request::write(end.far, POSITION as u64);
             let write = write.local(&end.memory, slot..slot + 8);
             while !end.request(&write, self.sent)? {
-                end.side.session.flush()?;
+                end.side.session.sender().flush()?;
                 end.take_completions()?;
             }
-            end.side.session.flush()?;
+            end.side.session.sender().flush()?;
         }
         Ok(())
     }
@@ -243,7 +244,7 @@ impl Requests {
             end.memory.store(slot, self.received)?;
             let write = Request::write(end.far, POSITION as u64);
             if end.request(&write.local(&end.memory, slot..slot + 8), self.received)? {
-                end.side.session.flush()?;
+                end.side.session.sender().flush()?;
                 self.acknowledged = self.received;
             }
         }

@@ -59,15 +59,15 @@ pub(super) fn open(
     let mut answers = Session::attach(socket, &options("answers"))?;
     let (near, far) = connect(&mut asks, &mut answers)?;
     let each = ChannelOffer::memory_bytes(ring_bytes).context("no ring has this length")?;
-    let memory = |session: &mut Session| session.create_memory(each * count, Sharing::MapWrite);
+    let memory = |session: &mut Session| session.memories().create(each * count, Sharing::MapWrite);
     let memories = [memory(&mut asks)?, memory(&mut answers)?];
     let mut channels = [Vec::with_capacity(count), Vec::with_capacity(count)];
     for number in 0..count {
         let place = number * each;
         let mut one = ChannelOffer::new(&mut asks, near, (&memories[0], place), ring_bytes)?;
         let mut other = ChannelOffer::new(&mut answers, far, (&memories[1], place), ring_bytes)?;
-        asks.flush()?;
-        answers.flush()?;
+        asks.sender().flush()?;
+        answers.sender().flush()?;
         channels[0].push(complete(&mut one, &mut asks, near)?);
         channels[1].push(complete(&mut other, &mut answers, far)?);
     }
@@ -89,12 +89,12 @@ pub(crate) fn connect(
     let near = asks.open(&Rule::new().tcp(0).out_of_band())?;
     let ip = answers.info().ipv4.context("a session without an IPv4 address")?.0;
     let to = OobAddress { ip: IpAddr::V4(ip), protocol: TCP, port: PORT };
-    asks.request_connection(near, to, b"")?;
-    asks.flush()?;
+    asks.oob().request_connection(near, to, b"")?;
+    asks.sender().flush()?;
     let request = message(answers, listener)?;
     let far = answers.open(&Rule::new().tcp(0).out_of_band())?;
-    answers.accept_connection(far, request.from(), b"")?;
-    answers.flush()?;
+    answers.oob().accept_connection(far, request.from(), b"")?;
+    answers.sender().flush()?;
     ensure!(message(asks, near)?.kind() == OobKind::Accept, "no connection");
     let until = Instant::now() + PATIENCE;
     for (session, endpoint) in [(asks, near), (answers, far)] {
@@ -112,7 +112,7 @@ fn message(
 ) -> anyhow::Result<towpath_client::ReceivedOob> {
     let until = Instant::now() + PATIENCE;
     loop {
-        if let Some(message) = session.receive_oob(endpoint)? {
+        if let Some(message) = session.oob().receive(endpoint)? {
             return Ok(message);
         }
         ensure!(Instant::now() < until, "no message in {PATIENCE:?}");

@@ -115,10 +115,10 @@ impl Idle {
             } else {
                 answers.session.wait(Some(PATIENCE))?;
             }
-            if let Some(tripwire) = answers.session.ready_tripwire()? {
+            if let Some(tripwire) = answers.session.tripwires().ready()? {
                 break tripwire.number() as usize;
             }
-            answers.session.ready_oob()?;
+            answers.session.oob().ready()?;
             ensure!(start.elapsed() < PATIENCE, "no tripwire fired in {PATIENCE:?}");
         };
         let number = *self.by_tripwire.get(tripwire).context("an unknown tripwire")?;

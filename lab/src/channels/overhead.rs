@@ -114,7 +114,7 @@ fn take_and_answer(
 ) -> anyhow::Result<usize> {
     let (mut count, mut message) = (0, Vec::with_capacity(MESSAGE.len()));
     side.session.poll()?;
-    while let Some(tripwire) = side.session.ready_tripwire()? {
+    while let Some(tripwire) = side.session.tripwires().ready()? {
         let number = by_tripwire.get(tripwire.number() as usize).context("an unknown tripwire")?;
         let channel = side.channels.get_mut(*number).context("an unknown tripwire")?;
         loop {

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session};
+use towpath_client::{Endpoint, Meta, Options, QueuePair, Rule, SendError, Session};
 use towpath_packet::build::Flow;
 use towpath_testkit::{Participants, pin};
 
@@ -178,11 +178,11 @@ impl Sender {
             }
             ensure!(last.elapsed() < PATIENCE, "nothing more is sent");
             if self.waits == Waits::Blocks {
-                self.session.want_room(0)?;
+                self.session.sender().want_room(QueuePair::FIRST)?;
                 self.session.wait(Some(Duration::from_millis(100)))?;
             }
         }
-        while self.session.unsent(0)? > 0 {
+        while self.session.sender().unsent(QueuePair::FIRST)? > 0 {
             ensure!(last.elapsed() < PATIENCE, "packets are not sent");
             thread::sleep(Duration::from_micros(50));
         }
@@ -218,7 +218,7 @@ pub(super) fn send_batch(
 ) -> anyhow::Result<usize> {
     let mut sent = 0;
     while sent < count {
-        let outcome = session.send(endpoint, PACKET_BYTES, Meta::FULL, |parts| {
+        let outcome = session.sender().send(endpoint, PACKET_BYTES, Meta::FULL, |parts| {
             if let [part] = parts {
                 part.copy_from_slice(packet);
             }
@@ -229,7 +229,7 @@ pub(super) fn send_batch(
             Err(error) => return Err(error.into()),
         }
     }
-    session.flush()?;
+    session.sender().flush()?;
     Ok(sent)
 }
 

@@ -7,7 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use towpath_client::{Endpoint, Meta, Options, Rule, Scope, Session, Setting, WaitStrategy};
+use towpath_client::{
+    Endpoint, Meta, Options, QueuePair, Rule, Scope, Session, Setting, WaitStrategy,
+};
 use towpath_netlink::Netlink;
 use towpath_packet::build::Flow;
 use towpath_testkit::{Participants, pin};
@@ -206,20 +208,20 @@ impl<'a> Bench<'a> {
             pin(cpu)?;
             paced(load, frames, |count| {
                 for sent in 1..=count {
-                    session.send(*endpoint, FRAME_BYTES, Meta::FULL, |parts| {
+                    session.sender().send(*endpoint, FRAME_BYTES, Meta::FULL, |parts| {
                         if let [part] = parts {
                             part[..HEADER_BYTES].copy_from_slice(headers);
                             part[HEADER_BYTES..].fill(count as u8);
                         }
                     })?;
                     if load.flushes_after(sent) {
-                        session.flush()?;
+                        session.sender().flush()?;
                     }
                 }
                 Ok(())
             })?;
             let start = Instant::now();
-            while session.unsent(0)? > 0 {
+            while session.sender().unsent(QueuePair::FIRST)? > 0 {
                 ensure!(start.elapsed() < PATIENCE, "frames are not sent");
                 thread::sleep(Duration::from_micros(100));
             }
@@ -240,7 +242,7 @@ impl<'a> Bench<'a> {
                 let left = limit.saturating_sub(start.elapsed());
                 ensure!(!left.is_zero(), "{received} of {frames} frames arrived");
                 session.wait(Some(left))?;
-                let got = session.receive(0, 256, |packet| {
+                let got = session.receiver().receive(QueuePair::FIRST, 256, |packet| {
                     let parts = packet.parts().map(crate::messages::add);
                     sum = parts.fold(sum, u64::wrapping_add);
                 })?;

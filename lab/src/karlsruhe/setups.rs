@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Context;
-use towpath_client::{Meta, Session, Setting};
+use towpath_client::{EndpointId, Meta, Session, Setting};
 use towpath_net::{Armed, Link, LinkError, LinkInfo, Network, SessionLink};
 
 use crate::process::Process;
@@ -71,7 +71,7 @@ impl SetUp {
         let socket = process.socket();
         let mut session = Session::attach(&socket, &SessionLink::options("karlsruhe"))?;
         // A timer-driven engine looks at its queues anyway.
-        session.set_notification_suppression(self.suppresses || self.has_timers);
+        session.sender().set_notification_suppression(self.suppresses || self.has_timers);
         let number = session.info().session;
         let link = SessionLink::new(session)?;
         if self.coalesces {
@@ -89,7 +89,7 @@ impl SetUp {
 /// Sets the coalescing of a host's only endpoint.
 fn coalesce(socket: &Path, session: u32) -> anyhow::Result<()> {
     for (setting, value) in [(Setting::RxFrames, FRAMES), (Setting::RxUsecs, USECS)] {
-        towpath_client::set(socket, Some((session, 0)), setting, value)
+        towpath_client::set(socket, Some((session, EndpointId::new(0))), setting, value)
             .with_context(|| format!("setting {}", setting.spec().name))?;
     }
     Ok(())

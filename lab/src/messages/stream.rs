@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session};
+use towpath_client::{Endpoint, Meta, Options, QueuePair, Rule, SendError, Session};
 use towpath_packet::build::Flow;
 
 use super::amount::{Amount, Moved, PATIENCE, Pace, add, pieces, window};
@@ -159,7 +159,7 @@ impl Stream {
         for number in 0..most {
             let (headers, fill) = (&self.headers, self.sent as u8);
             let len = HEADER_BYTES + piece_bytes;
-            let sent = self.sender.send(self.from, len, Meta::FULL, |parts| {
+            let sent = self.sender.sender().send(self.from, len, Meta::FULL, |parts| {
                 let mut before = HEADER_BYTES;
                 for part in parts {
                     let (start, payload) = part.split_at_mut(before.min(part.len()));
@@ -174,21 +174,21 @@ impl Stream {
                     self.control.iter_mut().for_each(|control| control.credit.fill(control.each));
                 }
                 Err(SendError::Full) => {
-                    self.sender.flush()?;
+                    self.sender.sender().flush()?;
                     return Ok(number);
                 }
                 Err(error) => return Err(error.into()),
             }
         }
         if most > 0 {
-            self.sender.flush()?;
+            self.sender.sender().flush()?;
         }
         Ok(most)
     }
 
     fn receive(&mut self) -> anyhow::Result<u64> {
         let (mut sum, mut bytes) = (0u64, 0);
-        let got = self.receiver.receive(0, 64, |packet| {
+        let got = self.receiver.receiver().receive(QueuePair::FIRST, 64, |packet| {
             for part in packet.parts() {
                 sum = sum.wrapping_add(add(part));
                 bytes += part.len() as u64;
@@ -231,7 +231,7 @@ impl Control {
     /// Takes the acknowledgements that have come. Returns the packets that may be sent.
     fn room(&mut self, sender: &mut Session) -> anyhow::Result<u64> {
         let credit = &mut self.credit;
-        sender.receive(0, 64, |packet| {
+        sender.receiver().receive(QueuePair::FIRST, 64, |packet| {
             let bytes = packet.contiguous().and_then(|bytes| bytes.get(HEADER_BYTES..));
             if let Some(bytes) = bytes.and_then(|bytes| bytes.first_chunk()) {
                 credit.take(Acknowledgement::from_bytes(*bytes));
@@ -245,8 +245,8 @@ impl Control {
         self.granter.empty(packets * self.each);
         let Some(acknowledgement) = self.granter.due() else { return Ok(()) };
         let frame = [&self.headers[..], &acknowledgement.to_bytes()].concat();
-        receiver.send_bytes(self.from, &frame)?;
-        receiver.flush()?;
+        receiver.sender().send_bytes(self.from, &frame)?;
+        receiver.sender().flush()?;
         self.acknowledged += 1;
         Ok(())
     }

@@ -10,7 +10,7 @@ use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use towpath_client::{Options, Rule, Session, WaitStrategy};
+use towpath_client::{Options, QueuePair, Rule, Session, WaitStrategy};
 use towpath_testkit::{
     End, Namespace, connect, process_cpu_time, softirq_time, this_thread_cpu_time,
 };
@@ -182,7 +182,7 @@ fn receive(session: &mut Session, window: Duration) -> anyhow::Result<(u64, Dura
         }
         ensure!(session.wait(Some(PATIENCE))?, "no packet arrived in {PATIENCE:?}");
         let mut sum = 0_u64;
-        while session.receive(0, BATCH, |packet| {
+        while session.receiver().receive(QueuePair::FIRST, BATCH, |packet| {
             let bytes = packet.contiguous().unwrap_or_default();
             packets += u64::from(bytes.len() == PACKET_BYTES);
             sum += bytes.iter().map(|byte| u64::from(*byte)).sum::<u64>();

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session};
+use towpath_client::{Endpoint, Meta, Options, QueuePair, Rule, SendError, Session};
 use towpath_testkit::{Participants, pin, this_thread_cpu_time};
 
 use crate::flow::{self, HEADER_BYTES};
@@ -89,10 +89,14 @@ impl Bench {
                 let (start, cpu) = (Instant::now(), this_thread_cpu_time()?);
                 let (mut looks, mut received, mut sum) = (0_u64, 0_u64, 0_u64);
                 while !over.load(Ordering::Acquire) {
-                    received += application.receive(0, RING as usize, |packet| {
-                        let parts = packet.parts().map(crate::messages::add);
-                        sum = parts.fold(sum, u64::wrapping_add);
-                    })? as u64;
+                    received += application.receiver().receive(
+                        QueuePair::FIRST,
+                        RING as usize,
+                        |packet| {
+                            let parts = packet.parts().map(crate::messages::add);
+                            sum = parts.fold(sum, u64::wrapping_add);
+                        },
+                    )? as u64;
                     looks += 1;
                     // By the clock: a late poll does not delay the next one.
                     let due = Duration::from_secs_f64(looks as f64 / clock);
@@ -102,7 +106,8 @@ impl Bench {
                 let busy = (this_thread_cpu_time()? - cpu).as_secs_f64();
                 let took = start.elapsed().as_secs_f64();
                 // The remaining packets belong to no poll.
-                while application.receive(0, RING as usize, |_| {})? > 0 {}
+                while application.receiver().receive(QueuePair::FIRST, RING as usize, |_| {})? > 0 {
+                }
                 Ok(Run { looks, received, busy, engine_busy: 0.0, due: 0, sent: 0, took })
             });
             let sending = scope.spawn(|| {
@@ -136,7 +141,7 @@ fn send(
         }
         let due = (now.as_secs_f64() * rate) as u64;
         while sent < due {
-            let outcome = generator.send(from, FRAME_BYTES, Meta::FULL, |parts| {
+            let outcome = generator.sender().send(from, FRAME_BYTES, Meta::FULL, |parts| {
                 if let [part] = parts {
                     part[..HEADER_BYTES].copy_from_slice(headers);
                     part[HEADER_BYTES..].fill(sent as u8);
@@ -148,7 +153,7 @@ fn send(
                 Err(error) => return Err(error.into()),
             }
         }
-        generator.flush()?;
+        generator.sender().flush()?;
         thread::sleep(TICK);
     }
 }

@@ -84,9 +84,9 @@ impl Hosts {
         let (mut near, mut far) = (attach(&servers[0], "asks")?, attach(&servers[1], "answers")?);
         let (endpoint, to) = connect(&mut near, &mut far)?;
         let bytes = MOST_PENDING * MOST_BYTES;
-        let memory = near.create_memory(bytes, Sharing::Requests)?;
-        let there = far.create_memory(bytes, Sharing::Requests)?;
-        let key = far.export(to, &there, 0..bytes, Access::ReadWrite)?.key();
+        let memory = near.memories().create(bytes, Sharing::Requests)?;
+        let there = far.memories().create(bytes, Sharing::Requests)?;
+        let key = far.memories().export(to, &there, 0..bytes, Access::ReadWrite)?.key();
         Ok(Hosts { near, endpoint, memory, key, _far: (far, there), servers })
     }
 
@@ -165,7 +165,7 @@ impl Hosts {
             Direction::Read => Request::read(self.key, at as u64),
         };
         let request = request.local(&self.memory, at..at + bytes);
-        match self.near.request(self.endpoint, &request) {
+        match self.near.requests().queue(self.endpoint, &request) {
             Ok(id) => Ok(Some(id)),
             Err(RequestError::Full) => Ok(None),
             Err(error) => Err(error.into()),
@@ -178,7 +178,7 @@ impl Hosts {
         let until = Instant::now() + PATIENCE;
         loop {
             while let Some(id) = pending.front() {
-                match self.near.request_state(*id) {
+                match self.near.requests().state(*id) {
                     RequestState::Pending => break,
                     RequestState::Complete => pending.pop_front(),
                     state => bail!("a request failed: {state:?}"),
@@ -189,7 +189,7 @@ impl Hosts {
             }
             ensure!(Instant::now() < until, "no request is complete in {PATIENCE:?}");
             self.near.wait(Some(PATIENCE))?;
-            while self.near.ready_oob()?.is_some() {}
+            while self.near.oob().ready()?.is_some() {}
         }
     }
 }

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use towpath_client::{Endpoint, Options, Rule, SendError, Session};
+use towpath_client::{Endpoint, Options, QueuePair, Rule, SendError, Session};
 use towpath_packet::build::Flow;
 use towpath_testkit::pin;
 
@@ -183,7 +183,7 @@ impl Busy {
         // The busy queue pairs are numbered after half of the idle ones.
         for queue_pair in 0..BUSY + idle {
             let port = |number: u32| 1000 + number as u16;
-            let rule = Rule::new().udp(port(queue_pair)).queue_pair(queue_pair);
+            let rule = Rule::new().udp(port(queue_pair)).queue_pair(QueuePair::new(queue_pair));
             let endpoint = session.open(&rule)?;
             let first = idle / 2;
             if (first..first + BUSY).contains(&queue_pair) {
@@ -212,19 +212,19 @@ impl Busy {
         let (mut sent, mut got) = (0, 0);
         for (endpoint, packet) in &self.endpoints {
             for _ in 0..SLOTS {
-                match self.session.send_bytes(*endpoint, packet) {
+                match self.session.sender().send_bytes(*endpoint, packet) {
                     Ok(()) => sent += 1,
                     Err(SendError::Full) => break,
                     Err(error) => return Err(error.into()),
                 }
             }
         }
-        self.session.flush()?;
+        self.session.sender().flush()?;
         while got < sent {
             while self.session.wait(Some(Duration::ZERO))?
                 && let Some(queue_pair) = self.session.ready()?
             {
-                got += self.session.receive(queue_pair, SLOTS as usize, |_| {})?;
+                got += self.session.receiver().receive(queue_pair, SLOTS as usize, |_| {})?;
             }
             if began.elapsed() > PATIENCE {
                 bail!("{got} of {sent} packets came in {PATIENCE:?}");

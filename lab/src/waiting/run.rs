@@ -11,7 +11,7 @@ use anyhow::Context;
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::UdpGsoSegment;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use towpath_client::{Options, Rule, Session, Setting};
+use towpath_client::{Options, QueuePair, Rule, Session, Setting};
 use towpath_netlink::Netlink;
 use towpath_testkit::{Participants, Usage, pin, this_thread_usage};
 
@@ -210,7 +210,7 @@ impl<'a> Ours<'a> {
         let Load { times, endpoints, together, work } = *load;
         cut(&kernel[0], together)?;
         // Drops late datagrams of the previous run.
-        while session.receive(0, 4096, |_| ())? > 0 {}
+        while session.receiver().receive(QueuePair::FIRST, 4096, |_| ())? > 0 {}
         let before = server.moment()?;
         let mut run = run(
             times,
@@ -221,7 +221,7 @@ impl<'a> Ours<'a> {
                 let before = this_thread_usage()?;
                 while !over.load(Ordering::Acquire) {
                     session.wait(Some(Duration::from_millis(20)))?;
-                    let got = session.receive(0, 256, |packet| {
+                    let got = session.receiver().receive(QueuePair::FIRST, 256, |packet| {
                         note(
                             packet.contiguous().unwrap_or_default().get(42..).unwrap_or_default(),
                             start,

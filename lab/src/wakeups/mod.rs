@@ -56,7 +56,7 @@ fn bursts(plan: &Plan, seed: u64, outcome: &mut Outcome) -> anyhow::Result<()> {
         for number in next..next + count {
             from.put(number)?;
         }
-        from.session.flush()?;
+        from.session.sender().flush()?;
         let (mut wrong, end) = (None, next + count);
         while next < end {
             let waiting = Instant::now();

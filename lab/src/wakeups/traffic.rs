@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use fastrand::Rng;
-use towpath_client::{Endpoint, Options, Rule, Session, WaitStrategy};
+use towpath_client::{Endpoint, Options, QueuePair, Rule, Session, WaitStrategy};
 use towpath_server::Server;
 
 use super::pause::pause;
@@ -52,17 +52,17 @@ impl Side {
 
     pub(super) fn put(&mut self, number: u64) -> anyhow::Result<()> {
         self.frame[14..22].copy_from_slice(&number.to_le_bytes());
-        Ok(self.session.send_bytes(self.endpoint, &self.frame)?)
+        Ok(self.session.sender().send_bytes(self.endpoint, &self.frame)?)
     }
 
     pub(super) fn send(&mut self, number: u64) -> anyhow::Result<()> {
         self.put(number)?;
-        Ok(self.session.flush()?)
+        Ok(self.session.sender().flush()?)
     }
 
     /// Takes all packets, and passes the number of each to `seen`. Returns how many there were.
     pub(super) fn take(&mut self, mut seen: impl FnMut(u64)) -> anyhow::Result<usize> {
-        let got = self.session.receive(0, BURST as usize, |packet| {
+        let got = self.session.receiver().receive(QueuePair::FIRST, BURST as usize, |packet| {
             for part in packet.parts() {
                 if let Some(bytes) = part.get(14..22).and_then(|bytes| bytes.first_chunk()) {
                     seen(u64::from_le_bytes(*bytes));

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use towpath_client::{
-    Endpoint, Meta, OobAddress, OobKind, Options, PeerState, Rule, SendError, Session, Sharing,
+    Endpoint, Meta, OobAddress, OobKind, Options, PeerState, QueuePair, Rule, SendError, Session,
+    Sharing,
 };
 use towpath_tests::{PATIENCE, frames};
 
@@ -30,13 +31,14 @@ fn attach(socket: &Path, name: &str) -> (Session, Endpoint) {
 fn send(session: &mut Session, endpoint: Endpoint, to: [u8; 6], seed: u64, number: u64) {
     let source = session.info().mac;
     loop {
-        let sent = session.send(endpoint, frames::len(seed, number), Meta::FULL, |parts| {
-            frames::write(parts[0], to, source.octets(), seed, number);
-        });
+        let sent =
+            session.sender().send(endpoint, frames::len(seed, number), Meta::FULL, |parts| {
+                frames::write(parts[0], to, source.octets(), seed, number);
+            });
         match sent {
             Ok(()) => return,
             Err(SendError::Full) => {
-                session.want_room(0).expect("lives");
+                session.sender().want_room(QueuePair::FIRST).expect("lives");
                 assert!(session.wait(Some(PATIENCE)).expect("lives"), "no room came");
             }
             Err(error) => panic!("{error}"),
@@ -56,7 +58,8 @@ fn expect(session: &mut Session, source: [u8; 6], seed: u64, first: u64, spin: b
         }
         assert!(Instant::now() < until, "number {next} did not come");
         session
-            .receive(0, 64, |received| {
+            .receiver()
+            .receive(QueuePair::FIRST, 64, |received| {
                 let seen = received.contiguous().expect("frames are larger than these");
                 if frames::source(seen) == Some(source) {
                     let same = frames::check(seen, own.octets(), source, seed, next);
@@ -101,8 +104,8 @@ pub(crate) fn pair(socket: &Path, seed: u64, options: &[&str]) {
             send(&mut a, of_a, mac_b.octets(), seed, number + step);
             send(&mut b, of_b, mac_a.octets(), seed, number + step);
         }
-        a.flush().expect("lives");
-        b.flush().expect("lives");
+        a.sender().flush().expect("lives");
+        b.sender().flush().expect("lives");
         expect(&mut b, mac_a.octets(), seed, number, spin);
         expect(&mut a, mac_b.octets(), seed, number, spin);
         if number == 0 {
@@ -133,7 +136,7 @@ pub(crate) fn echoed(socket: &Path, seed: u64) {
         for step in 0..BATCH {
             send(&mut session, endpoint, frames::ELSEWHERE, seed, number + step);
         }
-        session.flush().expect("lives");
+        session.sender().flush().expect("lives");
         expect(&mut session, frames::ELSEWHERE, seed, number, false);
         if number == 0 {
             println!("running");
@@ -162,7 +165,7 @@ pub(crate) fn sleeper(socket: &Path) {
 pub(crate) fn memory(socket: &Path) {
     let options = Options { oob_slots: 16, apertures: 1, tripwires: 8, ..Options::default() };
     let mut session = Session::attach(socket, &options).expect("attaches");
-    match session.create_memory(4096, Sharing::MapRead) {
+    match session.memories().create(4096, Sharing::MapRead) {
         Ok(_) => println!("created"),
         Err(error) => println!("{error}"),
     }
@@ -182,18 +185,18 @@ pub(crate) fn connection(socket: &Path) {
     };
     let (mut near, from, _) = attach(socket);
     let (mut far, listener, address) = attach(&far_socket(socket));
-    near.request_connection(from, address, b"").expect("asks");
-    near.flush_now().expect("asks");
+    near.oob().request_connection(from, address, b"").expect("asks");
+    near.sender().flush_now().expect("asks");
     let until = Instant::now() + PATIENCE;
     while near.peer_state(from) == PeerState::Requested && Instant::now() < until {
-        let asked = far.receive_oob(listener).expect("lives");
+        let asked = far.oob().receive(listener).expect("lives");
         if let Some(asked) = asked.filter(|one| one.kind() == OobKind::Request) {
             let accepting = far.open(&rule).expect("opens");
-            far.accept_connection(accepting, asked.from(), b"").expect("accepts");
-            far.flush_now().expect("accepts");
+            far.oob().accept_connection(accepting, asked.from(), b"").expect("accepts");
+            far.sender().flush_now().expect("accepts");
         }
         near.wait(Some(Duration::from_millis(1))).expect("lives");
-        let _ = near.ready_oob().expect("lives");
+        let _ = near.oob().ready().expect("lives");
     }
     println!("{:?}", near.peer_state(from));
     let _ = std::io::stdin().lines().count();

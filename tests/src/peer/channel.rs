@@ -22,11 +22,12 @@ const TRIPWIRES: usize = 10_000;
 pub(crate) fn run(socket: &Path) {
     let (mut one, mut other) = (attach(socket, "one"), attach(socket, "other"));
     let [mut near, mut far] = open(&mut one, &mut other);
-    let memory = one.create_memory(TRIPWIRES * 8, Sharing::Requests).expect("memory");
+    let memory = one.memories().create(TRIPWIRES * 8, Sharing::Requests).expect("memory");
     for number in 0..TRIPWIRES {
         let range = number * 8..number * 8 + 8;
-        let tripwire = one.set_tripwire(&memory, range, Access::Write).expect("a tripwire");
-        one.arm_tripwire(tripwire);
+        let tripwire =
+            one.memories().set_tripwire(&memory, range, Access::Write).expect("a tripwire");
+        one.tripwires().arm(tripwire);
     }
     let inputs = Inputs::listen();
     let (mut number, mut message) = (0_u64, Vec::with_capacity(64));
@@ -44,7 +45,7 @@ pub(crate) fn run(socket: &Path) {
         };
         pass((&mut near, &mut one), &mut far);
         pass((&mut far, &mut other), &mut near);
-        one.for_each_fired(|tripwire| panic!("{tripwire:?} fired"));
+        one.tripwires().for_each_fired(|tripwire| panic!("{tripwire:?} fired"));
         if number == 0 {
             println!("running");
         }
@@ -79,23 +80,23 @@ pub(crate) fn open(one: &mut Session, other: &mut Session) -> [Channel; 2] {
         protocol: TCP,
         port: endpoint.port(),
     };
-    one.request_connection(from, at(other, to), b"").expect("asks");
-    one.flush().expect("lives");
+    one.oob().request_connection(from, at(other, to), b"").expect("asks");
+    one.sender().flush().expect("lives");
     assert_eq!(message(other, to).kind(), OobKind::Request);
-    other.accept_connection(to, at(one, from), b"").expect("accepts");
-    other.flush().expect("lives");
+    other.oob().accept_connection(to, at(one, from), b"").expect("accepts");
+    other.sender().flush().expect("lives");
     assert_eq!(message(one, from).kind(), OobKind::Accept);
     while other.peer_state(to) != PeerState::Connected {
         other.wait(Some(Duration::from_millis(1))).expect("lives");
     }
     let memories = [&mut *one, &mut *other].map(|session| {
         let bytes = ChannelOffer::memory_bytes(RING_BYTES).expect("a ring");
-        session.create_memory(bytes, Sharing::MapWrite).expect("memory")
+        session.memories().create(bytes, Sharing::MapWrite).expect("memory")
     });
     let mut near = ChannelOffer::new(one, from, (&memories[0], 0), RING_BYTES).expect("offers");
     let mut far = ChannelOffer::new(other, to, (&memories[1], 0), RING_BYTES).expect("offers");
-    one.flush().expect("lives");
-    other.flush().expect("lives");
+    one.sender().flush().expect("lives");
+    other.sender().flush().expect("lives");
     let offered = message(one, from);
     let near = near.complete(one, &offered).expect("completes").expect("an offer");
     let offered = message(other, to);
@@ -105,10 +106,10 @@ pub(crate) fn open(one: &mut Session, other: &mut Session) -> [Channel; 2] {
 
 fn message(session: &mut Session, endpoint: Endpoint) -> ReceivedOob {
     loop {
-        if let Some(message) = session.receive_oob(endpoint).expect("lives") {
+        if let Some(message) = session.oob().receive(endpoint).expect("lives") {
             return message;
         }
         assert!(session.wait(Some(PATIENCE)).expect("lives"), "no message came");
-        session.ready_oob().expect("lives");
+        session.oob().ready().expect("lives");
     }
 }

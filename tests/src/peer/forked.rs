@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use towpath_client::{
-    AccessError, ChannelError, Endpoint, Lost, OpenError, Options, Rule, SendError, Session,
-    Sharing,
+    AccessError, ChannelError, Endpoint, Lost, OpenError, Options, QueuePair, Rule, SendError,
+    Session, Sharing,
 };
 use towpath_pdu::PduEndpoint;
 use towpath_tests::{PATIENCE, frames};
@@ -19,10 +19,14 @@ use crate::channel;
 fn with_itself(session: &mut Session, endpoint: Endpoint, numbers: std::ops::Range<u64>) {
     let own = session.info().mac;
     for number in numbers {
-        session.send_bytes(endpoint, &frames::frame(own, own, 7, number)).expect("lives");
-        session.flush().expect("lives");
+        session.sender().send_bytes(endpoint, &frames::frame(own, own, 7, number)).expect("lives");
+        session.sender().flush().expect("lives");
         assert!(session.wait(Some(PATIENCE)).expect("lives"));
-        let seen = session.receive_one(0).expect("lives").expect("something is there");
+        let seen = session
+            .receiver()
+            .receive_one(QueuePair::FIRST)
+            .expect("lives")
+            .expect("something is there");
         frames::check(&seen, own, own, 7, number).expect("the sent frame");
     }
 }
@@ -55,16 +59,25 @@ fn try_everything(mut session: Session, endpoint: Endpoint) -> i32 {
     let before = session.statistics();
     assert_eq!(session.wait(Some(Duration::from_millis(1))), Err(Lost::Forked), "wait");
     assert_eq!(session.wait(None), Err(Lost::Forked), "wait for ever");
-    assert_eq!(session.receive(0, 1, |_| ()), Err(Lost::Forked), "receive");
-    assert_eq!(session.receive_one(0), Err(Lost::Forked), "receive one");
-    assert_eq!(session.flush(), Err(Lost::Forked), "flush");
-    assert_eq!(session.want_room(0), Err(Lost::Forked), "want room");
-    assert_eq!(session.unsent(0), Err(Lost::Forked), "unsent");
+    assert_eq!(
+        session.receiver().receive(QueuePair::FIRST, 1, |_| ()),
+        Err(Lost::Forked.into()),
+        "receive"
+    );
+    assert_eq!(
+        session.receiver().receive_one(QueuePair::FIRST),
+        Err(Lost::Forked.into()),
+        "receive one"
+    );
+    assert_eq!(session.sender().flush(), Err(Lost::Forked), "flush");
+    assert_eq!(session.sender().want_room(QueuePair::FIRST), Err(Lost::Forked.into()), "want room");
+    assert_eq!(session.sender().unsent(QueuePair::FIRST), Err(Lost::Forked.into()), "unsent");
     assert_eq!(session.arm(), Err(Lost::Forked), "arm");
     assert_eq!(session.ready(), Err(Lost::Forked), "ready");
-    assert!(!session.has_room(endpoint, 60), "room");
-    assert!(session.reserve().is_none(), "reserve");
-    let sent = session.send_bytes(endpoint, &[0; 60]);
+    assert_eq!(session.sender().has_room(endpoint, 60), Err(Lost::Forked.into()), "room");
+    assert_eq!(session.lost(), Some(Lost::Forked), "lost");
+    assert!(session.sender().reserve().is_none(), "reserve");
+    let sent = session.sender().send_bytes(endpoint, &[0; 60]);
     assert_eq!(sent, Err(SendError::Lost(Lost::Forked)), "send");
     let opened = session.open(&Rule::new()).unwrap_err();
     assert!(matches!(opened, OpenError::Lost(Lost::Forked)), "open: {opened}");
@@ -111,7 +124,7 @@ fn with_a_channel(socket: &Path) {
 fn with_memory_and_messages(socket: &Path) {
     let (mut one, mut other) = (channel::attach(socket, "one"), channel::attach(socket, "other"));
     let [mut near, mut far] = channel::open(&mut one, &mut other);
-    let memory = one.create_memory(4096, Sharing::Requests).expect("memory");
+    let memory = one.memories().create(4096, Sharing::Requests).expect("memory");
     memory.write(0, b"parent's").expect("writes");
     far.send(b"parent's").expect("there is room");
     far.flush(&mut other).expect("lives");
@@ -131,9 +144,9 @@ fn with_memory_and_messages(socket: &Path) {
             unsafe { (std::ptr::read(&raw const received), std::ptr::read(&raw const reserved)) };
         drop(received);
         reserved.send();
-        let created = one.create_memory(4096, Sharing::Requests).map(|_| ());
+        let created = one.memories().create(4096, Sharing::Requests).map(|_| ());
         assert!(matches!(created, Err(OpenError::Lost(Lost::Forked))), "create");
-        let released = one.release_memory(&memory);
+        let released = one.memories().release(&memory);
         assert!(matches!(released, Err(OpenError::Lost(Lost::Forked))), "release");
         0
     });
@@ -148,7 +161,7 @@ fn with_memory_and_messages(socket: &Path) {
     let mut message = Vec::new();
     assert!(near.receive_into(&mut message).expect("lives"));
     assert_eq!(message, b"parent's");
-    one.release_memory(&memory).expect("releases");
+    one.memories().release(&memory).expect("releases");
 }
 
 /// Tries a PDU endpoint with a waiting fragment, in a child and then in the parent.
@@ -207,8 +220,8 @@ pub(crate) fn run(socket: &Path) {
     let rule = Rule::new().ethertype(frames::ETHERTYPE);
     let of_another = another.open(&rule).expect("opens");
     let from = another.info().mac;
-    another.send_bytes(of_another, &frames::frame(own, from, 7, 50)).expect("lives");
-    another.flush().expect("lives");
+    another.sender().send_bytes(of_another, &frames::frame(own, from, 7, 50)).expect("lives");
+    another.sender().flush().expect("lives");
     towpath_tests::eventually("the packet arrives", || {
         session.counters(endpoint).rx_packets() == 51
     });
@@ -228,7 +241,11 @@ pub(crate) fn run(socket: &Path) {
     assert_eq!(poll(&mut polled, Some(&none)), Ok(1), "the notification was the parent's");
     assert!(session.wait(Some(PATIENCE)).expect("lives"), "and the packet");
     session.disarm();
-    let seen = session.receive_one(0).expect("lives").expect("the packet was the parent's");
+    let seen = session
+        .receiver()
+        .receive_one(QueuePair::FIRST)
+        .expect("lives")
+        .expect("the packet was the parent's");
     frames::check(&seen, own, from, 7, 50).expect("the sent frame");
     drop(another);
     with_itself(&mut session, endpoint, 51..100);

@@ -166,6 +166,6 @@ fn check_parent(inherited: Inherited, other: &Network, peers: [TcpStream; 2]) {
     assert_eq!(stream.linger().expect("lives"), Some(Duration::from_secs(3600)));
     assert_eq!(network.connections(), 4);
     for mut session in inherited.sessions {
-        session.flush().expect("lives");
+        session.sender().flush().expect("lives");
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-use towpath_client::{Endpoint, Lost, Options, Rule, Session, Violation};
+use towpath_client::{Endpoint, Lost, Options, QueuePair, Rule, Session, Violation};
 use towpath_packet::build::Flow;
 use towpath_protocol::layout::SessionShape;
 use towpath_queue::descriptor::{
@@ -47,7 +47,7 @@ impl Hostile {
         };
         let mut session = Session::attach(socket, &options).expect("attaches");
         let endpoint = session.open(&Rule::new().ethertype(frames::ETHERTYPE)).expect("opens");
-        let other = Rule::new().ethertype(frames::ETHERTYPE + 1).queue_pair(1);
+        let other = Rule::new().ethertype(frames::ETHERTYPE + 1).queue_pair(QueuePair::new(1));
         let other = session.open(&other).expect("opens");
         let lanes = session.info().lanes as usize;
         let (slots, frames) = (options.transmit_slots, options.receive_slots);
@@ -114,7 +114,7 @@ impl Hostile {
             buffer: 0,
             start: HEADROOM_BYTES,
             len: 60,
-            endpoint: self.endpoint.number(),
+            endpoint: self.endpoint.id().number(),
             flags: 0,
         }
     }
@@ -130,8 +130,8 @@ impl Hostile {
         for number in 0..100 {
             let before = self.packets_received();
             let frame = frames::frame(own, own, 9, number);
-            if self.session.send_bytes(self.endpoint, &frame).is_err()
-                || self.session.flush().is_err()
+            if self.session.sender().send_bytes(self.endpoint, &frame).is_err()
+                || self.session.sender().flush().is_err()
             {
                 return;
             }
@@ -165,8 +165,9 @@ impl Hostile {
                 // Data from before the end must be taken first.
                 Ok(true) => {
                     for queue_pair in 0..QUEUE_PAIRS {
-                        if let Err(lost) = self.session.receive(queue_pair, 64, |_| ()) {
-                            return Some(lost);
+                        let queue_pair = QueuePair::new(queue_pair);
+                        if self.session.receiver().receive(queue_pair, 64, |_| ()).is_err() {
+                            return self.session.lost();
                         }
                     }
                 }
@@ -233,11 +234,11 @@ const SENDING: &[(&str, Violation, Act)] = &[
         h.push_one(Descriptor { endpoint: u32::MAX, ..h.correct() });
     }),
     ("an endpoint of another queue pair", Violation::Endpoint, |h| {
-        h.push_one(Descriptor { endpoint: h.other.number(), ..h.correct() });
+        h.push_one(Descriptor { endpoint: h.other.id().number(), ..h.correct() });
     }),
     ("a plain packet by an endpoint of another queue pair", Violation::Endpoint, |h| {
         let (mac, ip) = (h.session.info().mac, h.session.info().ipv4.expect("an address").0);
-        let rule = Rule::new().udp(7).queue_pair(1);
+        let rule = Rule::new().udp(7).queue_pair(QueuePair::new(1));
         let other = h.session.open(&rule).expect("opens");
         let flow = Flow::v4().macs(mac, mac).addresses(ip, ip).ports(7, 7);
         let frame = flow.udp(b"to its own sender!");
@@ -247,11 +248,15 @@ const SENDING: &[(&str, Violation, Act)] = &[
             word[..bytes.len()].copy_from_slice(bytes);
             h.transmit_pool.store(start + place, u64::from_le_bytes(word));
         }
-        h.push_one(Descriptor { len: frame.len() as u32, endpoint: other.number(), ..h.correct() });
+        h.push_one(Descriptor {
+            len: frame.len() as u32,
+            endpoint: other.id().number(),
+            ..h.correct()
+        });
     }),
     ("a chain of two endpoints", Violation::Endpoint, |h| {
         let first = Descriptor { flags: MORE, ..h.correct() };
-        let second = Descriptor { buffer: 1, endpoint: h.other.number(), ..h.correct() };
+        let second = Descriptor { buffer: 1, endpoint: h.other.id().number(), ..h.correct() };
         h.push(&[first.to_words(), second.to_words()]);
     }),
     ("a flag that does not exist", Violation::Flags, |h| {
@@ -336,8 +341,8 @@ const RECEIVING: &[(&str, Violation, Act)] = &[
         let own = h.session.info().mac;
         let mut frame = frames::frame(own, own, 9, 0);
         frame[12..14].copy_from_slice(&(frames::ETHERTYPE + 1).to_be_bytes());
-        h.session.send_bytes(h.other, &frame).expect("lives");
-        h.session.flush().expect("lives");
+        h.session.sender().send_bytes(h.other, &frame).expect("lives");
+        h.session.sender().flush().expect("lives");
         h.receive_while(|_| ());
     }),
     ("a provided buffer that only another application's packet reaches", Violation::Buffer, |h| {
@@ -352,8 +357,8 @@ const RECEIVING: &[(&str, Violation, Act)] = &[
         let endpoint = other.open(&Rule::new().udp(8)).expect("opens");
         let (own_mac, own_ip) = (other.info().mac, other.info().ipv4.expect("an address").0);
         let flow = Flow::v4().macs(own_mac, mac).addresses(own_ip, ip).ports(8, 7);
-        other.send_bytes(endpoint, &flow.udp(b"to the hostile one")).expect("lives");
-        other.flush().expect("lives");
+        other.sender().send_bytes(endpoint, &flow.udp(b"to the hostile one")).expect("lives");
+        other.sender().flush().expect("lives");
         assert!(h.end().is_some(), "the server did not close the session");
     }),
     ("a receive head a slot too far", Violation::Index, |h| {
@@ -383,7 +388,7 @@ pub(crate) fn violations(socket: &Path) {
         let end = hostile.end();
         assert_eq!(end, Some(Lost::Violated(*expected)), "{name}");
         // The error stays for every later call.
-        assert_eq!(hostile.session.flush(), Err(Lost::Violated(*expected)), "{name}");
+        assert_eq!(hostile.session.sender().flush(), Err(Lost::Violated(*expected)), "{name}");
         println!("{name}: {expected:?}");
         kinds.insert(*expected as u32);
     }

@@ -52,8 +52,8 @@ pub(crate) fn run(socket: &Path) {
     };
     let mut frame = [0; OVERHEAD_BYTES];
     forged.write(&mut frame);
-    forger.send_bytes(endpoint, &frame).expect("there is room");
-    forger.flush().expect("lives");
+    forger.sender().send_bytes(endpoint, &frame).expect("there is room");
+    forger.sender().flush().expect("lives");
     let count = |name| forger.counters(endpoint).get(name).unwrap_or(0);
     let until = Instant::now() + PATIENCE;
     while count("tx_dropped_source_mac") == 0 && Instant::now() < until {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use towpath_client::{Lost, SendError};
+use towpath_client::{Lost, QueuePair, SendError};
 use towpath_tests::frames;
 
 use crate::hostile::Hostile;
@@ -98,19 +98,19 @@ fn send_until_lost(hostile: &mut Hostile) -> Option<Lost> {
         let to = if number % 2 == 0 { own } else { frames::ELSEWHERE.into() };
         let frame = frames::frame(to.octets(), own.octets(), 11, number);
         number += 1;
-        match hostile.session.send_bytes(hostile.endpoint, &frame) {
+        match hostile.session.sender().send_bytes(hostile.endpoint, &frame) {
             Ok(()) => {}
             Err(SendError::Full) => hostile.ring(),
             Err(SendError::Lost(lost)) => return Some(lost),
             Err(error) => panic!("{error}"),
         }
-        if let Err(lost) = hostile.session.flush() {
+        if let Err(lost) = hostile.session.sender().flush() {
             return Some(lost);
         }
         hostile.ring();
-        match hostile.session.receive(0, 64, |_| ()) {
+        match hostile.session.receiver().receive(QueuePair::FIRST, 64, |_| ()) {
             Ok(packets) => delivered += packets,
-            Err(lost) => return Some(lost),
+            Err(_) => return hostile.session.lost(),
         }
         if number % 8 == 0
             && let Err(lost) = hostile.session.wait(Some(Duration::from_micros(200)))

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use towpath_client::{Meta, Options, Rule, Session};
+use towpath_client::{Meta, Options, QueuePair, Rule, Session};
 use towpath_netlink::Netlink;
 use towpath_testkit::{
     ProcessTimes, SyscallCount, SyscallWatch, WatchEnd, isolated, process_cpu_time, skip,
@@ -123,15 +123,16 @@ fn over_a_tap_only_its_reads_and_writes() {
             for batch in 0..sent / 64 {
                 for number in batch * 64..batch * 64 + 64 {
                     let frame = frames::frame(frames::ELSEWHERE, own.octets(), 1, number);
-                    session.send_bytes(endpoint, &frame).unwrap();
+                    session.sender().send_bytes(endpoint, &frame).unwrap();
                     wire.send(&frames::frame(own.octets(), frames::ELSEWHERE, 2, number)).unwrap();
                 }
-                session.flush().unwrap();
+                session.sender().flush().unwrap();
                 // In poll mode the application never sleeps, so the engine never notifies it.
                 let mut got = 0;
                 eventually("the batch went both ways", || {
                     session
-                        .receive(0, 64, |packet| {
+                        .receiver()
+                        .receive(QueuePair::FIRST, 64, |packet| {
                             let number = batch * 64 + got;
                             let seen = packet.contiguous().unwrap();
                             frames::check(seen, own.octets(), frames::ELSEWHERE, 2, number)
@@ -139,7 +140,7 @@ fn over_a_tap_only_its_reads_and_writes() {
                             got += 1;
                         })
                         .unwrap();
-                    got == 64 && session.unsent(0).unwrap() == 0
+                    got == 64 && session.sender().unsent(QueuePair::FIRST).unwrap() == 0
                 });
             }
         });
@@ -179,29 +180,31 @@ fn one_doorbell_a_batch_at_most() {
             let mut number = 0;
             while number < BATCHES * BATCH {
                 assert!(b.wait(Some(PATIENCE)).unwrap(), "number {number} did not come");
-                b.receive(0, 64, |packet| {
-                    frames::check(packet.contiguous().unwrap(), to, from, 1, number).unwrap();
-                    number += 1;
-                })
-                .unwrap();
+                b.receiver()
+                    .receive(QueuePair::FIRST, 64, |packet| {
+                        frames::check(packet.contiguous().unwrap(), to, from, 1, number).unwrap();
+                        number += 1;
+                    })
+                    .unwrap();
                 got.store(number, Ordering::Release);
             }
             b.statistics()
         });
         for batch in 0..BATCHES {
             for number in batch * BATCH..(batch + 1) * BATCH {
-                a.send(of_a, frames::len(1, number), Meta::FULL, |parts| {
-                    frames::write(parts[0], to, from, 1, number);
-                })
-                .unwrap();
+                a.sender()
+                    .send(of_a, frames::len(1, number), Meta::FULL, |parts| {
+                        frames::write(parts[0], to, from, 1, number);
+                    })
+                    .unwrap();
             }
-            a.flush().unwrap();
+            a.sender().flush().unwrap();
             eventually("the batch is received", || {
                 got.load(Ordering::Acquire) == (batch + 1) * BATCH
             });
             // Both sides have time to sleep.
             std::thread::sleep(Duration::from_millis(1));
-            a.unsent(0).unwrap();
+            a.sender().unsent(QueuePair::FIRST).unwrap();
         }
         let of_b = receiver.join().unwrap();
         let (of_a, notifications) =
@@ -270,9 +273,9 @@ fn an_idle_system_sleeps() {
             *byte = u8::from_str_radix(text, 16).unwrap();
         }
         let frame = frames::frame(to, session.info().mac.octets(), 1, 1);
-        session.send_bytes(endpoint, &frame).unwrap();
+        session.sender().send_bytes(endpoint, &frame).unwrap();
     }
-    session.flush().unwrap();
+    session.sender().flush().unwrap();
     for sleeper in &mut sleepers {
         sleeper.expect("woken: Ok(true)");
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use towpath_client::{Options, Rule, Session};
+use towpath_client::{Options, QueuePair, Rule, Session};
 use towpath_protocol::apertures::Sharing;
 use towpath_protocol::message::{
     self, Attach, Attached, Close, CreateMemory, Cursor, ErrorBody, MAX_REQUEST_BYTES, Message,
@@ -722,11 +722,11 @@ fn the_flow_cache_is_switched_and_counted() {
         towpath_client::set(server.socket(), None, Setting::FlowCache, value).unwrap();
         let before = counts();
         for _ in 0..100 {
-            session.send_bytes(endpoint, &packet).unwrap();
-            session.flush().unwrap();
+            session.sender().send_bytes(endpoint, &packet).unwrap();
+            session.sender().flush().unwrap();
             let mut got = 0;
             eventually("its own packet", || {
-                got += session.receive(0, 1, |_| {}).unwrap();
+                got += session.receiver().receive(QueuePair::FIRST, 1, |_| {}).unwrap();
                 got == 1
             });
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use towpath_client::{Lost, Options, Rule, Session};
+use towpath_client::{Lost, Options, QueuePair, Rule, Session};
 use towpath_device::{Device, DeviceError, DeviceQueue, Meta, Received, Spaces};
 use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device_testing::loopback;
@@ -220,7 +220,11 @@ fn requests_of_a_closing_session_misroute_no_packets() {
         assert!(far.send(&to(ethertype), Meta::FULL));
     }
     assert!(next.wait(Some(PATIENCE)).unwrap());
-    assert_eq!(next.receive_one(0).unwrap().unwrap(), to(0x88b7), "only packets for its rules");
+    assert_eq!(
+        next.receiver().receive_one(QueuePair::FIRST).unwrap().unwrap(),
+        to(0x88b7),
+        "only packets for its rules"
+    );
     let count = |endpoint| {
         next.counters(endpoint).into_iter().collect::<std::collections::BTreeMap<_, _>>()
     };
@@ -245,13 +249,13 @@ fn a_device_that_sends_out_of_one_memory_is_served() {
     let mac = session.info().mac;
     for number in 0..200 {
         let sent = frames::frame(frames::ELSEWHERE, mac.octets(), 5, number);
-        session.send_bytes(endpoint, &sent).unwrap();
-        session.flush().unwrap();
+        session.sender().send_bytes(endpoint, &sent).unwrap();
+        session.sender().flush().unwrap();
         eventually("it leaves", || far.receive().is_some_and(|(seen, _)| seen == sent));
         let back = frames::frame(mac.octets(), frames::ELSEWHERE, 6, number);
         assert!(far.send(&back, Meta::FULL));
         assert!(session.wait(Some(PATIENCE)).unwrap());
-        assert_eq!(session.receive_one(0).unwrap().unwrap(), back);
+        assert_eq!(session.receiver().receive_one(QueuePair::FIRST).unwrap().unwrap(), back);
     }
 }
 
@@ -286,12 +290,14 @@ fn a_session_that_ends_mid_iteration_leaves_nothing_behind() {
         let mac = next.info().mac;
         for number in 0..40 {
             let sent = frames::frame(mac, mac, 4, number);
-            next.send_bytes(endpoint, &sent).unwrap();
-            next.flush().unwrap();
+            next.sender().send_bytes(endpoint, &sent).unwrap();
+            next.sender().flush().unwrap();
             assert!(next.wait(Some(PATIENCE)).unwrap(), "round {round}, number {number}");
-            assert_eq!(next.receive_one(0).unwrap().unwrap(), sent);
+            assert_eq!(next.receiver().receive_one(QueuePair::FIRST).unwrap().unwrap(), sent);
         }
-        eventually("all packets are completed", || next.unsent(0).unwrap() == 0);
+        eventually("all packets are completed", || {
+            next.sender().unsent(QueuePair::FIRST).unwrap() == 0
+        });
     }
 }
 
@@ -322,8 +328,8 @@ fn a_slow_device_starves_neither_large_nor_short_packets() {
         eventually("packets of both", || {
             for (session, endpoint, frame) in &mut senders {
                 // Its queue is never empty.
-                while session.send_bytes(*endpoint, frame).is_ok() {}
-                session.flush().unwrap();
+                while session.sender().send_bytes(*endpoint, frame).is_ok() {}
+                session.sender().flush().unwrap();
             }
             // At most a queue's length, so that no queue is empty meanwhile.
             for _ in 0..100 {

@@ -1,7 +1,7 @@
 //! A device that filters: it knows what an application receives before the application does, and
 //! forgets it at the application's end.
 
-use towpath_client::{AttachError, Options, Rule, Session};
+use towpath_client::{AttachError, Options, QueuePair, Rule, Session};
 use towpath_device::{Filter, FlowRule, FlowVlan, Meta};
 use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device_testing::loopback::{self, Cable, Reception};
@@ -99,7 +99,7 @@ fn only_claimed_packets_reach_the_engine() {
     }
     assert!(far.send(&mine, Meta::FULL));
     assert!(session.wait(Some(PATIENCE)).unwrap());
-    assert_eq!(session.receive_one(0).unwrap().unwrap(), mine);
+    assert_eq!(session.receiver().receive_one(QueuePair::FIRST).unwrap().unwrap(), mine);
     let report = towpath_client::report_over(server.connect().unwrap()).unwrap();
     let counters = &report["device"]["counters"];
     assert_eq!((&counters["rx_packets"], &counters["rx_dropped_no_match"]), (&1.into(), &0.into()));

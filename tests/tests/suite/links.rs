@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use towpath_client::{Lost, Setting};
+use towpath_client::{Lost, QueuePair, Setting};
 use towpath_device::{DeviceError, Event, HardwareQueues};
 use towpath_device_testing::conformance::DeviceFarEnd;
 use towpath_device_testing::loopback::{self, Cable};
@@ -37,7 +37,7 @@ fn packets_are_dropped_while_the_link_is_down_and_local_delivery_goes_on() {
             cable.set_link(false);
             eventually("packets are dropped", || {
                 assert!(sender.send(100), "no back pressure");
-                sender.session.flush().unwrap();
+                sender.session.sender().flush().unwrap();
                 world.counter("tx_dropped_link_down") >= 50
             });
             // A device that completes nothing while its link is down has not stalled. The engine knows by now
@@ -45,10 +45,13 @@ fn packets_are_dropped_while_the_link_is_down_and_local_delivery_goes_on() {
             world.set(Setting::WatchdogMs, 1);
             std::thread::sleep(Duration::from_millis(20));
             let frame = near.frame(to.mac, 700);
-            near.session.send_bytes(near.endpoint, &frame).unwrap();
-            near.session.flush().unwrap();
+            near.session.sender().send_bytes(near.endpoint, &frame).unwrap();
+            near.session.sender().flush().unwrap();
             assert!(to.session.wait(Some(PATIENCE)).unwrap(), "{mode:?}");
-            assert_eq!(to.session.receive_one(0).unwrap().unwrap(), frame);
+            assert_eq!(
+                to.session.receiver().receive_one(QueuePair::FIRST).unwrap().unwrap(),
+                frame
+            );
             eventually("all are taken", || sender.counter("tx_packets") == sender.next);
             let dropped = world.counter("tx_dropped_link_down");
             assert!(sender.next - dropped >= BACKLOG);
@@ -64,7 +67,7 @@ fn packets_are_dropped_while_the_link_is_down_and_local_delivery_goes_on() {
             });
             assert!(came.is_sorted(), "{mode:?}: {came:?}");
             assert!(sender.send(100));
-            sender.session.flush().unwrap();
+            sender.session.sender().flush().unwrap();
             eventually("later ones, too", || world.receive().is_some());
             assert_eq!(world.counter("tx_dropped_link_down"), dropped);
             assert_eq!(world.counter("device_resets"), 0);
@@ -116,8 +119,8 @@ fn a_session_ends_while_the_device_keeps_its_packets() {
         let mut ends = world.sender("ends");
         cable.stall();
         assert!(lives.send(100) && ends.send(100) && lives.send(100));
-        lives.session.flush().unwrap();
-        ends.session.flush().unwrap();
+        lives.session.sender().flush().unwrap();
+        ends.session.sender().flush().unwrap();
         eventually("the device has them", || world.counter("tx_packets") == 3);
         cable.set_link(false);
         world.set(Setting::WatchdogMs, 10);
@@ -140,17 +143,17 @@ fn a_smaller_mtu_holds_at_once() {
     let (mut world, cable) = wired(EngineStrategy::Block, false);
     let mut sender = world.sender("sender");
     assert!(sender.send(1000));
-    sender.session.flush().unwrap();
+    sender.session.sender().flush().unwrap();
     eventually("it comes", || world.receive().is_some());
     cable.report(Event::Mtu(500));
     eventually("longer packets are dropped", || {
         assert!(sender.send(1000));
-        sender.session.flush().unwrap();
+        sender.session.sender().flush().unwrap();
         sender.counter("tx_dropped_too_long") > 0
     });
     while world.receive().is_some() {}
     assert!(sender.send(514));
-    sender.session.flush().unwrap();
+    sender.session.sender().flush().unwrap();
     eventually("shorter ones are sent", || world.receive().is_some_and(|(_, _, len)| len == 514));
     let later = world.sender("later");
     assert_eq!(later.session.info().mtu, 500);

@@ -28,7 +28,7 @@ fn wired(dma_bytes: usize) -> (World, Cable) {
 fn lengths(world: &mut World, sender: &mut senders::Sender) -> Vec<usize> {
     let sent = [60, 300, 1514];
     sent.iter().for_each(|len| assert!(sender.send(*len)));
-    sender.session.flush().unwrap();
+    sender.session.sender().flush().unwrap();
     let mut came = Vec::new();
     eventually("the packets come", || {
         came.extend(world.receive().map(|(_, _, len)| len));
@@ -68,7 +68,7 @@ fn unregistration_waits_for_packets_in_flight() {
     let with = cable.registered_bytes().unwrap();
     cable.stall();
     assert!(sender.send(1000));
-    sender.session.flush().unwrap();
+    sender.session.sender().flush().unwrap();
     eventually("the device has it", || world.counter("tx_packets") == 1);
     drop(sender);
     // The server handles the end of the session before it answers these.

@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use towpath_client::{EXPEDITED_BYTES, Options, Rule, Session, Setting};
+use towpath_client::{EXPEDITED_BYTES, Options, QueuePair, Rule, Session, Setting};
 use towpath_device::{Completion, DeviceError, DeviceQueue, Packet, Spaces};
 use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device_testing::loopback;
@@ -74,17 +74,21 @@ fn a_flood_delays_a_higher_priority_by_a_batch_at_most() {
         for _ in 0..20 {
             flood.fill(1500);
             eventually("the device is full", || {
-                world.counter("tx_full") > 0 && flood.session.unsent(0).unwrap() > 0
+                world.counter("tx_full") > 0
+                    && flood.session.sender().unsent(QueuePair::FIRST).unwrap() > 0
             });
             assert!(urgent.send(60));
-            urgent.session.flush().unwrap();
+            urgent.session.sender().flush().unwrap();
             // A packet for this host is delivered meanwhile, which shows that the server has
             // polled.
             let frame = near.frame(to.mac, 60);
-            near.session.send_bytes(near.endpoint, &frame).unwrap();
-            near.session.flush().unwrap();
+            near.session.sender().send_bytes(near.endpoint, &frame).unwrap();
+            near.session.sender().flush().unwrap();
             assert!(to.session.wait(Some(PATIENCE)).unwrap());
-            assert_eq!(to.session.receive_one(0).unwrap().unwrap(), frame);
+            assert_eq!(
+                to.session.receiver().receive_one(QueuePair::FIRST).unwrap().unwrap(),
+                frame
+            );
             let mut before = 0;
             eventually("it comes", || {
                 flood.fill(1500);
@@ -113,10 +117,13 @@ fn local_packets_do_not_wait_for_a_full_device() {
         eventually("the device is full", || world.counter("tx_full") > 0);
         for number in 0..300 {
             let frame = near.frame(to.mac, 700);
-            near.session.send_bytes(near.endpoint, &frame).unwrap();
-            near.session.flush().unwrap();
+            near.session.sender().send_bytes(near.endpoint, &frame).unwrap();
+            near.session.sender().flush().unwrap();
             assert!(to.session.wait(Some(PATIENCE)).unwrap(), "{mode:?}: number {number}");
-            assert_eq!(to.session.receive_one(0).unwrap().unwrap(), frame);
+            assert_eq!(
+                to.session.receiver().receive_one(QueuePair::FIRST).unwrap().unwrap(),
+                frame
+            );
         }
     }
 }
@@ -130,7 +137,7 @@ fn local_expedited_packets_do_not_wait_for_a_full_device() {
         // More packets than the device and the expedited slots hold.
         for flood in &mut floods {
             (0..RING + EXPEDITED_SLOTS).for_each(|_| assert!(flood.small(100)));
-            flood.session.flush().unwrap();
+            flood.session.sender().flush().unwrap();
         }
         eventually("the device and the slots are full", || {
             let taken: u64 = floods.iter().map(|flood| flood.counter("tx_packets")).sum();
@@ -138,10 +145,13 @@ fn local_expedited_packets_do_not_wait_for_a_full_device() {
         });
         for number in 0..300 {
             let frame = near.frame(to.mac, 100);
-            near.session.send_expedited(near.endpoint, &frame).unwrap();
-            near.session.flush().unwrap();
+            near.session.sender().send_expedited(near.endpoint, &frame).unwrap();
+            near.session.sender().flush().unwrap();
             assert!(to.session.wait(Some(PATIENCE)).unwrap(), "{mode:?}: number {number}");
-            assert_eq!(to.session.receive_one(0).unwrap().unwrap(), frame);
+            assert_eq!(
+                to.session.receiver().receive_one(QueuePair::FIRST).unwrap().unwrap(),
+                frame
+            );
         }
         let mut next = BTreeMap::new();
         eventually("all of the floods come in order, once there is room", || {
@@ -194,12 +204,12 @@ fn a_device_that_keeps_all_packets_does_not_block_local_ones() {
         let most = STAGE - CHECKED - EXPEDITED_SLOTS;
         for flood in &mut floods {
             (0..most / 5).for_each(|_| assert!(flood.send(60)));
-            flood.session.flush().unwrap();
+            flood.session.sender().flush().unwrap();
         }
         eventually("as much is sent as ordinary packets may take", || sent(&floods) == most);
         for flood in &mut floods {
             (0..EXPEDITED_SLOTS / 2).for_each(|_| assert!(flood.small(60)));
-            flood.session.flush().unwrap();
+            flood.session.sender().flush().unwrap();
         }
         let taken = most + EXPEDITED_SLOTS;
         eventually("expedited ones fill their slots", || sent(&floods) == taken);
@@ -208,13 +218,16 @@ fn a_device_that_keeps_all_packets_does_not_block_local_ones() {
         for round in 0..5 {
             let frame = near.frame(to.mac, 700);
             for _ in 0..CHECKED {
-                near.session.send_bytes(near.endpoint, &frame).unwrap();
+                near.session.sender().send_bytes(near.endpoint, &frame).unwrap();
             }
-            near.session.flush().unwrap();
+            near.session.sender().flush().unwrap();
             for number in 0..CHECKED {
                 let came = to.session.wait(Some(PATIENCE)).unwrap();
                 assert!(came, "{mode:?}, round {round}: number {number}");
-                assert_eq!(to.session.receive_one(0).unwrap().unwrap(), frame);
+                assert_eq!(
+                    to.session.receiver().receive_one(QueuePair::FIRST).unwrap().unwrap(),
+                    frame
+                );
             }
         }
         assert_eq!(sent(&floods), taken, "and no more");
@@ -238,7 +251,7 @@ fn expedited_packets_at_the_queue_head_overtake_waiting_ones() {
         (0..RING + 20).for_each(|_| assert!(sender.send(1500)));
         (0..5).for_each(|_| assert!(sender.small(100)));
         (0..200).for_each(|_| assert!(sender.send(1000)));
-        sender.session.flush().unwrap();
+        sender.session.sender().flush().unwrap();
         let taken = (RING + BACKLOG + 5) as u64;
         eventually("they are taken", || sender.counter("tx_packets") >= taken);
         let mut came = Vec::new();
@@ -259,7 +272,7 @@ fn expedited_packets_at_the_queue_head_overtake_waiting_ones() {
             assert!(sender.send_more(1000));
         }
         assert!(sender.small(100) && sender.small(100) && sender.send(1000));
-        sender.session.flush().unwrap();
+        sender.session.sender().flush().unwrap();
         let mut numbers = Vec::new();
         eventually("all come", || {
             numbers.extend(world.receive().map(|one| one.1));
@@ -284,17 +297,17 @@ fn packets_behind_an_expedited_one_keep_their_priority() {
     for _ in 0..20 {
         // Less than the urgent limit alone, and less than a poll iteration.
         let frame = flood.frame(to.mac, 60);
-        (0..60).for_each(|_| flood.session.send_bytes(flood.endpoint, &frame).unwrap());
-        flood.session.flush().unwrap();
+        (0..60).for_each(|_| flood.session.sender().send_bytes(flood.endpoint, &frame).unwrap());
+        flood.session.sender().flush().unwrap();
         assert!(urgent.small(60));
         let frame = urgent.frame(to.mac, 60);
-        urgent.session.send_bytes(urgent.endpoint, &frame).unwrap();
-        urgent.session.flush().unwrap();
+        urgent.session.sender().send_bytes(urgent.endpoint, &frame).unwrap();
+        urgent.session.sender().flush().unwrap();
         let mut came = Vec::new();
         eventually("all come", || {
             while world.receive().is_some() {}
             let _ = to.session.wait(Some(Duration::ZERO)).unwrap();
-            while let Some(frame) = to.session.receive_one(0).unwrap() {
+            while let Some(frame) = to.session.receiver().receive_one(QueuePair::FIRST).unwrap() {
                 came.push(frames::source(&frame).unwrap());
             }
             came.len() == 61
@@ -315,7 +328,7 @@ fn a_message_is_kept_together_and_gets_no_more_than_its_share() {
         whole.set(Setting::MaxMessageBytes, 30_000);
         eventually("two megabytes", || {
             while whole.send_more(1500) {}
-            whole.session.flush().unwrap();
+            whole.session.sender().flush().unwrap();
             other.fill(1500);
             while let Some((mac, _, len)) = world.receive() {
                 order.push(mac == whole.mac);
@@ -329,15 +342,17 @@ fn a_message_is_kept_together_and_gets_no_more_than_its_share() {
         whole.set(Setting::MaxMessageBytes, 65_536);
         eventually("all is sent", || {
             while world.receive().is_some() {}
-            whole.session.unsent(0).unwrap() + other.session.unsent(0).unwrap() == 0
+            whole.session.sender().unsent(QueuePair::FIRST).unwrap()
+                + other.session.sender().unsent(QueuePair::FIRST).unwrap()
+                == 0
         });
         let (first, mut came) = (whole.next, Vec::new());
         eventually("a hundred messages", || {
-            while whole.session.has_room(whole.endpoint, 12 * 2048) {
+            while whole.session.sender().has_room(whole.endpoint, 12 * 2048).unwrap() {
                 (0..11).for_each(|_| assert!(whole.send_more(1000)));
                 assert!(whole.send(1000));
             }
-            whole.session.flush().unwrap();
+            whole.session.sender().flush().unwrap();
             other.fill(300);
             while let Some((mac, number, _)) = world.receive() {
                 came.push((mac == whole.mac).then_some(number));
@@ -368,9 +383,9 @@ fn expedited_packets_overtake_in_order_and_starve_no_sender() {
         eventually("the device is full", || world.counter("tx_full") > 0);
         // Its own packets, too: 100 wait, and then five expedited ones come.
         (0..100).for_each(|_| assert!(small.send(1500)));
-        small.session.flush().unwrap();
+        small.session.sender().flush().unwrap();
         (0..5).for_each(|_| assert!(small.small(EXPEDITED_BYTES as usize)));
-        small.session.flush().unwrap();
+        small.session.sender().flush().unwrap();
         eventually("they are taken", || small.counter("tx_packets") >= 5);
         let mut came = Vec::new();
         eventually("they come", || {
@@ -388,7 +403,7 @@ fn expedited_packets_overtake_in_order_and_starve_no_sender() {
         eventually("4000 packets", || {
             flood.fill(1500);
             while small.small(100) {}
-            small.session.flush().unwrap();
+            small.session.sender().flush().unwrap();
             while let Some((mac, number, len)) = world.receive() {
                 if len == 100 {
                     assert!(mac == small.mac && number > last, "{number} after {last}");
@@ -413,7 +428,7 @@ fn a_burst_of_packets_goes_at_once() {
     sender.set(Setting::BurstPackets, 30);
     let start = Instant::now();
     (0..60).for_each(|_| assert!(sender.send(100)));
-    sender.session.flush().unwrap();
+    sender.session.sender().flush().unwrap();
     let mut came = 0;
     eventually("the burst goes", || {
         came += std::iter::from_fn(|| world.receive()).count();
@@ -431,11 +446,11 @@ fn late_packets_are_dropped_and_counted() {
     sender.set(Setting::Pacing, 1);
     sender.set(Setting::MaxDelayUs, 55_000);
     (0..200).for_each(|_| assert!(sender.send(100)));
-    sender.session.flush().unwrap();
+    sender.session.sender().flush().unwrap();
     let mut numbers = Vec::new();
     eventually("all packets are sent or dropped", || {
         numbers.extend(std::iter::from_fn(|| world.receive()).map(|one| one.1));
-        sender.session.unsent(0).unwrap() == 0
+        sender.session.sender().unsent(QueuePair::FIRST).unwrap() == 0
     });
     numbers.extend(std::iter::from_fn(|| world.receive()).map(|one| one.1));
     // The first at once, and one each 10 ms; a busy machine loses some of them.
@@ -490,9 +505,11 @@ fn expedited_packets_do_not_wait_for_a_removed_rate() {
         // The engine takes both in one poll iteration: one leaves, and the other has to wait a
         // minute.
         assert!(sender.small(60) && sender.small(60));
-        sender.session.flush().unwrap();
+        sender.session.sender().flush().unwrap();
         eventually("the first comes", || world.receive().is_some_and(|one| one.1 == 0));
-        eventually("and no other", || sender.session.unsent(1).unwrap() == 1);
+        eventually("and no other", || {
+            sender.session.sender().unsent(QueuePair::new(1)).unwrap() == 1
+        });
         if close {
             sender.session.close(sender.endpoint).unwrap();
         } else {
@@ -502,8 +519,8 @@ fn expedited_packets_do_not_wait_for_a_removed_rate() {
             let sleeps = world.counter("sleeps");
             let mut frame = sender.frame(frames::ELSEWHERE, 60);
             frame[12..14].copy_from_slice(&OTHER.to_be_bytes());
-            sender.session.send_expedited(other, &frame).unwrap();
-            sender.session.flush().unwrap();
+            sender.session.sender().send_expedited(other, &frame).unwrap();
+            sender.session.sender().flush().unwrap();
             sender.next += 1;
             let mut before = 0;
             eventually("another endpoint's packet comes", || {
@@ -574,7 +591,7 @@ fn switching_while_packets_move_loses_and_reorders_nothing() {
                             sender.send(len)
                         };
                     }
-                    sender.session.flush().unwrap();
+                    sender.session.sender().flush().unwrap();
                 }
                 std::thread::sleep(Duration::from_micros(100));
                 // Now and then all waiting packets leave.
@@ -626,7 +643,7 @@ fn a_full_device_is_back_pressure_in_both_handoff_modes() {
         });
         let most = (RING + BACKLOG + 256) as u64;
         assert!(sender.next <= most, "{} packets are in flight", sender.next);
-        sender.session.want_room(0).unwrap();
+        sender.session.sender().want_room(QueuePair::FIRST).unwrap();
         let mut came = 0;
         eventually("all packets come, and the client got news of room", || {
             came += u64::from(world.receive().is_some());
@@ -687,8 +704,8 @@ fn the_longest_chain_of_buffers_leaves() {
             rest = later;
         }
     };
-    session.send(endpoint, large.len(), meta, write).unwrap();
-    session.flush().unwrap();
+    session.sender().send(endpoint, large.len(), meta, write).unwrap();
+    session.sender().flush().unwrap();
     assert_eq!(buffers, MAX_CHAIN);
     let mut came = None;
     eventually("it comes", || {

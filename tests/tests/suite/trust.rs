@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::Path;
 
-use towpath_client::{AttachError, OpenError, Options, Refusal, Rule, Session, Setting};
+use towpath_client::{AttachError, OpenError, Options, QueuePair, Refusal, Rule, Session, Setting};
 use towpath_packet::build::{Flow, Tcp};
 use towpath_testkit::{Census, Unavailable, User, Users, skip};
 use towpath_tests::eventually;
@@ -404,11 +404,11 @@ fn no_wildcard_takes_a_neighbours_packets() {
     packets.retain(|packet| packet[0] & 1 == 0);
     let count = 20 * packets.len() as u64;
     for packet in packets.iter().cycle().take(count as usize) {
-        sender.send_bytes(from, packet).unwrap();
-        sender.flush().unwrap();
+        sender.sender().send_bytes(from, packet).unwrap();
+        sender.sender().flush().unwrap();
     }
     eventually("the victim has all of them", || {
-        victim.receive(0, 64, |_| {}).unwrap();
+        victim.receiver().receive(QueuePair::FIRST, 64, |_| {}).unwrap();
         let counters: BTreeMap<_, _> = victim.counters(theirs).into_iter().collect();
         counters["rx_packets"] == count
     });
@@ -548,8 +548,8 @@ fn only_administrators_play_a_part_in_the_network() {
         for (what, frame, counter) in parts {
             let counter = if may { "tx_packets" } else { counter };
             *expected.entry(counter).or_insert(0) += 1;
-            session.send_bytes(endpoint, &frame).unwrap();
-            session.flush().unwrap();
+            session.sender().send_bytes(endpoint, &frame).unwrap();
+            session.sender().flush().unwrap();
             eventually(what, || {
                 let counters: BTreeMap<_, _> = session.counters(endpoint).into_iter().collect();
                 counters[counter] == expected[counter]
@@ -564,8 +564,8 @@ fn only_administrators_play_a_part_in_the_network() {
         // What an ordinary station sends passes.
         let flow = Flow { source_mac: session.info().mac.octets(), ..Flow::v4() };
         let flow = Flow { source: session.info().ipv4.unwrap().0.into(), ..flow };
-        session.send_bytes(endpoint, &flow.udp(b"ordinary")).unwrap();
-        session.flush().unwrap();
+        session.sender().send_bytes(endpoint, &flow.udp(b"ordinary")).unwrap();
+        session.sender().flush().unwrap();
         eventually("an ordinary packet", || {
             server.device_counter("tx_packets") - reached == sent + 1
         });

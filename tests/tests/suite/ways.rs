@@ -6,7 +6,7 @@
 use std::net::IpAddr;
 
 use fastrand::Rng;
-use towpath_client::{Endpoint, EndpointCounters, Options, Rule, Session};
+use towpath_client::{Endpoint, EndpointCounters, Options, QueuePair, Rule, Session};
 use towpath_device::Meta;
 use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device_testing::loopback;
@@ -149,14 +149,14 @@ fn go(listening: Option<Rule>, seed: u64) -> Outcome {
             count(&from, &senders[4..], "rx_packets") == before as u64 + 1
         });
         for (by, frame) in group {
-            from.send_bytes(senders[*by], frame).unwrap();
+            from.sender().send_bytes(senders[*by], frame).unwrap();
         }
-        from.flush().unwrap();
+        from.sender().flush().unwrap();
         eventually("all is sent", || {
             while let Some((frame, _)) = far.receive() {
                 outcome.left.push(frame);
             }
-            from.unsent(0).unwrap() == 0
+            from.sender().unsent(QueuePair::FIRST).unwrap() == 0
         });
         // The server counts packets before the sender learns of their completion.
         for (place, (session, endpoints)) in
@@ -165,9 +165,10 @@ fn go(listening: Option<Rule>, seed: u64) -> Outcome {
             eventually("what was delivered is received", || {
                 let delivered = count(session, endpoints, "rx_packets");
                 let taken = session
-                    .receive(0, 64, |packet| {
+                    .receiver()
+                    .receive(QueuePair::FIRST, 64, |packet| {
                         let bytes = packet.parts().flatten().copied().collect();
-                        outcome.received.push((place, packet.endpoint(), bytes));
+                        outcome.received.push((place, packet.endpoint().number(), bytes));
                     })
                     .unwrap();
                 got[place] += taken as u64;
@@ -175,7 +176,7 @@ fn go(listening: Option<Rule>, seed: u64) -> Outcome {
             });
         }
         if let Some(session) = &mut listener {
-            while session.receive(0, 64, |_| {}).unwrap() > 0 {}
+            while session.receiver().receive(QueuePair::FIRST, 64, |_| {}).unwrap() > 0 {}
         }
     }
     outcome.counters = senders.iter().map(|one| from.counters(*one)).collect();

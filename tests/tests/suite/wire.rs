@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use towpath_client::{Endpoint, Options, Rule, Session};
+use towpath_client::{Endpoint, Options, QueuePair, Rule, Session};
 use towpath_device::tap::{self, TapDevice};
 use towpath_netlink::{Netlink, Prefix};
 use towpath_packet::build::{Flow, Tcp};
@@ -139,7 +139,7 @@ fn counters(session: &Session, endpoint: Endpoint) -> BTreeMap<&'static str, u64
 fn next(session: &mut Session, what: &str) -> Vec<u8> {
     let until = Instant::now() + PATIENCE;
     loop {
-        if let Some(packet) = session.receive_one(0).unwrap() {
+        if let Some(packet) = session.receiver().receive_one(QueuePair::FIRST).unwrap() {
             return packet;
         }
         assert!(Instant::now() < until, "{what} did not come");
@@ -148,14 +148,14 @@ fn next(session: &mut Session, what: &str) -> Vec<u8> {
 }
 
 fn nothing(session: &mut Session, what: &str) {
-    if let Some(packet) = session.receive_one(0).unwrap() {
+    if let Some(packet) = session.receiver().receive_one(QueuePair::FIRST).unwrap() {
         panic!("{what}: {} bytes came: {:02x?}", packet.len(), &packet[..packet.len().min(64)]);
     }
 }
 
 fn send(session: &mut Session, endpoint: Endpoint, frame: &[u8]) {
-    session.send_bytes(endpoint, frame).unwrap();
-    session.flush().unwrap();
+    session.sender().send_bytes(endpoint, frame).unwrap();
+    session.sender().flush().unwrap();
 }
 
 fn right(frame: &[u8]) -> Headers {
@@ -291,12 +291,13 @@ fn vlans_are_apart_on_the_wire() {
             assert!(session.wait(Some(PATIENCE)).unwrap());
             let mut seen = None;
             session
-                .receive(0, 1, |packet| {
+                .receiver()
+                .receive(QueuePair::FIRST, 1, |packet| {
                     seen = Some((packet.endpoint(), packet.contiguous().unwrap().to_vec()));
                 })
                 .unwrap();
             let (number, bytes) = seen.expect("it came");
-            assert_eq!(number, endpoint.number(), "VLAN {vlan:?}");
+            assert_eq!(number, endpoint.id(), "VLAN {vlan:?}");
             assert_eq!(bytes[..frame.len()], frame[..], "VLAN {vlan:?}");
             let answer = tagged(flow.reversed(), vlan)
                 .udp(b"an answer of more than sixty bytes, no padding");
@@ -421,13 +422,13 @@ fn mangled_packets_are_counted_and_not_delivered() {
             sent += 1;
             if sent % 200 == 0 {
                 eventually("it is read", || {
-                    session.receive(0, 1024, |_| delivered += 1).unwrap();
+                    session.receiver().receive(QueuePair::FIRST, 1024, |_| delivered += 1).unwrap();
                     bench.device()["rx_packets"] == before["rx_packets"] + sent
                 });
             }
         }
         eventually("it is read", || bench.device()["rx_packets"] == before["rx_packets"] + sent);
-        session.receive(0, 2048, |_| delivered += 1).unwrap();
+        session.receiver().receive(QueuePair::FIRST, 2048, |_| delivered += 1).unwrap();
         let (device, own) = (bench.device(), counters(&session, endpoint));
         let grown = |name: &str| device[name] - before[name];
         let dropped: u64 =
@@ -657,7 +658,8 @@ fn stream(
         session.wait(Some(Duration::from_millis(100))).unwrap();
         let mut packets = Vec::new();
         session
-            .receive(0, 64, |packet| {
+            .receiver()
+            .receive(QueuePair::FIRST, 64, |packet| {
                 let mut bytes = Vec::new();
                 packet.append_to(&mut bytes);
                 packets.push((bytes, packet.meta()));
@@ -695,15 +697,15 @@ fn stream(
                 Some(Tcp { sequence, acknowledgement, window: 0x4000, ..Tcp::default() })
             };
             if let Some(reply) = reply {
-                session.send_bytes(endpoint, &back.tcp(&reply, &[])).unwrap();
+                session.sender().send_bytes(endpoint, &back.tcp(&reply, &[])).unwrap();
             }
         }
-        session.flush().unwrap();
+        session.sender().flush().unwrap();
     }
     drop(sender.join().unwrap());
     // The test ignores the end of the connection, and its retransmissions.
     std::thread::sleep(Duration::from_millis(50));
-    session.receive(0, 1024, |_| ()).unwrap();
+    session.receiver().receive(QueuePair::FIRST, 1024, |_| ()).unwrap();
     (seen, longest)
 }
 
@@ -726,7 +728,10 @@ fn a_partial_checksum_arrives_completed() {
             socket.send_to(b"left as it is", (to, 5001)).unwrap();
             assert!(session.wait(Some(PATIENCE)).unwrap());
             let mut meta = None;
-            session.receive(0, 1, |packet| meta = Some(packet.meta())).unwrap();
+            session
+                .receiver()
+                .receive(QueuePair::FIRST, 1, |packet| meta = Some(packet.meta()))
+                .unwrap();
             // It had a partial checksum, so the first datagram proves that the server completes it.
             assert!(meta.is_some_and(|meta| !meta.is_full()), "{meta:?}");
         }

@@ -5,8 +5,9 @@ use towpath_protocol::oob::PeerState;
 use towpath_queue::Violation;
 use towpath_queue::ring::{Next, RingEnd};
 
+use super::error::ChannelError;
 use super::own_part::OwnPart;
-use crate::error::{AccessError, ChannelError, Lost, OpenError};
+use crate::error::{AccessError, Lost, OpenError};
 use crate::memory::Aperture;
 use crate::options::Endpoint;
 use crate::session::Session;
@@ -54,8 +55,8 @@ use crate::tripwire_table::{ImportedTripwire, Tripwire};
 /// }
 /// ```
 ///
-/// The endpoint is connected by [`Session::request_connection`] and
-/// [`Session::accept_connection`]. All calls take the session that opened the channel.
+/// The endpoint is connected by [`Oob::request_connection`](crate::Oob::request_connection) and
+/// [`Oob::accept_connection`](crate::Oob::accept_connection). All calls take the session that opened the channel.
 ///
 /// Dropping a channel releases nothing, and tells the peer nothing, until the session ends: see
 /// [`Channel::close`].
@@ -125,7 +126,7 @@ impl Channel {
     }
 
     /// Returns the tripwire that fires when this side sleeps and the channel has news. A program
-    /// with several channels finds the channel by it ([`Session::ready_tripwire`]).
+    /// with several channels finds the channel by it ([`Tripwires::ready`](crate::Tripwires::ready)).
     #[must_use]
     pub fn tripwire(&self) -> Tripwire {
         self.own.tripwire
@@ -276,7 +277,7 @@ impl Channel {
 
     /// Shows the peer what this side sent, consumed and waits for, and wakes it if it sleeps.
     pub(super) fn prepare_sleep(&mut self, session: &mut Session) -> Result<(), Lost> {
-        session.check()?;
+        session.status.check()?;
         self.find_end().map_err(|_| Lost::Forked)?;
         self.ring.prepare_sleep();
         self.flush(session)
@@ -292,10 +293,12 @@ impl Channel {
     /// [`Lost`].
     #[inline]
     pub fn flush(&mut self, session: &mut Session) -> Result<(), Lost> {
-        session.check()?;
+        session.status.check()?;
         self.find_end().map_err(|_| Lost::Forked)?;
         match self.ring.flush() {
-            Some(fenced) => session.trip_fenced(self.peers_tripwire, fenced).map(|_| ()),
+            Some(fenced) => {
+                session.tripwires().trip_fenced(self.peers_tripwire, fenced).map(|_| ())
+            }
             None => Ok(()),
         }
     }
@@ -319,8 +322,8 @@ impl Channel {
     /// [`OpenError`].
     pub fn close(mut self, session: &mut Session) -> Result<(), OpenError> {
         self.prepare_sleep(session)?;
-        session.release_imported_tripwire(self.peers_tripwire)?;
-        session.release_aperture(self.peers_aperture)?;
+        session.memories().release_imported_tripwire(self.peers_tripwire)?;
+        session.memories().release_aperture(self.peers_aperture)?;
         self.own.release(session)
     }
 

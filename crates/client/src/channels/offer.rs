@@ -8,9 +8,10 @@ use towpath_protocol::oob::PeerState;
 use towpath_queue::ring::{RingEnd, RingShape};
 
 use super::channel::Channel;
+use super::error::OpenChannelError;
 use super::own_part::OwnPart;
 use crate::clock;
-use crate::error::{Lost, OpenChannelError, OpenError, Refusal, RequestError};
+use crate::error::{Lost, OpenError, Refusal, RequestError};
 use crate::memory::{Aperture, ApertureKey, Memory};
 use crate::news::NewsSource;
 use crate::oob_queues::{OobKind, ReceivedOob};
@@ -58,7 +59,7 @@ impl ChannelOffer {
     /// `offset` on, a multiple of 128. Many channels to one session can share a memory, which the
     /// peer then maps once.
     ///
-    /// The next [`Session::flush`] sends the message.
+    /// The next [`Sender::flush`](crate::Sender::flush) sends the message.
     ///
     /// # Errors
     /// [`OpenChannelError`]; then nothing was offered.
@@ -76,11 +77,11 @@ impl ChannelOffer {
         let near = memory.common.part(offset, len).filter(|_| offset.is_multiple_of(ALIGNMENT));
         let near = near.ok_or(OpenChannelError::Place { offset, len, bytes: memory.len() })?;
         let range = offset..offset + len;
-        let tripwire = session.set_tripwire(memory, range.clone(), Access::Write)?;
-        let export = match session.export(endpoint, memory, range, Access::Write) {
+        let tripwire = session.memories().set_tripwire(memory, range.clone(), Access::Write)?;
+        let export = match session.memories().export(endpoint, memory, range, Access::Write) {
             Ok(export) => export,
             Err(error) => {
-                session.release_tripwire(tripwire)?;
+                session.memories().release_tripwire(tripwire)?;
                 return Err(error.into());
             }
         };
@@ -91,7 +92,7 @@ impl ChannelOffer {
         let own = OwnPart { export, tripwire, memory: None };
         let numbers = [export.key().0, tripwire.number()].map(u32::to_le_bytes);
         let message = [MARK, numbers[0], numbers[1]];
-        let sent = session.request(endpoint, &Request::send(message.as_flattened()));
+        let sent = session.requests().queue(endpoint, &Request::send(message.as_flattened()));
         if let Err(error) = sent {
             own.release(session)?;
             return Err(match error {
@@ -124,20 +125,21 @@ impl ChannelOffer {
             let is_from_peer = session.connected_with(self.endpoint) == Some(message.from());
             return if is_from_peer { Err(OpenChannelError::OtherHost) } else { Ok(None) };
         }
-        let far = match session.import(self.endpoint, ApertureKey(u32::from_le_bytes(*key))) {
-            Ok(far) => far,
-            // Any application that may reach the endpoint can send a message that looks like an
-            // offer.
-            Err(OpenError::Refused { refusal: Refusal::NotFound, .. }) => return Ok(None),
-            Err(error) => return Err(error.into()),
-        };
+        let far =
+            match session.memories().import(self.endpoint, ApertureKey(u32::from_le_bytes(*key))) {
+                Ok(far) => far,
+                // Any application that may reach the endpoint can send a message that looks like an
+                // offer.
+                Err(OpenError::Refused { refusal: Refusal::NotFound, .. }) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            };
         let imported = far_ring(&far).ok_or(OpenChannelError::Offer).and_then(|ring| {
-            Ok((ring, session.import_tripwire(&far, u32::from_le_bytes(*tripwire))?))
+            Ok((ring, session.memories().import_tripwire(&far, u32::from_le_bytes(*tripwire))?))
         });
         let (far_ring, peers_tripwire) = match imported {
             Ok(imported) => imported,
             Err(error) => {
-                session.release_aperture(far)?;
+                session.memories().release_aperture(far)?;
                 return Err(error);
             }
         };
@@ -180,11 +182,11 @@ impl Channel {
     ) -> Result<Channel, OpenChannelError> {
         let bytes = ChannelOffer::memory_bytes(ring_bytes);
         let bytes = bytes.ok_or(OpenChannelError::RingBytes(ring_bytes))?;
-        let memory = session.create_memory(bytes, Sharing::MapWrite)?;
+        let memory = session.memories().create(bytes, Sharing::MapWrite)?;
         let mut offer = match ChannelOffer::new(session, endpoint, (&memory, 0), ring_bytes) {
             Ok(offer) => offer,
             Err(error) => {
-                session.release_memory(&memory)?;
+                session.memories().release(&memory)?;
                 return Err(error);
             }
         };
@@ -234,7 +236,7 @@ struct Messages {
 impl NewsSource for Messages {
     fn has_news(&mut self, session: &mut Session) -> Result<bool, Lost> {
         if self.message.is_none() {
-            self.message = session.receive_oob(self.endpoint)?;
+            self.message = session.oob().receive(self.endpoint)?;
         }
         Ok(self.message.is_some() || session.peer_state(self.endpoint) != PeerState::Connected)
     }

@@ -17,8 +17,8 @@ pub(super) struct OwnPart {
 impl OwnPart {
     /// Revokes the export, and releases the tripwire, and the memory if the channel created it.
     pub(super) fn release(self, session: &mut Session) -> Result<(), OpenError> {
-        session.revoke(self.export)?;
-        session.release_tripwire(self.tripwire)?;
-        self.memory.map_or(Ok(()), |memory| session.release_memory(&memory))
+        session.memories().revoke(self.export)?;
+        session.memories().release_tripwire(self.tripwire)?;
+        self.memory.map_or(Ok(()), |memory| session.memories().release(&memory))
     }
 }

@@ -4,9 +4,9 @@ use std::io::{self, IoSlice, Read, Write};
 use std::time::{Duration, Instant};
 
 use super::channel::Channel;
+use super::error::ChannelError;
 use super::waiting::Awaited;
 use crate::clock;
-use crate::error::ChannelError;
 use crate::session::Session;
 
 /// A write waits until this part of the longest message has room, or all of its bytes have.

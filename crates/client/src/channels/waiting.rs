@@ -27,12 +27,12 @@ impl NewsSource for ChannelNews<'_> {
 
     fn prepare_sleep(&mut self, session: &mut Session) -> Result<(), Lost> {
         self.channel.prepare_sleep(session)?;
-        session.arm_tripwire(self.channel.tripwire());
+        session.tripwires().arm(self.channel.tripwire());
         Ok(())
     }
 
     fn end_sleep(&mut self, session: &mut Session) {
-        session.disarm_tripwire(self.channel.tripwire());
+        session.tripwires().disarm(self.channel.tripwire());
     }
 }
 
@@ -84,8 +84,8 @@ impl Channel {
 
     /// Prepares this channel for a [`Session::wait`] that also waits for other news, or for other
     /// channels. Flushes first. Returns `true` if the channel has news already. Otherwise a message
-    /// or room fires [`Channel::tripwire`], which [`Session::ready_tripwire`] returns. The end of the
-    /// channel or its connection is news of the endpoint ([`Session::ready_oob`]).
+    /// or room fires [`Channel::tripwire`], which [`Tripwires::ready`](crate::Tripwires::ready) returns. The end of the
+    /// channel or its connection is news of the endpoint ([`Oob::ready`](crate::Oob::ready)).
     ///
     /// # Errors
     /// [`Lost`].

@@ -176,16 +176,16 @@ fn other_news_is_left_for_another_wait() {
     let mut pair = pair();
     let (mut one, mut other) = pair.channel([256, 256]);
     while pair.one.wait(Some(Duration::ZERO)).unwrap() {
-        let _ = pair.one.ready_oob().unwrap();
+        let _ = pair.one.oob().ready().unwrap();
     }
-    pair.other.send_oob(pair.far, pair.address, b"news").unwrap();
-    pair.other.flush().unwrap();
+    pair.other.oob().send(pair.far, pair.address, b"news").unwrap();
+    pair.other.sender().flush().unwrap();
     let sleeps = pair.one.statistics().sleeps;
     assert!(!one.wait(&mut pair.one, Some(Duration::from_millis(50))).unwrap());
     // It sleeps once, and once more when the event of the message has woken it.
     assert!(pair.one.statistics().sleeps - sleeps <= 3);
     assert!(pair.one.wait(Some(PATIENCE)).unwrap());
-    assert_eq!(pair.one.ready_oob().unwrap(), Some(pair.near.number()));
+    assert_eq!(pair.one.oob().ready().unwrap(), Some(pair.near.id()));
     assert_eq!(next(&mut pair.one, pair.near).payload(), b"news");
     let session = &mut pair.other;
     thread::scope(|scope| {
@@ -208,11 +208,11 @@ fn a_session_waits_for_many_channels() {
     let ends = [(&mut pair.one, pair.near), (&mut pair.other, pair.far)];
     let [mut one, mut other] = thread::scope(|scope| {
         let open_all = |(session, endpoint): (&mut Session, Endpoint)| {
-            let memory = session.create_memory(COUNT * each, Sharing::MapWrite).unwrap();
+            let memory = session.memories().create(COUNT * each, Sharing::MapWrite).unwrap();
             let all = (0..COUNT).map(|number| {
                 let place = (&memory, number * each);
                 let mut offer = ChannelOffer::new(session, endpoint, place, 256).unwrap();
-                session.flush().unwrap();
+                session.sender().flush().unwrap();
                 let message = next(session, endpoint);
                 offer.complete(session, &message).unwrap().unwrap()
             });
@@ -233,13 +233,13 @@ fn a_session_waits_for_many_channels() {
         let fired = loop {
             assert!(Instant::now() < until);
             pair.one.wait(Some(PATIENCE)).unwrap();
-            let _ = pair.one.ready_oob().unwrap();
-            if let Some(fired) = pair.one.ready_tripwire().unwrap() {
+            let _ = pair.one.oob().ready().unwrap();
+            if let Some(fired) = pair.one.tripwires().ready().unwrap() {
                 break fired;
             }
         };
         assert_eq!(numbers[&fired], sender);
-        assert_eq!(pair.one.ready_tripwire().unwrap(), None);
+        assert_eq!(pair.one.tripwires().ready().unwrap(), None);
         let message = one[sender].receive().unwrap().unwrap().to_vec();
         assert_eq!(message, [sender as u8]);
     }
@@ -366,7 +366,7 @@ fn a_close_ends_a_wait() {
             });
             let session = &mut pair.one;
             while session.wait(Some(Duration::ZERO)).unwrap()
-                || session.ready_oob().unwrap().is_some()
+                || session.oob().ready().unwrap().is_some()
             {}
             let woken = if waits_for_all {
                 assert!(!one.arm(session).unwrap());
@@ -377,8 +377,8 @@ fn a_close_ends_a_wait() {
                 one.wait(session, Some(PATIENCE)).unwrap()
             };
             assert!(woken, "nothing ended the wait");
-            let endpoint = if waits_for_all { Some(pair.near.number()) } else { None };
-            assert!(!waits_for_all || session.ready_oob().unwrap() == endpoint);
+            let endpoint = if waits_for_all { Some(pair.near.id()) } else { None };
+            assert!(!waits_for_all || session.oob().ready().unwrap() == endpoint);
         });
         assert_eq!(one.receive().unwrap_err(), ChannelError::Closed);
     }
@@ -407,8 +407,8 @@ fn the_end_of_the_peer_ends_a_wait() {
 fn a_disconnected_endpoint_closes_its_channels() {
     let mut pair = pair();
     let (mut one, _other) = pair.channel([256, 256]);
-    pair.other.disconnect(pair.far).unwrap();
-    pair.other.flush().unwrap();
+    pair.other.oob().disconnect(pair.far).unwrap();
+    pair.other.sender().flush().unwrap();
     assert!(one.wait(&mut pair.one, Some(PATIENCE)).unwrap());
     assert_eq!(one.receive().unwrap_err(), ChannelError::Closed);
 }
@@ -443,13 +443,13 @@ fn a_closed_channel_leaves_its_place_alone() {
     let mut pair = pair();
     let Pair { one, near, other, far, .. } = &mut pair;
     let memories = [&mut *one, &mut *other]
-        .map(|session| session.create_memory(4096, Sharing::MapWrite).unwrap());
+        .map(|session| session.memories().create(4096, Sharing::MapWrite).unwrap());
     let mut header = [1; 8];
     let mut open = |place: usize| {
         let mut first = ChannelOffer::new(one, *near, (&memories[0], place), 256).unwrap();
         let mut second = ChannelOffer::new(other, *far, (&memories[1], place), 256).unwrap();
-        one.flush().unwrap();
-        other.flush().unwrap();
+        one.sender().flush().unwrap();
+        other.sender().flush().unwrap();
         let offered = [next(one, *near), next(other, *far)];
         let first = first.complete(one, &offered[0]).unwrap().unwrap();
         (first, second.complete(other, &offered[1]).unwrap().unwrap())
@@ -463,7 +463,7 @@ fn a_closed_channel_leaves_its_place_alone() {
     old.close(&mut pair.one).unwrap();
     let Pair { one, near, .. } = &mut pair;
     let mut offer = ChannelOffer::new(one, *near, (&memories[0], 0), 256).unwrap();
-    one.flush().unwrap();
+    one.sender().flush().unwrap();
     let session = &mut pair.other;
     // A flush shows nothing, also of a side that has not received the end.
     third_peer.flush(session).unwrap();
@@ -474,7 +474,7 @@ fn a_closed_channel_leaves_its_place_alone() {
     old_peer.flush(session).unwrap();
     old_peer.close(session).unwrap();
     let mut peers = ChannelOffer::new(session, pair.far, (&memories[1], 1024), 256).unwrap();
-    session.flush().unwrap();
+    session.sender().flush().unwrap();
     let message = next(session, pair.far);
     let mut new_peer = peers.complete(session, &message).unwrap().unwrap();
     let message = next(&mut pair.one, pair.near);
@@ -498,14 +498,14 @@ fn a_broken_ring_is_a_named_error() {
     ] {
         let mut pair = pair();
         let Pair { one, near, other, far, .. } = &mut pair;
-        let memory = one.create_memory(4096, Sharing::MapWrite).unwrap();
+        let memory = one.memories().create(4096, Sharing::MapWrite).unwrap();
         let mut offer = ChannelOffer::new(one, *near, (&memory, 1024), 256).unwrap();
-        one.flush().unwrap();
+        one.sender().flush().unwrap();
         let key = next(other, *far).payload()[4..8].try_into().map(u32::from_le_bytes).unwrap();
-        let theirs = other.import(*far, towpath_client::ApertureKey(key)).unwrap();
-        let own = other.create_memory(4096, Sharing::MapWrite).unwrap();
+        let theirs = other.memories().import(*far, towpath_client::ApertureKey(key)).unwrap();
+        let own = other.memories().create(4096, Sharing::MapWrite).unwrap();
         let _offer = ChannelOffer::new(other, *far, (&own, 0), 64).unwrap();
-        other.flush().unwrap();
+        other.sender().flush().unwrap();
         let message = next(one, *near);
         let mut channel = offer.complete(one, &message).unwrap().unwrap();
         assert!(channel.receive().unwrap().is_none());
@@ -530,14 +530,14 @@ fn a_broken_ring_is_a_named_error() {
 fn nothing_comes_after_the_end() {
     let mut pair = pair();
     let Pair { one, near, other, far, .. } = &mut pair;
-    let memory = one.create_memory(4096, Sharing::MapWrite).unwrap();
+    let memory = one.memories().create(4096, Sharing::MapWrite).unwrap();
     let mut offer = ChannelOffer::new(one, *near, (&memory, 0), 256).unwrap();
-    one.flush().unwrap();
+    one.sender().flush().unwrap();
     let key = next(other, *far).payload()[4..8].try_into().map(u32::from_le_bytes).unwrap();
-    let theirs = other.import(*far, towpath_client::ApertureKey(key)).unwrap();
-    let own = other.create_memory(4096, Sharing::MapWrite).unwrap();
+    let theirs = other.memories().import(*far, towpath_client::ApertureKey(key)).unwrap();
+    let own = other.memories().create(4096, Sharing::MapWrite).unwrap();
     let _offer = ChannelOffer::new(other, *far, (&own, 0), 64).unwrap();
-    other.flush().unwrap();
+    other.sender().flush().unwrap();
     let message = next(one, *near);
     let mut channel = offer.complete(one, &message).unwrap().unwrap();
     theirs.store(256, 2 << 32).unwrap();
@@ -554,34 +554,34 @@ fn only_the_peers_offer_completes_a_channel() {
     let mut stranger = pair.world.attach_with(&with_channels());
     let (from, _) = open(&mut stranger, 99);
     let Pair { one, near, address, other, far, .. } = &mut pair;
-    let memory = one.create_memory(4096, Sharing::MapWrite).unwrap();
+    let memory = one.memories().create(4096, Sharing::MapWrite).unwrap();
     let mut offer = ChannelOffer::new(one, *near, (&memory, 0), 256).unwrap();
     for message in [&b"ring"[..], b"ring1234567", b"ring12345678", b"ring123456789", b""] {
-        stranger.send_oob(from, *address, message).unwrap();
-        stranger.flush().unwrap();
+        stranger.oob().send(from, *address, message).unwrap();
+        stranger.sender().flush().unwrap();
         let message = next(one, *near);
         assert!(offer.complete(one, &message).unwrap().is_none());
     }
     // Memory without a ring, and a ring that is not aligned.
-    let own = other.create_memory(4096, Sharing::MapWrite).unwrap();
-    let requests = other.create_memory(4096, Sharing::Requests).unwrap();
+    let own = other.memories().create(4096, Sharing::MapWrite).unwrap();
+    let requests = other.memories().create(4096, Sharing::Requests).unwrap();
     for (memory, range) in [(&own, 0..300), (&own, 1004..1004 + 512), (&requests, 0..512)] {
-        let tripwire = other.set_tripwire(memory, range.clone(), Access::Write).unwrap();
-        let export = other.export(*far, memory, range, Access::Write).unwrap();
+        let tripwire = other.memories().set_tripwire(memory, range.clone(), Access::Write).unwrap();
+        let export = other.memories().export(*far, memory, range, Access::Write).unwrap();
         let numbers = [export.key().0, tripwire.number()].map(u32::to_le_bytes);
         let message = [*b"ring", numbers[0], numbers[1]];
-        other.request(*far, &Request::send(message.as_flattened())).unwrap();
-        other.flush().unwrap();
+        other.requests().queue(*far, &Request::send(message.as_flattened())).unwrap();
+        other.sender().flush().unwrap();
         let message = next(one, *near);
         let outcome = offer.complete(one, &message);
         assert!(matches!(outcome, Err(OpenChannelError::Offer)), "{outcome:?}");
     }
     // A ring without a tripwire.
-    let export = other.export(*far, &own, 2048..2048 + 512, Access::Write).unwrap();
+    let export = other.memories().export(*far, &own, 2048..2048 + 512, Access::Write).unwrap();
     let numbers = [export.key().0, 15].map(u32::to_le_bytes);
     let message = [*b"ring", numbers[0], numbers[1]];
-    other.request(*far, &Request::send(message.as_flattened())).unwrap();
-    other.flush().unwrap();
+    other.requests().queue(*far, &Request::send(message.as_flattened())).unwrap();
+    other.sender().flush().unwrap();
     let message = next(one, *near);
     let outcome = offer.complete(one, &message);
     let Err(OpenChannelError::Open(OpenError::Refused { refusal, .. })) = outcome else {
@@ -590,13 +590,13 @@ fn only_the_peers_offer_completes_a_channel() {
     assert_eq!(refusal, Refusal::NotFound);
     // The offer is as before.
     let _peers = ChannelOffer::new(other, *far, (&own, 3072), 64).unwrap();
-    other.flush().unwrap();
+    other.sender().flush().unwrap();
     let message = next(one, *near);
     let channel = offer.complete(one, &message).unwrap().unwrap();
     assert!(offer.complete(one, &message).unwrap().is_none(), "once");
     offer.withdraw(one).unwrap();
     channel.close(one).unwrap();
-    one.release_memory(&memory).unwrap();
+    one.memories().release(&memory).unwrap();
 }
 
 #[test]
@@ -612,16 +612,16 @@ fn a_channel_that_cannot_be_opened_leaves_nothing() {
         assert!(matches!(opened, Err(OpenChannelError::TimedOut)), "{opened:?}");
         // The engine takes the offer's message from the transmit queue.
         let until = Instant::now() + PATIENCE;
-        while other.receive_oob(*far).unwrap().is_none() {
+        while other.oob().receive(*far).unwrap().is_none() {
             assert!(Instant::now() < until);
         }
     }
-    let memory = one.create_memory(4096, Sharing::MapWrite).unwrap();
+    let memory = one.memories().create(4096, Sharing::MapWrite).unwrap();
     for offset in [64, 4096 - 512 + 128, usize::MAX - 127] {
         let offer = ChannelOffer::new(one, *near, (&memory, offset), 256);
         assert!(matches!(offer, Err(OpenChannelError::Place { .. })), "{offer:?}");
     }
-    let requests = one.create_memory(4096, Sharing::Requests).unwrap();
+    let requests = one.memories().create(4096, Sharing::Requests).unwrap();
     let offer = ChannelOffer::new(one, *near, (&requests, 0), 256);
     assert!(matches!(offer, Err(OpenChannelError::Sharing)), "{offer:?}");
     let unconnected = open(one, 0).0;
@@ -630,8 +630,8 @@ fn a_channel_that_cannot_be_opened_leaves_nothing() {
     thread::scope(|scope| {
         scope.spawn(|| {
             thread::sleep(Duration::from_millis(20));
-            other.disconnect(*far).unwrap();
-            other.flush().unwrap();
+            other.oob().disconnect(*far).unwrap();
+            other.sender().flush().unwrap();
         });
         let opened = Channel::open(one, *near, 256, Some(PATIENCE));
         assert!(matches!(opened, Err(OpenChannelError::Closed)), "{opened:?}");

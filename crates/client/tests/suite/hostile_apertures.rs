@@ -36,7 +36,7 @@ struct Honest {
 }
 
 fn canaries(session: &mut Session, sharing: Sharing) -> Memory {
-    let memory = session.create_memory(BYTES, sharing).unwrap();
+    let memory = session.memories().create(BYTES, sharing).unwrap();
     memory.write(0, &[CANARY; BYTES]).unwrap();
     memory
 }
@@ -53,7 +53,7 @@ impl Honest {
     fn replace_memory(&mut self) {
         let memory = canaries(&mut self.session, self.memory.sharing());
         let before = std::mem::replace(&mut self.memory, memory);
-        self.session.release_memory(&before).unwrap();
+        self.session.memories().release(&before).unwrap();
     }
 
     /// Lets an endpoint of another application connect. Returns the endpoint here.
@@ -65,8 +65,8 @@ impl Honest {
 
     /// Takes what arrived, so that no queue is full.
     fn drain(&mut self, endpoint: Endpoint) {
-        while self.session.receive_oob(endpoint).unwrap().is_some() {}
-        while self.session.ready_oob().unwrap().is_some() {}
+        while self.session.oob().receive(endpoint).unwrap().is_some() {}
+        while self.session.oob().ready().unwrap().is_some() {}
     }
 
     fn bytes(&self, range: Range<usize>) -> Vec<u8> {
@@ -108,7 +108,7 @@ impl Hostile {
         let range = from..from + [1, 8, 64, 1_000, 9_000][random.usize(..5)];
         let request = match random.u64(..16) {
             0 => {
-                self.mapped = self.session.import(self.endpoint, key).ok();
+                self.mapped = self.session.memories().import(self.endpoint, key).ok();
                 return None;
             }
             1 => {
@@ -129,27 +129,27 @@ impl Hostile {
             9 => Request::write(key, offset).local(&self.memory, range).together(),
             _ => Request::write(key, offset).local(&self.memory, range),
         };
-        self.session.request(self.endpoint, &request).ok()
+        self.session.requests().queue(self.endpoint, &request).ok()
     }
 
     /// Has the server look at what is queued.
     fn hand_over(&mut self) {
-        let _ = self.session.flush();
+        let _ = self.session.sender().flush();
         let _ = self.session.wait(Some(Duration::ZERO));
-        while matches!(self.session.ready_oob(), Ok(Some(_))) {}
+        while matches!(self.session.oob().ready(), Ok(Some(_))) {}
     }
 }
 
 /// Waits until none of the requests is pending. Returns how many are complete.
 fn settle(session: &mut Session, ids: &[RequestId], mut meanwhile: impl FnMut()) -> usize {
     let until = Instant::now() + PATIENCE;
-    while ids.iter().any(|id| session.request_state(*id) == RequestState::Pending) {
+    while ids.iter().any(|id| session.requests().state(*id) == RequestState::Pending) {
         assert!(Instant::now() < until, "a request hangs");
         meanwhile();
         session.wait(Some(Duration::from_millis(1))).unwrap();
-        while session.ready_oob().unwrap().is_some() {}
+        while session.oob().ready().unwrap().is_some() {}
     }
-    ids.iter().filter(|id| session.request_state(**id) == RequestState::Complete).count()
+    ids.iter().filter(|id| session.requests().state(**id) == RequestState::Complete).count()
 }
 
 /// Attacks with one application. Returns `true` if a request changed what the aperture has.
@@ -161,11 +161,12 @@ fn import(
 ) -> bool {
     let mut session = world.attach_with(&wanted("hostile"));
     let (endpoint, accepted) = honest.connect(&mut session);
-    let memory = session.create_memory(BYTES, Sharing::Requests).unwrap();
+    let memory = session.memories().create(BYTES, Sharing::Requests).unwrap();
     memory.write(0, &[random.u8(..); BYTES]).unwrap();
     let mut hostile = Hostile { session, endpoint, memory, mapped: None };
     let access = [Access::Read, Access::ReadWrite][random.usize(..2)];
-    let export = honest.session.export(accepted, &honest.memory, GRANTED, access).unwrap();
+    let export =
+        honest.session.memories().export(accepted, &honest.memory, GRANTED, access).unwrap();
     keys.push(export.key());
     let mut export = Some(export);
     let (before, revoked_at) = (honest.bytes(GRANTED), random.u64(..2 * STEPS));
@@ -179,7 +180,7 @@ fn import(
         if step == revoked_at
             && let Some(export) = export.take()
         {
-            honest.session.revoke(export).unwrap();
+            honest.session.memories().revoke(export).unwrap();
             // A store into a mapping of it is still possible.
             let is_final = honest.memory.sharing() == Sharing::Requests;
             fixed = is_final.then(|| honest.bytes(GRANTED));
@@ -193,13 +194,13 @@ fn import(
             let _ = hostile.session.close(hostile.endpoint);
         }
         _ => {
-            let _ = hostile.session.flush();
+            let _ = hostile.session.sender().flush();
             settle(&mut hostile.session, &ids, || honest.drain(accepted));
         }
     }
     honest.drain(accepted);
     if let Some(export) = export {
-        honest.session.revoke(export).unwrap();
+        honest.session.memories().revoke(export).unwrap();
     }
     // The engine has answered, so it carries out no request of this connection any more.
     honest.session.close(accepted).unwrap();
@@ -235,8 +236,8 @@ fn hostile_importers_reach_nothing_but_their_apertures() {
 fn betray(hostile: Session, export: Export, memory: Memory, how: u64) -> Option<(Session, Memory)> {
     let mut session = hostile;
     match how {
-        0 => drop(session.revoke(export)),
-        1 => drop(session.release_memory(&memory)),
+        0 => drop(session.memories().revoke(export)),
+        1 => drop(session.memories().release(&memory)),
         // It dies, and the memory with it.
         2 => return None,
         _ => {}
@@ -249,11 +250,11 @@ fn use_exported(world: &World, honest: &mut Honest, random: &mut Rng) -> (usize,
     let mut hostile = world.attach_with(&wanted("hostile"));
     let (theirs, endpoint) = honest.connect(&mut hostile);
     let sharing = [Sharing::Requests, Sharing::MapWrite][random.usize(..2)];
-    let memory = hostile.create_memory(BYTES, sharing).unwrap();
-    let export = hostile.export(theirs, &memory, 0..BYTES, Access::ReadWrite).unwrap();
+    let memory = hostile.memories().create(BYTES, sharing).unwrap();
+    let export = hostile.memories().export(theirs, &memory, 0..BYTES, Access::ReadWrite).unwrap();
     let key = export.key();
-    let mapped =
-        (sharing == Sharing::MapWrite).then(|| honest.session.import(endpoint, key).unwrap());
+    let mapped = (sharing == Sharing::MapWrite)
+        .then(|| honest.session.memories().import(endpoint, key).unwrap());
     let (mut ids, betrayed_at) = (Vec::new(), random.u64(..STEPS));
     let (mut hostile, mut export) = (Some((hostile, memory)), Some(export));
     for step in 0..STEPS {
@@ -264,13 +265,13 @@ fn use_exported(world: &World, honest: &mut Honest, random: &mut Rng) -> (usize,
             0 => Request::read(key, at).local(&honest.memory, range),
             _ => Request::write(key, at).local(&honest.memory, range),
         };
-        match honest.session.request(endpoint, &request) {
+        match honest.session.requests().queue(endpoint, &request) {
             Ok(id) => ids.push(id),
             Err(RequestError::Full | RequestError::Revoked) => {}
             Err(error) => panic!("{error}"),
         }
         if random.u64(..4) == 0 {
-            honest.session.flush().unwrap();
+            honest.session.sender().flush().unwrap();
         }
         if let Some(aperture) = &mapped {
             // An error, or memory that is there: never a signal.
@@ -283,10 +284,10 @@ fn use_exported(world: &World, honest: &mut Honest, random: &mut Rng) -> (usize,
             hostile = betray(session, export, memory, random.u64(..4));
         }
     }
-    honest.session.flush().unwrap();
+    honest.session.sender().flush().unwrap();
     let complete = settle(&mut honest.session, &ids, || {});
     if let Some(aperture) = mapped {
-        let _ = honest.session.release_aperture(aperture);
+        let _ = honest.session.memories().release_aperture(aperture);
     }
     honest.drain(endpoint);
     honest.session.close(endpoint).unwrap();
@@ -308,8 +309,8 @@ fn hostile_exporters_take_nothing_from_their_importers() {
         // After all of them, the honest application still serves another one.
         let mut session = world.attach_with(&wanted("last"));
         let (endpoint, accepted) = honest.connect(&mut session);
-        let id = honest.session.request(accepted, &Request::send(b"still here")).unwrap();
-        honest.session.flush().unwrap();
+        let id = honest.session.requests().queue(accepted, &Request::send(b"still here")).unwrap();
+        honest.session.sender().flush().unwrap();
         assert_eq!(&next(&mut session, endpoint).payload()[..10], b"still here");
         assert_eq!(settle(&mut honest.session, &[id], || {}), 1);
         assert_eq!(session.peer_state(endpoint), PeerState::Connected);

@@ -194,7 +194,7 @@ fn application(server: &Server) -> (Session, Endpoint, IpAddr, Memory) {
     let wanted = Options { apertures: 16, ..options("exporter") };
     let mut session = Session::attach_over(server.connect().unwrap(), &wanted).unwrap();
     let (listener, address) = open(&mut session, PORT);
-    let memory = session.create_memory(BYTES, Sharing::Requests).unwrap();
+    let memory = session.memories().create(BYTES, Sharing::Requests).unwrap();
     memory.write(0, &[CANARY; BYTES]).unwrap();
     (session, listener, address.ip, memory)
 }
@@ -217,8 +217,8 @@ impl World {
             (OobKind::Request, &b"let me in"[..])
         );
         let (endpoint, _) = open(&mut self.session, 0);
-        self.session.accept_connection(endpoint, request.from(), b"").unwrap();
-        self.session.flush().unwrap();
+        self.session.oob().accept_connection(endpoint, request.from(), b"").unwrap();
+        self.session.sender().flush().unwrap();
         let until = Instant::now() + PATIENCE;
         let reply = loop {
             assert!(Instant::now() < until, "no answer");
@@ -328,7 +328,8 @@ fn attack(seed: u64, time: &HostileTime) {
     for _ in 0..ROUNDS {
         let (endpoint, mut one) = world.connect();
         let access = [Access::Read, Access::ReadWrite][world.host.below(2) as usize];
-        let export = world.session.export(endpoint, &world.memory, GRANTED, access).unwrap();
+        let export =
+            world.session.memories().export(endpoint, &world.memory, GRANTED, access).unwrap();
         let key = export.key().0;
         let before = (access == Access::Read).then(|| world.check(seed));
         let (revoked_at, mut fixed) = (world.host.below(2 * PACKETS), None);
@@ -344,12 +345,12 @@ fn attack(seed: u64, time: &HostileTime) {
                 one.psn = (psn + 1) & 0xff_ffff;
             }
             if step == revoked_at {
-                world.session.revoke(export).unwrap();
+                world.session.memories().revoke(export).unwrap();
                 fixed = Some(world.check(seed));
             }
         }
         // The server is there, and the application goes on.
-        while world.session.receive_oob(endpoint).unwrap().is_some() {}
+        while world.session.oob().receive(endpoint).unwrap().is_some() {}
         let end = world.host.below(4);
         if end == 0 {
             let Connected { qpn: remote_qpn, local_id, remote_id, .. } = one;
@@ -360,12 +361,12 @@ fn attack(seed: u64, time: &HostileTime) {
             while world.session.peer_state(endpoint) == PeerState::Connected {
                 assert!(Instant::now() < until, "a request to disconnect has no effect");
                 world.session.wait(Some(Duration::from_millis(1))).unwrap();
-                let _ = world.session.ready_oob().unwrap();
+                let _ = world.session.oob().ready().unwrap();
             }
         }
         if end != 1 {
             if revoked_at >= PACKETS {
-                world.session.revoke(export).unwrap();
+                world.session.memories().revoke(export).unwrap();
             }
             // The engine carries out nothing of this connection any more.
             world.session.close(endpoint).unwrap();
@@ -417,5 +418,5 @@ fn half_open_requests_of_a_host_are_bounded_and_end() {
     for _ in 0..4 {
         assert_eq!(next(&mut world.session, world.listener).kind(), OobKind::Request);
     }
-    assert_eq!(world.session.receive_oob(world.listener), Ok(None));
+    assert_eq!(world.session.oob().receive(world.listener), Ok(None));
 }

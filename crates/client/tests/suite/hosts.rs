@@ -93,17 +93,17 @@ fn pair_of(hosts: Hosts) -> Pair {
 /// Connects two sessions, each with an endpoint, and its address.
 fn pair_between(hosts: Hosts, sessions: [(Session, Endpoint, OobAddress); 2]) -> Pair {
     let [(mut one, from, own), (mut other, listener, address)] = sessions;
-    one.request_connection(from, address, b"hello").unwrap();
+    one.oob().request_connection(from, address, b"hello").unwrap();
     assert_eq!(one.peer_state(from), PeerState::Requested);
-    one.flush().unwrap();
+    one.sender().flush().unwrap();
     let request = next(&mut other, listener);
     assert_eq!(request.kind(), OobKind::Request);
     // What comes with a connection's messages has a fixed length between hosts.
     assert_eq!((&request.payload()[..5], request.payload().len()), (&b"hello"[..], 56));
     assert_eq!((request.from(), request.uid()), (own, u32::MAX));
     let (to, _) = open(&mut other, 0);
-    other.accept_connection(to, request.from(), b"welcome").unwrap();
-    other.flush().unwrap();
+    other.oob().accept_connection(to, request.from(), b"welcome").unwrap();
+    other.sender().flush().unwrap();
     becomes(&mut one, from, PeerState::Connected);
     becomes(&mut other, to, PeerState::Connected);
     let answer = next(&mut one, from);
@@ -120,13 +120,13 @@ fn pair() -> Pair {
 fn outcome(session: &mut Session, request: RequestId) -> RequestState {
     let until = Instant::now() + PATIENCE;
     loop {
-        match session.request_state(request) {
+        match session.requests().state(request) {
             RequestState::Pending => {}
             ended => return ended,
         }
         assert!(Instant::now() < until, "the request never ends");
         session.wait(Some(Duration::from_millis(100))).unwrap();
-        while session.ready_oob().unwrap().is_some() {}
+        while session.oob().ready().unwrap().is_some() {}
     }
 }
 
@@ -151,9 +151,10 @@ const BYTES: usize = 300_000;
 
 /// Writes and reads of many lengths, a value and messages, between the two.
 fn exchange(pair: &mut Pair) {
-    let remote = pair.other.create_memory(BYTES, Sharing::Requests).unwrap();
-    let key = pair.other.export(pair.to, &remote, 0..BYTES, Access::ReadWrite).unwrap().key();
-    let local = pair.one.create_memory(2 * BYTES, Sharing::Requests).unwrap();
+    let remote = pair.other.memories().create(BYTES, Sharing::Requests).unwrap();
+    let key =
+        pair.other.memories().export(pair.to, &remote, 0..BYTES, Access::ReadWrite).unwrap().key();
+    let local = pair.one.memories().create(2 * BYTES, Sharing::Requests).unwrap();
     let pattern = fill(&local, 3);
     for (offset, len) in [(0, 1), (8, 8), (16, 64), (100, 1_024), (2_000, 1_025), (5_000, 250_000)]
     {
@@ -163,29 +164,29 @@ fn exchange(pair: &mut Pair) {
         let request = Request::write(key, offset as u64);
         let request = if first.is_empty() { request } else { request.local(&local, first.clone()) };
         let request = request.local(&local, second.clone());
-        let id = pair.one.request(pair.from, &request).unwrap();
+        let id = pair.one.requests().queue(pair.from, &request).unwrap();
         completes(&mut pair.one, id);
         let expected = [&pattern[first], &pattern[second]].concat();
         assert_eq!(contents(&remote, offset..offset + len), expected);
         let back = Request::read(key, offset as u64).local(&local, 0..len);
-        let id = pair.one.request(pair.from, &back).unwrap();
+        let id = pair.one.requests().queue(pair.from, &back).unwrap();
         completes(&mut pair.one, id);
         assert_eq!(contents(&local, 0..len), expected);
         local.write(0, &pattern[..len]).unwrap();
     }
     let value = Request::write(key, 0).local(&local, 0..3_000).with_value(0x1122_3344);
-    let id = pair.one.request(pair.from, &value).unwrap();
+    let id = pair.one.requests().queue(pair.from, &value).unwrap();
     completes(&mut pair.one, id);
     let message = next(&mut pair.other, pair.to);
     assert_eq!(message.value(), Some((0x1122_3344, 3_000)));
     assert_eq!(message.from(), pair.addresses[1]);
     for len in [0, 1, 63, 64] {
         let payload = vec![len as u8 + 1; len];
-        let id = pair.one.request(pair.from, &Request::send(&payload)).unwrap();
+        let id = pair.one.requests().queue(pair.from, &Request::send(&payload)).unwrap();
         completes(&mut pair.one, id);
         assert_eq!(next(&mut pair.other, pair.to).payload(), payload);
-        pair.other.send_oob(pair.to, pair.addresses[1], &payload).unwrap();
-        pair.other.flush().unwrap();
+        pair.other.oob().send(pair.to, pair.addresses[1], &payload).unwrap();
+        pair.other.sender().flush().unwrap();
         let message = next(&mut pair.one, pair.from);
         assert_eq!((message.payload(), message.from()), (&payload[..], pair.addresses[0]));
     }
@@ -244,13 +245,13 @@ fn packets_that_are_lost_repeated_and_changed_change_nothing() {
 fn what_a_peer_may_not_do_ends_the_connection() {
     let refused = |access, range: std::ops::Range<usize>, change: fn(Request) -> Request| {
         let mut pair = pair();
-        let remote = pair.other.create_memory(8_192, Sharing::Requests).unwrap();
-        let key = pair.other.export(pair.to, &remote, 0..4_096, access).unwrap().key();
-        let local = pair.one.create_memory(8_192, Sharing::Requests).unwrap();
+        let remote = pair.other.memories().create(8_192, Sharing::Requests).unwrap();
+        let key = pair.other.memories().export(pair.to, &remote, 0..4_096, access).unwrap().key();
+        let local = pair.one.memories().create(8_192, Sharing::Requests).unwrap();
         fill(&local, 1);
         let request = Request::write(key, range.start as u64).local(&local, 0..range.len());
-        let bad = pair.one.request(pair.from, &change(request)).unwrap();
-        let behind = pair.one.request(pair.from, &Request::send(b"behind")).unwrap();
+        let bad = pair.one.requests().queue(pair.from, &change(request)).unwrap();
+        let behind = pair.one.requests().queue(pair.from, &Request::send(b"behind")).unwrap();
         assert_eq!(outcome(&mut pair.one, bad), RequestState::Failed(RequestFault::Peer));
         let ended = outcome(&mut pair.one, behind);
         assert!(matches!(ended, RequestState::Failed(_)), "{ended:?}");
@@ -266,15 +267,16 @@ fn what_a_peer_may_not_do_ends_the_connection() {
 #[test]
 fn a_revoked_aperture_is_refused() {
     let mut pair = pair();
-    let remote = pair.other.create_memory(4_096, Sharing::Requests).unwrap();
-    let export = pair.other.export(pair.to, &remote, 0..4_096, Access::ReadWrite).unwrap();
+    let remote = pair.other.memories().create(4_096, Sharing::Requests).unwrap();
+    let export =
+        pair.other.memories().export(pair.to, &remote, 0..4_096, Access::ReadWrite).unwrap();
     let key = export.key();
-    let local = pair.one.create_memory(4_096, Sharing::Requests).unwrap();
+    let local = pair.one.memories().create(4_096, Sharing::Requests).unwrap();
     let write = Request::write(key, 0).local(&local, 0..8);
-    let good = pair.one.request(pair.from, &write).unwrap();
+    let good = pair.one.requests().queue(pair.from, &write).unwrap();
     completes(&mut pair.one, good);
-    pair.other.revoke(export).unwrap();
-    let late = pair.one.request(pair.from, &write).unwrap();
+    pair.other.memories().revoke(export).unwrap();
+    let late = pair.one.requests().queue(pair.from, &write).unwrap();
     assert_eq!(outcome(&mut pair.one, late), RequestState::Failed(RequestFault::Peer));
 }
 
@@ -282,9 +284,9 @@ fn a_revoked_aperture_is_refused() {
 #[test]
 fn channels_and_imports_are_refused_between_hosts() {
     let Pair { hosts: _hosts, mut one, from, mut other, to, .. } = pair();
-    let memory = one.create_memory(4096, Sharing::MapWrite).unwrap();
-    let key = one.export(from, &memory, 0..4096, Access::ReadWrite).unwrap().key();
-    let error = other.import(to, key).unwrap_err().to_string();
+    let memory = one.memories().create(4096, Sharing::MapWrite).unwrap();
+    let key = one.memories().export(from, &memory, 0..4096, Access::ReadWrite).unwrap().key();
+    let error = other.memories().import(to, key).unwrap_err().to_string();
     assert!(error.contains("one of another host is used by requests"), "{error}");
     std::thread::scope(|scope| {
         for (session, endpoint) in [(&mut one, from), (&mut other, to)] {
@@ -300,17 +302,17 @@ fn channels_and_imports_are_refused_between_hosts() {
 #[test]
 fn an_earlier_peers_message_is_no_offer() {
     let Pair { hosts, mut one, from, mut other, to, .. } = pair();
-    let offer = other.request(to, &Request::send(b"ring\x01\0\0\0\0\0\0\0")).unwrap();
+    let offer = other.requests().queue(to, &Request::send(b"ring\x01\0\0\0\0\0\0\0")).unwrap();
     completes(&mut other, offer);
-    one.disconnect(from).unwrap();
-    one.flush().unwrap();
+    one.oob().disconnect(from).unwrap();
+    one.sender().flush().unwrap();
     let mut local = hosts.attach(0);
     let (listener, address) = open(&mut local, PORT + 1);
-    one.request_connection(from, address, b"").unwrap();
-    one.flush().unwrap();
+    one.oob().request_connection(from, address, b"").unwrap();
+    one.sender().flush().unwrap();
     let request = next(&mut local, listener);
-    local.accept_connection(listener, request.from(), b"").unwrap();
-    local.flush().unwrap();
+    local.oob().accept_connection(listener, request.from(), b"").unwrap();
+    local.sender().flush().unwrap();
     std::thread::scope(|scope| {
         for (session, endpoint) in [(&mut one, from), (&mut local, listener)] {
             scope.spawn(move || {
@@ -324,19 +326,21 @@ fn an_earlier_peers_message_is_no_offer() {
 #[test]
 fn a_write_of_another_host_fires_a_tripwire() {
     let mut pair = pair();
-    let remote = pair.other.create_memory(4_096, Sharing::Requests).unwrap();
-    let key = pair.other.export(pair.to, &remote, 0..4_096, Access::ReadWrite).unwrap().key();
-    let tripwire = pair.other.set_tripwire(&remote, 64..72, Access::Write).unwrap();
-    pair.other.arm_tripwire(tripwire);
-    let local = pair.one.create_memory(4_096, Sharing::Requests).unwrap();
+    let remote = pair.other.memories().create(4_096, Sharing::Requests).unwrap();
+    let key =
+        pair.other.memories().export(pair.to, &remote, 0..4_096, Access::ReadWrite).unwrap().key();
+    let tripwire = pair.other.memories().set_tripwire(&remote, 64..72, Access::Write).unwrap();
+    pair.other.tripwires().arm(tripwire);
+    let local = pair.one.memories().create(4_096, Sharing::Requests).unwrap();
     let elsewhere =
-        pair.one.request(pair.from, &Request::write(key, 0).local(&local, 0..64)).unwrap();
+        pair.one.requests().queue(pair.from, &Request::write(key, 0).local(&local, 0..64)).unwrap();
     completes(&mut pair.one, elsewhere);
-    assert!(!pair.other.has_fired(tripwire));
-    let there = pair.one.request(pair.from, &Request::write(key, 60).local(&local, 0..8)).unwrap();
+    assert!(!pair.other.tripwires().has_fired(tripwire));
+    let there =
+        pair.one.requests().queue(pair.from, &Request::write(key, 60).local(&local, 0..8)).unwrap();
     completes(&mut pair.one, there);
     let until = Instant::now() + PATIENCE;
-    while pair.other.ready_tripwire().unwrap() != Some(tripwire) {
+    while pair.other.tripwires().ready().unwrap() != Some(tripwire) {
         assert!(Instant::now() < until, "it never fires");
         pair.other.wait(Some(Duration::from_millis(100))).unwrap();
     }
@@ -347,16 +351,16 @@ fn connections_between_hosts_end_from_either_side() {
     let mut pair = pair();
     // What was sent before the end arrives, as far as the queue has room for one peer.
     for number in 0..4_u8 {
-        pair.one.send_oob(pair.from, pair.addresses[0], &[number]).unwrap();
+        pair.one.oob().send(pair.from, pair.addresses[0], &[number]).unwrap();
     }
-    pair.one.disconnect(pair.from).unwrap();
-    pair.one.flush().unwrap();
+    pair.one.oob().disconnect(pair.from).unwrap();
+    pair.one.sender().flush().unwrap();
     assert_eq!(pair.one.peer_state(pair.from), PeerState::None);
     becomes(&mut pair.other, pair.to, PeerState::Closed);
     for number in 0..4_u8 {
-        assert_eq!(pair.other.receive_oob(pair.to).unwrap().unwrap().payload(), [number]);
+        assert_eq!(pair.other.oob().receive(pair.to).unwrap().unwrap().payload(), [number]);
     }
-    let request = pair.one.request(pair.from, &Request::send(b"late"));
+    let request = pair.one.requests().queue(pair.from, &Request::send(b"late"));
     let request = request.map(|id| outcome(&mut pair.one, id));
     assert!(
         matches!(request, Ok(RequestState::Failed(RequestFault::Closed)) | Err(_)),
@@ -379,43 +383,49 @@ fn a_long_request_ends_with_its_connection() {
     const LONG: usize = 3 << 20;
     for round in 0..6 {
         let mut pair = pair();
-        let remote = pair.other.create_memory(LONG, Sharing::Requests).unwrap();
-        let key = pair.other.export(pair.to, &remote, 0..LONG, Access::ReadWrite).unwrap().key();
-        let local = pair.one.create_memory(LONG, Sharing::Requests).unwrap();
-        let long = pair.one.request(pair.from, &Request::write(key, 0).local(&local, 0..LONG));
+        let remote = pair.other.memories().create(LONG, Sharing::Requests).unwrap();
+        let key = pair
+            .other
+            .memories()
+            .export(pair.to, &remote, 0..LONG, Access::ReadWrite)
+            .unwrap()
+            .key();
+        let local = pair.one.memories().create(LONG, Sharing::Requests).unwrap();
+        let long =
+            pair.one.requests().queue(pair.from, &Request::write(key, 0).local(&local, 0..LONG));
         let long = long.unwrap();
-        let behind = pair.one.request(pair.from, &Request::send(b"behind")).unwrap();
-        pair.one.flush().unwrap();
+        let behind = pair.one.requests().queue(pair.from, &Request::send(b"behind")).unwrap();
+        pair.one.sender().flush().unwrap();
         std::thread::sleep(Duration::from_micros(300 * round));
         match round % 3 {
-            0 => pair.other.disconnect(pair.to).unwrap(),
+            0 => pair.other.oob().disconnect(pair.to).unwrap(),
             1 => pair.other.close(pair.to).unwrap(),
-            _ => pair.one.release_memory(&local).unwrap(),
+            _ => pair.one.memories().release(&local).unwrap(),
         }
-        pair.other.flush().unwrap();
+        pair.other.sender().flush().unwrap();
         for id in [long, behind] {
             // All may have been done before the end.
             outcome(&mut pair.one, id);
         }
         // The queue is whole: another connection, and as many requests as it has slots.
         if pair.one.peer_state(pair.from) == PeerState::Connected {
-            pair.one.disconnect(pair.from).unwrap();
-            pair.one.flush().unwrap();
+            pair.one.oob().disconnect(pair.from).unwrap();
+            pair.one.sender().flush().unwrap();
         }
         let (listener, address) = open(&mut pair.other, PORT + 1);
-        pair.one.request_connection(pair.from, address, b"").unwrap();
-        pair.one.flush().unwrap();
+        pair.one.oob().request_connection(pair.from, address, b"").unwrap();
+        pair.one.sender().flush().unwrap();
         let request = next(&mut pair.other, listener);
         let (to, _) = open(&mut pair.other, 0);
-        pair.other.accept_connection(to, request.from(), b"").unwrap();
-        pair.other.flush().unwrap();
+        pair.other.oob().accept_connection(to, request.from(), b"").unwrap();
+        pair.other.sender().flush().unwrap();
         becomes(&mut pair.one, pair.from, PeerState::Connected);
-        let at = pair.one.receive_oob(pair.from).unwrap();
+        let at = pair.one.oob().receive(pair.from).unwrap();
         assert_eq!(at.map(|answer| answer.kind()), Some(OobKind::Accept));
         for number in 0..300_u32 {
             let send = Request::send(&number.to_le_bytes());
-            let id = pair.one.request(pair.from, &send).unwrap();
-            pair.one.flush().unwrap();
+            let id = pair.one.requests().queue(pair.from, &send).unwrap();
+            pair.one.sender().flush().unwrap();
             assert_eq!(next(&mut pair.other, to).payload(), number.to_le_bytes());
             completes(&mut pair.one, id);
         }
@@ -427,36 +437,36 @@ fn requests_to_other_hosts_are_refused_for_a_reason() {
     let hosts = hosts();
     let [(mut one, from, own), (mut other, listener, address)] = hosts.sessions();
     let refused = |one: &mut Session, to, why| {
-        one.request_connection(from, to, b"").unwrap();
-        one.flush().unwrap();
+        one.oob().request_connection(from, to, b"").unwrap();
+        one.sender().flush().unwrap();
         becomes(one, from, PeerState::Refused(why));
     };
     refused(&mut one, OobAddress { port: 9, ..address }, Refused::NoEndpoint);
     refused(&mut one, OobAddress { protocol: 17, ..address }, Refused::NoEndpoint);
     let unused = IpAddr::from([10, 77, 0, 99]);
     refused(&mut one, OobAddress { ip: unused, ..address }, Refused::Unreachable);
-    one.request_connection(from, address, b"?").unwrap();
-    one.flush().unwrap();
+    one.oob().request_connection(from, address, b"?").unwrap();
+    one.sender().flush().unwrap();
     assert_eq!(next(&mut other, listener).kind(), OobKind::Request);
-    other.reject_connection(listener, own, b"not today").unwrap();
-    other.flush().unwrap();
+    other.oob().reject_connection(listener, own, b"not today").unwrap();
+    other.sender().flush().unwrap();
     becomes(&mut one, from, PeerState::Refused(Refused::Rejected));
     let answer = next(&mut one, from);
     assert_eq!((answer.kind(), &answer.payload()[..9]), (OobKind::Reject, &b"not today"[..]));
     // A request that is taken back before its answer.
-    one.request_connection(from, address, b"?").unwrap();
-    one.flush().unwrap();
+    one.oob().request_connection(from, address, b"?").unwrap();
+    one.sender().flush().unwrap();
     let request = next(&mut other, listener);
-    one.disconnect(from).unwrap();
-    one.flush().unwrap();
+    one.oob().disconnect(from).unwrap();
+    one.sender().flush().unwrap();
     let (accepting, _) = open(&mut other, 0);
-    other.accept_connection(accepting, request.from(), b"").unwrap();
-    other.flush().unwrap();
+    other.oob().accept_connection(accepting, request.from(), b"").unwrap();
+    other.sender().flush().unwrap();
     let until = Instant::now() + PATIENCE;
     while matches!(other.peer_state(accepting), PeerState::Requested | PeerState::Connected) {
         assert!(Instant::now() < until, "{:?}", other.peer_state(accepting));
         other.wait(Some(Duration::from_millis(100))).unwrap();
-        let _ = other.ready_oob().unwrap();
+        let _ = other.oob().ready().unwrap();
     }
 }
 
@@ -467,11 +477,11 @@ fn one_host_has_few_requests_without_an_answer() {
     let asked: Vec<Endpoint> = (0..6)
         .map(|_| {
             let (endpoint, _) = open(&mut one, 0);
-            one.request_connection(endpoint, address, b"").unwrap();
+            one.oob().request_connection(endpoint, address, b"").unwrap();
             endpoint
         })
         .collect();
-    one.flush().unwrap();
+    one.sender().flush().unwrap();
     let until = Instant::now() + PATIENCE;
     let refused = |one: &Session| {
         let full = PeerState::Refused(Refused::Full);
@@ -480,7 +490,7 @@ fn one_host_has_few_requests_without_an_answer() {
     while refused(&one) < 2 {
         assert!(Instant::now() < until);
         one.wait(Some(Duration::from_millis(100))).unwrap();
-        let _ = one.ready_oob().unwrap();
+        let _ = one.oob().ready().unwrap();
     }
     assert_eq!(refused(&one), 2);
 }
@@ -490,10 +500,10 @@ fn a_full_queue_delays_messages_of_another_host_and_then_fails_them() {
     let mut pair = pair();
     // A quarter of the queue's slots is for one peer.
     let sent: Vec<RequestId> = (0..6_u8)
-        .map(|number| pair.one.request(pair.from, &Request::send(&[number])).unwrap())
+        .map(|number| pair.one.requests().queue(pair.from, &Request::send(&[number])).unwrap())
         .collect();
     (0..4).for_each(|number| completes(&mut pair.one, sent[number]));
-    assert_eq!(pair.one.request_state(sent[4]), RequestState::Pending);
+    assert_eq!(pair.one.requests().state(sent[4]), RequestState::Pending);
     assert_eq!(next(&mut pair.other, pair.to).payload(), [0]);
     completes(&mut pair.one, sent[4]);
     assert_eq!(outcome(&mut pair.one, sent[5]), RequestState::Failed(RequestFault::NotReady));
@@ -507,27 +517,27 @@ fn a_full_queue_delays_messages_of_another_host_and_then_fails_them() {
 /// `true` if the engine slept five times meanwhile.
 fn sleeps_while_a_request_waits() -> bool {
     let mut pair = pair();
-    let remote = pair.other.create_memory(4096, Sharing::Requests).unwrap();
-    let key = pair.other.export(pair.to, &remote, 0..4096, Access::Write).unwrap().key();
-    let local = pair.one.create_memory(4096, Sharing::Requests).unwrap();
+    let remote = pair.other.memories().create(4096, Sharing::Requests).unwrap();
+    let key = pair.other.memories().export(pair.to, &remote, 0..4096, Access::Write).unwrap().key();
+    let local = pair.one.memories().create(4096, Sharing::Requests).unwrap();
     // The last one finds no room.
     let sent: Vec<RequestId> = (0..5_u8)
-        .map(|number| pair.one.request(pair.from, &Request::send(&[number])).unwrap())
+        .map(|number| pair.one.requests().queue(pair.from, &Request::send(&[number])).unwrap())
         .collect();
     (0..4).for_each(|number| completes(&mut pair.one, sent[number]));
     let write = Request::write(key, 0).local(&local, 0..4096);
-    let write = pair.one.request(pair.from, &write).unwrap();
-    pair.one.release_memory(&local).unwrap();
-    pair.one.flush().unwrap();
+    let write = pair.one.requests().queue(pair.from, &write).unwrap();
+    pair.one.memories().release(&local).unwrap();
+    pair.one.sender().flush().unwrap();
     let before = pair.hosts.counter(0, "sleeps");
     loop {
         let sleeps = pair.hosts.counter(0, "sleeps") - before;
         // The state is read after the counter: the engine may sleep once the request has ended.
-        if pair.one.request_state(sent[4]) != RequestState::Pending {
+        if pair.one.requests().state(sent[4]) != RequestState::Pending {
             return false;
         }
         if sleeps >= 5 {
-            assert_eq!(pair.one.request_state(write), RequestState::Pending);
+            assert_eq!(pair.one.requests().state(write), RequestState::Pending);
             return true;
         }
     }
@@ -547,11 +557,11 @@ fn without_rdma_another_host_is_no_endpoint() {
     let servers = [serve(1, Box::new(one), false), serve(2, Box::new(other), true)];
     let hosts = Hosts { servers };
     let [(mut one, from, own), (mut other, to, address)] = hosts.sessions();
-    one.request_connection(from, address, b"").unwrap();
-    one.flush().unwrap();
+    one.oob().request_connection(from, address, b"").unwrap();
+    one.sender().flush().unwrap();
     becomes(&mut one, from, PeerState::Refused(Refused::NoEndpoint));
-    other.request_connection(to, own, b"").unwrap();
-    other.flush().unwrap();
+    other.oob().request_connection(to, own, b"").unwrap();
+    other.sender().flush().unwrap();
     becomes(&mut other, to, PeerState::Refused(Refused::Unreachable));
-    assert_eq!(one.send_oob(from, address, b"x"), Ok(()));
+    assert_eq!(one.oob().send(from, address, b"x"), Ok(()));
 }

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use towpath_client::{
-    Endpoint, Lost, Options, Rule, SendError, Session, Setting, WaitStrategy, report_over,
+    Endpoint, Lost, Options, QueuePair, Rule, SendError, Session, Setting, WaitStrategy,
+    report_over,
 };
 use towpath_device::Meta;
 use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
@@ -138,16 +139,19 @@ impl Order {
 
 fn receive(session: &mut Session, order: &mut Order) {
     let mut packets = Vec::new();
-    session.receive(0, 64, |packet| packets.push(packet.contiguous().unwrap().to_vec())).unwrap();
+    session
+        .receiver()
+        .receive(QueuePair::FIRST, 64, |packet| packets.push(packet.contiguous().unwrap().to_vec()))
+        .unwrap();
     packets.iter().for_each(|packet| _ = order.came(packet));
 }
 
 /// Sends as an application that knows nothing of lanes does.
 fn send(session: &mut Session, from: Endpoint, packet: &[u8]) {
-    while let Err(error) = session.send_bytes(from, packet) {
+    while let Err(error) = session.sender().send_bytes(from, packet) {
         assert_eq!(error, SendError::Full);
-        session.flush().unwrap();
-        session.want_room(0).unwrap();
+        session.sender().flush().unwrap();
+        session.sender().want_room(QueuePair::FIRST).unwrap();
         assert!(session.wait(Some(PATIENCE)).unwrap(), "no room");
     }
 }
@@ -197,12 +201,12 @@ fn sent_flows_leave_by_one_queue_in_order() {
             for _ in 0..32.min(all - next) {
                 let flow = flow(&app, OUTSIDE, (next % u32::from(FLOWS)) as u16);
                 let packet = flow.udp(&(next / u32::from(FLOWS)).to_le_bytes());
-                if app.send_bytes(endpoint, &packet).is_err() {
+                if app.sender().send_bytes(endpoint, &packet).is_err() {
                     break;
                 }
                 next += 1;
             }
-            app.flush().unwrap();
+            app.sender().flush().unwrap();
             for (queue, far) in world.far.iter_mut().enumerate() {
                 while let Some((packet, _)) = far.receive() {
                     let port = order.came(&packet);
@@ -235,7 +239,7 @@ fn applications_reach_each_other_on_every_lane() {
                 let packet = flow(&a, to_b, port).udp(&number.to_le_bytes());
                 send(&mut a, from_a, &packet);
             }
-            a.flush().unwrap();
+            a.sender().flush().unwrap();
             while at_b.packets() < (number + 1) * u32::from(FLOWS) {
                 assert!(b.wait(Some(PATIENCE)).unwrap(), "{} at b", at_b.packets());
                 receive(&mut b, &mut at_b);
@@ -244,7 +248,7 @@ fn applications_reach_each_other_on_every_lane() {
                 let packet = flow(&b, to_a, port).udp(&number.to_le_bytes());
                 send(&mut b, from_b, &packet);
             }
-            b.flush().unwrap();
+            b.sender().flush().unwrap();
             while at_a.packets() < (number + 1) * u32::from(FLOWS) {
                 assert!(a.wait(Some(PATIENCE)).unwrap(), "{} at a", at_a.packets());
                 receive(&mut a, &mut at_a);
@@ -270,8 +274,12 @@ fn a_sender_that_fills_its_queues_waits_for_room() {
         let mut got = 0;
         while b.wait(Some(Duration::from_millis(500))).unwrap() {
             let mut packets = Vec::new();
-            got +=
-                b.receive(0, 64, |one| packets.push(one.contiguous().unwrap().to_vec())).unwrap();
+            got += b
+                .receiver()
+                .receive(QueuePair::FIRST, 64, |one| {
+                    packets.push(one.contiguous().unwrap().to_vec())
+                })
+                .unwrap();
             for packet in packets {
                 let (port, number) = read(&packet);
                 let last = order.insert(port, number);
@@ -284,10 +292,10 @@ fn a_sender_that_fills_its_queues_waits_for_room() {
         let packet = flow(&a, to_b, (number % 7) as u16).udp(&number.to_le_bytes());
         send(&mut a, from_a, &packet);
     }
-    a.flush().unwrap();
+    a.sender().flush().unwrap();
     // A receiver that is slower loses packets, in order.
     assert!(receiver.join().unwrap() > 0);
-    comes("all buffers back", || a.unsent(0).unwrap() == 0);
+    comes("all buffers back", || a.sender().unsent(QueuePair::FIRST).unwrap() == 0);
     let counters: BTreeMap<_, _> = a.counters(from_a).into_iter().collect();
     assert_eq!(counters["tx_packets"], u64::from(all));
     world.server.stop().unwrap();
@@ -301,7 +309,7 @@ fn sessions_and_settings_are_one() {
     a.set(from_a, Setting::RxFrames, 1).unwrap();
     a.close(from_a).unwrap();
     let again = a.open(&Rule::new()).unwrap();
-    assert_eq!(again.number(), from_a.number());
+    assert_eq!(again.id(), from_a.id());
     assert!(a.open(&Rule::new().mac(b.info().mac)).is_err(), "another session's");
     let sessions = |world: &World| world.report()["sessions"].as_array().unwrap().len();
     assert_eq!(sessions(&world), 2);
@@ -334,7 +342,7 @@ fn a_server_has_up_to_eight_lanes() {
             let packet = flow(&a, to_b, port).udp(&0u32.to_le_bytes());
             send(&mut a, from_a, &packet);
         }
-        a.flush().unwrap();
+        a.sender().flush().unwrap();
         while at_b.packets() < u32::from(FLOWS) {
             assert!(b.wait(Some(PATIENCE)).unwrap());
             receive(&mut b, &mut at_b);
@@ -467,7 +475,7 @@ fn a_violation_on_one_lane_ends_its_session_alone() {
             let packet = flow(&a, to_b, port).udp(&0u32.to_le_bytes());
             send(&mut a, from_a, &packet);
         }
-        a.flush().unwrap();
+        a.sender().flush().unwrap();
         while at_b.packets() < u32::from(FLOWS) {
             assert!(b.wait(Some(PATIENCE)).unwrap());
             receive(&mut b, &mut at_b);

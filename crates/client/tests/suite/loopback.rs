@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use towpath_client::{
-    AttachError, Lost, MacAddr, Meta, Options, Rule, SendError, Session, Setting, WaitStrategy,
+    AttachError, EndpointId, Lost, MacAddr, Meta, Options, QueuePair, QueuePairError, Rule,
+    SendError, Session, Setting, WaitStrategy,
 };
 use towpath_device_testing::conformance::DeviceFarEnd;
 use towpath_device_testing::loopback;
@@ -69,15 +70,18 @@ fn exchange(mode: EngineStrategy, waiting: WaitStrategy, rounds: u32) {
     assert_eq!(a.info().ipv4, Some(("10.77.0.2".parse().unwrap(), 24)));
     for number in 0..rounds {
         let packet = frame(mac_b, mac_a, number);
-        a.send_bytes(from_a, &packet).unwrap();
-        a.flush().unwrap();
+        a.sender().send_bytes(from_a, &packet).unwrap();
+        a.sender().flush().unwrap();
         assert!(is_woken(&mut b));
-        let got = b.receive_one(0).unwrap().unwrap();
+        let got = b.receiver().receive_one(QueuePair::FIRST).unwrap().unwrap();
         assert_eq!(got, packet);
-        b.send_bytes(from_b, &frame(mac_a, mac_b, number)).unwrap();
-        b.flush().unwrap();
+        b.sender().send_bytes(from_b, &frame(mac_a, mac_b, number)).unwrap();
+        b.sender().flush().unwrap();
         assert!(is_woken(&mut a));
-        assert_eq!(a.receive_one(0).unwrap().unwrap(), frame(mac_a, mac_b, number));
+        assert_eq!(
+            a.receiver().receive_one(QueuePair::FIRST).unwrap().unwrap(),
+            frame(mac_a, mac_b, number)
+        );
     }
     let counters: std::collections::BTreeMap<_, _> = a.counters(from_a).into_iter().collect();
     let rounds = u64::from(rounds);
@@ -102,15 +106,15 @@ fn endpoint_to_endpoint_polling() {
 fn send_all(a: &mut Session, from: towpath_client::Endpoint, frames: u32, to: MacAddr) -> u32 {
     let (mac, mut full) = (a.info().mac, 0);
     for number in 0..frames {
-        while let Err(error) = a.send_bytes(from, &frame(to, mac, number)) {
+        while let Err(error) = a.sender().send_bytes(from, &frame(to, mac, number)) {
             assert_eq!(error, SendError::Full);
             full += 1;
-            a.flush().unwrap();
-            a.want_room(from.queue_pair()).unwrap();
+            a.sender().flush().unwrap();
+            a.sender().want_room(from.queue_pair()).unwrap();
             assert!(a.wait(Some(PATIENCE)).unwrap(), "packet {number}: no room");
         }
     }
-    a.flush().unwrap();
+    a.sender().flush().unwrap();
     full
 }
 
@@ -126,8 +130,8 @@ fn a_full_queue_is_flushed_waited_for_and_tried_again() {
         let full = send_all(&mut a, from_a, 1000, b.info().mac);
         assert!(full > 0, "1000 packets fit into 8 slots");
         assert_eq!(a.statistics().sent, 1000);
-        while a.unsent(0).unwrap() > 0 {
-            a.want_room(0).unwrap();
+        while a.sender().unsent(QueuePair::FIRST).unwrap() > 0 {
+            a.sender().want_room(QueuePair::FIRST).unwrap();
             assert!(a.wait(Some(PATIENCE)).unwrap(), "the server sends no more");
         }
         let counters: std::collections::BTreeMap<_, _> = a.counters(from_a).into_iter().collect();
@@ -178,10 +182,10 @@ fn every_change_of_mode_loses_no_wake_up() {
         set(&server, Setting::LatencyUs, [1, 100, 5000][change as usize % 3]);
         for number in 0..8 {
             let packet = frame(mac_b, mac_a, number);
-            a.send_bytes(from_a, &packet).unwrap();
-            a.flush().unwrap();
+            a.sender().send_bytes(from_a, &packet).unwrap();
+            a.sender().flush().unwrap();
             assert!(is_woken(&mut b), "change {change}");
-            assert_eq!(b.receive_one(0).unwrap().unwrap(), packet);
+            assert_eq!(b.receiver().receive_one(QueuePair::FIRST).unwrap().unwrap(), packet);
         }
     }
     server.stop().unwrap();
@@ -200,8 +204,8 @@ fn by_the_clock() {
     // The engine replies before its poll iteration ends, and polls once more before it sleeps.
     std::thread::sleep(Duration::from_millis(100));
     let notifications = a.statistics().notifications;
-    a.send_bytes(from_a, &packet).unwrap();
-    a.flush().unwrap();
+    a.sender().send_bytes(from_a, &packet).unwrap();
+    a.sender().flush().unwrap();
     let polled = b.wait(Some(Duration::from_millis(50))).unwrap();
     assert!(!polled || before.elapsed() > Duration::from_millis(900), "before the tick");
     assert_eq!(
@@ -210,16 +214,16 @@ fn by_the_clock() {
         "a notification to a timer-driven engine"
     );
     // The sender of a burst can mark its last packet as urgent.
-    a.send_bytes(from_a, &packet).unwrap();
-    a.flush_now().unwrap();
+    a.sender().send_bytes(from_a, &packet).unwrap();
+    a.sender().flush_now().unwrap();
     assert_eq!(a.statistics().notifications, notifications + 1);
     assert!(b.wait(Some(PATIENCE)).unwrap());
-    assert_eq!(b.receive(0, 9, |_| ()).unwrap(), 2);
+    assert_eq!(b.receiver().receive(QueuePair::FIRST, 9, |_| ()).unwrap(), 2);
     // A half-full queue causes a notification.
     for _ in 0..128 {
-        a.send_bytes(from_a, &packet).unwrap();
+        a.sender().send_bytes(from_a, &packet).unwrap();
     }
-    a.flush().unwrap();
+    a.sender().flush().unwrap();
     assert!(b.wait(Some(PATIENCE)).unwrap());
     assert_eq!(a.statistics().notifications_early, 1);
     // Half of a queue counts only packets that the server has yet to send. A client that sends few
@@ -228,9 +232,9 @@ fn by_the_clock() {
     let notifications = a.statistics().notifications;
     for _ in 0..40 {
         for _ in 0..16 {
-            a.send_bytes(from_a, &packet).unwrap();
+            a.sender().send_bytes(from_a, &packet).unwrap();
         }
-        a.flush().unwrap();
+        a.sender().flush().unwrap();
         while device_counter(&server, "local_packets") < a.statistics().sent {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -256,9 +260,9 @@ fn timer_driven_client_is_notified_at_half_used_buffers() {
         for packets in [1, 60, 139] {
             std::thread::sleep(Duration::from_millis(50));
             for _ in 0..packets {
-                a.send_bytes(from_a, &packet).unwrap();
+                a.sender().send_bytes(from_a, &packet).unwrap();
             }
-            a.flush().unwrap();
+            a.sender().flush().unwrap();
         }
         a
     });
@@ -345,10 +349,10 @@ fn a_client_awake_between_ticks_notices_packets_and_the_end() {
     let (from_a, _) = (a.open(&rule).unwrap(), b.open(&rule).unwrap());
     let packet = frame(b.info().mac, a.info().mac, 1);
     for _ in 0..100 {
-        a.send_bytes(from_a, &packet).unwrap();
-        a.flush().unwrap();
+        a.sender().send_bytes(from_a, &packet).unwrap();
+        a.sender().flush().unwrap();
         assert!(is_woken(&mut b));
-        assert_eq!(b.receive(0, 9, |_| ()).unwrap(), 1);
+        assert_eq!(b.receiver().receive(QueuePair::FIRST, 9, |_| ()).unwrap(), 1);
     }
     let waiter = std::thread::spawn(move || b.wait(Some(Duration::from_secs(20))));
     std::thread::sleep(Duration::from_millis(50));
@@ -379,10 +383,10 @@ impl Coalesced {
 
     /// Sends a packet, and waits until the engine has handled it, in a poll iteration of its own.
     fn send(&mut self) {
-        self.a.send_bytes(self.from_a, &self.packet).unwrap();
-        self.a.flush().unwrap();
+        self.a.sender().send_bytes(self.from_a, &self.packet).unwrap();
+        self.a.sender().flush().unwrap();
         let until = std::time::Instant::now() + PATIENCE;
-        while self.a.unsent(0).unwrap() > 0 {
+        while self.a.sender().unsent(QueuePair::FIRST).unwrap() > 0 {
             assert!(std::time::Instant::now() < until, "the packet is not sent");
             std::thread::yield_now();
         }
@@ -395,7 +399,7 @@ impl Coalesced {
         assert!(is_notified(&self.b, PATIENCE));
         self.b.take_notifications();
         self.b.disarm();
-        self.b.receive(0, 99, |_| ()).unwrap()
+        self.b.receiver().receive(QueuePair::FIRST, 99, |_| ()).unwrap()
     }
 }
 
@@ -409,7 +413,7 @@ fn is_notified_of_ten() -> bool {
     let start = std::time::Instant::now();
     // A client that polls finds waiting packets; the engine defers only the notification.
     both.send();
-    assert_eq!(both.b.receive(0, 9, |_| ()).unwrap(), 1);
+    assert_eq!(both.b.receiver().receive(QueuePair::FIRST, 9, |_| ()).unwrap(), 1);
     assert!(!both.b.arm().unwrap(), "the client took the packet");
     // The packet that the client took without a notification counts.
     for number in 2..10 {
@@ -463,11 +467,11 @@ fn notifications_to_the_server_are_deferred() {
     let rule = Rule::new().ethertype(0x88b5);
     let (from_a, _) = (a.open(&rule).unwrap(), b.open(&rule).unwrap());
     let packet = frame(b.info().mac, a.info().mac, 1);
-    a.defer_notifications(10, Duration::from_secs(10));
+    a.sender().defer_notifications(10, Duration::from_secs(10));
     std::thread::sleep(Duration::from_millis(50));
     for number in 1..=20 {
-        a.send_bytes(from_a, &packet).unwrap();
-        a.flush().unwrap();
+        a.sender().send_bytes(from_a, &packet).unwrap();
+        a.sender().flush().unwrap();
         if number == 9 {
             assert_eq!(a.statistics().notifications, 0);
             assert!(!b.wait(Some(Duration::from_millis(50))).unwrap(), "the server was woken");
@@ -477,22 +481,22 @@ fn notifications_to_the_server_are_deferred() {
         }
     }
     assert!(b.wait(Some(PATIENCE)).unwrap());
-    a.send_bytes(from_a, &packet).unwrap();
-    a.flush().unwrap();
+    a.sender().send_bytes(from_a, &packet).unwrap();
+    a.sender().flush().unwrap();
     let mut got = 0;
     // The client sends the notification before it sleeps.
     assert!(!a.wait(Some(Duration::from_millis(1))).unwrap());
     while got < 21 {
         assert!(b.wait(Some(PATIENCE)).unwrap(), "{got}");
-        got += b.receive(0, 99, |_| ()).unwrap();
+        got += b.receiver().receive(QueuePair::FIRST, 99, |_| ()).unwrap();
     }
     let statistics = a.statistics();
     assert!(statistics.notifications + statistics.notifications_suppressed <= 4, "{statistics:?}");
     assert!(statistics.notifications_deferred >= 9, "{statistics:?}");
     // After the delay, the next wait sends the notification.
-    a.defer_notifications(10, Duration::from_millis(5));
-    a.send_bytes(from_a, &packet).unwrap();
-    a.flush().unwrap();
+    a.sender().defer_notifications(10, Duration::from_millis(5));
+    a.sender().send_bytes(from_a, &packet).unwrap();
+    a.sender().flush().unwrap();
     std::thread::sleep(Duration::from_millis(10));
     assert!(!a.wait(Some(Duration::ZERO)).unwrap());
     assert!(b.wait(Some(PATIENCE)).unwrap());
@@ -508,11 +512,11 @@ fn suppression_of_notifications_to_the_server_is_optional() {
     let (from_a, _) = (a.open(&rule).unwrap(), b.open(&rule).unwrap());
     let packet = frame(b.info().mac, a.info().mac, 1);
     let mut send = |saving: bool| {
-        a.set_notification_suppression(saving);
+        a.sender().set_notification_suppression(saving);
         let before = a.statistics().notifications;
         for _ in 0..50 {
-            a.send_bytes(from_a, &packet).unwrap();
-            a.flush().unwrap();
+            a.sender().send_bytes(from_a, &packet).unwrap();
+            a.sender().flush().unwrap();
         }
         a.statistics().notifications - before
     };
@@ -521,24 +525,24 @@ fn suppression_of_notifications_to_the_server_is_optional() {
     assert_eq!(send(false), 50);
     // Without early notifications, a nearly full queue waits even for a long delay.
     set(&server, Setting::Wait, EngineStrategy::Block as u64);
-    a.set_notification_suppression(true);
-    a.defer_notifications(1000, Duration::from_secs(100));
+    a.sender().set_notification_suppression(true);
+    a.sender().defer_notifications(1000, Duration::from_secs(100));
     eventually_sent(&mut a);
     let fill = |a: &mut Session| {
         for _ in 0..200 {
-            a.send_bytes(from_a, &packet).unwrap();
+            a.sender().send_bytes(from_a, &packet).unwrap();
         }
-        a.flush().unwrap();
+        a.sender().flush().unwrap();
     };
-    a.set_early_notification(false);
+    a.sender().set_early_notification(false);
     let before = a.statistics();
     fill(&mut a);
     let now = a.statistics();
     assert_eq!((now.notifications, now.notifications_early), (before.notifications, 0));
     assert_eq!(now.notifications_deferred, before.notifications_deferred + 1);
-    a.flush_now().unwrap();
+    a.sender().flush_now().unwrap();
     eventually_sent(&mut a);
-    a.set_early_notification(true);
+    a.sender().set_early_notification(true);
     fill(&mut a);
     assert_eq!(a.statistics().notifications_early, 1);
     server.stop().unwrap();
@@ -546,7 +550,7 @@ fn suppression_of_notifications_to_the_server_is_optional() {
 
 fn eventually_sent(session: &mut Session) {
     let until = std::time::Instant::now() + PATIENCE;
-    while session.unsent(0).unwrap() > 0 {
+    while session.sender().unsent(QueuePair::FIRST).unwrap() > 0 {
         assert!(std::time::Instant::now() < until, "packets are unsent");
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -564,8 +568,8 @@ fn to_the_far_end_and_back() {
     let mac = a.info().mac;
     let other = [2, 9, 9, 9, 9, 9];
     for number in 0..300 {
-        a.send_bytes(endpoint, &frame(other, mac, number)).unwrap();
-        a.flush().unwrap();
+        a.sender().send_bytes(endpoint, &frame(other, mac, number)).unwrap();
+        a.sender().flush().unwrap();
         let until = std::time::Instant::now() + PATIENCE;
         let (seen, _) = loop {
             assert!(std::time::Instant::now() < until, "nothing arrived");
@@ -577,7 +581,10 @@ fn to_the_far_end_and_back() {
         for to in [mac, [0xff; 6].into()] {
             assert!(far.send(&frame(to, other, number), Meta::FULL));
             assert!(a.wait(Some(PATIENCE)).unwrap());
-            assert_eq!(a.receive_one(0).unwrap().unwrap(), frame(to, other, number));
+            assert_eq!(
+                a.receiver().receive_one(QueuePair::FIRST).unwrap().unwrap(),
+                frame(to, other, number)
+            );
         }
     }
     server.stop().unwrap();
@@ -617,15 +624,15 @@ fn wildcard_rules_receive_packets_without_a_closer_rule() {
         assert!(far.send(&packet, Meta::FULL));
         assert!(a.wait(Some(PATIENCE)).unwrap());
         let mut got = None;
-        a.receive(0, 1, |packet| got = Some(packet.endpoint())).unwrap();
-        assert_eq!(got, Some(endpoint.number()), "{packet:02x?}");
+        a.receiver().receive(QueuePair::FIRST, 1, |packet| got = Some(packet.endpoint())).unwrap();
+        assert_eq!(got, Some(endpoint.id()), "{packet:02x?}");
     }
     // The endpoint may receive for any MAC address, but not send from any.
-    a.send_bytes(anything, &frame(mac, elsewhere, 1)).unwrap();
-    a.send_bytes(anything, &frame(elsewhere, mac, 2)).unwrap();
-    a.flush().unwrap();
+    a.sender().send_bytes(anything, &frame(mac, elsewhere, 1)).unwrap();
+    a.sender().send_bytes(anything, &frame(elsewhere, mac, 2)).unwrap();
+    a.sender().flush().unwrap();
     let until = std::time::Instant::now() + PATIENCE;
-    while a.unsent(0).unwrap() > 0 {
+    while a.sender().unsent(QueuePair::FIRST).unwrap() > 0 {
         assert!(std::time::Instant::now() < until, "nothing was sent");
     }
     let counters = a.counters(anything).into_iter().collect::<std::collections::BTreeMap<_, _>>();
@@ -644,20 +651,20 @@ fn a_full_queue_is_back_pressure_and_room_wakes() {
     let mut sent = 0u64;
     for _ in 0..20_000 {
         loop {
-            match a.send_bytes(endpoint, &packet) {
+            match a.sender().send_bytes(endpoint, &packet) {
                 Ok(()) => break,
                 Err(SendError::Full) => {
-                    a.want_room(0).unwrap();
+                    a.sender().want_room(QueuePair::FIRST).unwrap();
                     assert!(a.wait(Some(PATIENCE)).unwrap(), "no room came");
-                    a.receive(0, 1, |_| ()).unwrap();
+                    a.receiver().receive(QueuePair::FIRST, 1, |_| ()).unwrap();
                 }
                 Err(error) => panic!("{error}"),
             }
         }
         sent += 1;
     }
-    a.flush().unwrap();
-    while a.unsent(0).unwrap() > 0 {
+    a.sender().flush().unwrap();
+    while a.sender().unsent(QueuePair::FIRST).unwrap() > 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
     // The receiver read no packet: its buffers are full, and the engine dropped and counted the
@@ -674,7 +681,7 @@ fn each_request_for_room_is_answered() {
     let (server, _far) = serve(EngineStrategy::Block);
     let mut a = attach(&server, "a");
     for _ in 0..3 {
-        a.want_room(0).unwrap();
+        a.sender().want_room(QueuePair::FIRST).unwrap();
         assert!(is_woken(&mut a), "there is room");
     }
     server.stop().unwrap();
@@ -694,7 +701,8 @@ fn queued_packets_are_flushed_before_a_wait() {
         let (mut a, mut b) = (attach_waiting(&server, "a", waiting), attach(&server, "b"));
         let rule = Rule::new().ethertype(0x88b5);
         let (from_a, _) = (a.open(&rule).unwrap(), b.open(&rule).unwrap());
-        a.send_bytes(from_a, &frame(b.info().mac, a.info().mac, 1)).unwrap();
+        let packet = frame(b.info().mac, a.info().mac, 1);
+        a.sender().send_bytes(from_a, &packet).unwrap();
         assert!(!a.wait(Some(Duration::from_millis(20))).unwrap(), "no packet was sent to a");
         assert!(is_woken(&mut b), "{waiting:?}");
         server.stop().unwrap();
@@ -715,7 +723,7 @@ fn deadlines_beyond_the_clocks_range_never_expire() {
         let mut b = attach_waiting(&server, "b", waiting);
         for longest in [Duration::MAX, Duration::from_secs(u64::MAX), Duration::from_secs(1 << 62)]
         {
-            b.want_room(0).unwrap();
+            b.sender().want_room(QueuePair::FIRST).unwrap();
             assert!(b.wait(Some(longest)).unwrap(), "{waiting:?}, {longest:?}");
         }
     }
@@ -746,15 +754,19 @@ fn forged_packets_are_counted_and_not_sent() {
     let endpoint = a.open(&rule).unwrap();
     b.open(&rule).unwrap();
     // Another endpoint's address.
-    a.send_bytes(endpoint, &frame(b.info().mac, [2, 1, 1, 1, 1, 1], 1)).unwrap();
+    a.sender().send_bytes(endpoint, &frame(b.info().mac, [2, 1, 1, 1, 1, 1], 1)).unwrap();
     // Another ethertype than the rule's.
     let mut other = frame(b.info().mac, a.info().mac, 2);
     other[13] = 0xb6;
-    a.send_bytes(endpoint, &other).unwrap();
-    a.send_bytes(endpoint, &frame(b.info().mac, a.info().mac, 3)).unwrap();
-    a.flush().unwrap();
+    a.sender().send_bytes(endpoint, &other).unwrap();
+    let good = frame(b.info().mac, a.info().mac, 3);
+    a.sender().send_bytes(endpoint, &good).unwrap();
+    a.sender().flush().unwrap();
     assert!(b.wait(Some(PATIENCE)).unwrap());
-    assert_eq!(b.receive_one(0).unwrap().unwrap(), frame(b.info().mac, a.info().mac, 3));
+    assert_eq!(
+        b.receiver().receive_one(QueuePair::FIRST).unwrap().unwrap(),
+        frame(b.info().mac, a.info().mac, 3)
+    );
     let counters: std::collections::BTreeMap<_, _> = a.counters(endpoint).into_iter().collect();
     assert_eq!(counters["tx_dropped_source_mac"], 1);
     assert_eq!(counters["tx_dropped_outside_rule"], 1);
@@ -788,27 +800,90 @@ fn another_sessions_endpoint_is_refused() {
     let options = Options { queue_pairs: 4, endpoints: 64, ..Options::default() };
     let mut b = Session::attach_over(server.connect().unwrap(), &options).unwrap();
     // The last endpoint's number is also higher than any of session a's.
-    let opened = (0..40).map(|port| b.open(&Rule::new().udp(port + 1).queue_pair(3)).unwrap());
+    let opened = (0..40)
+        .map(|port| b.open(&Rule::new().udp(port + 1).queue_pair(QueuePair::new(3))).unwrap());
     let theirs = opened.last().unwrap();
-    assert!(theirs.queue_pair() == 3 && theirs.number() >= 16, "{theirs:?}");
-    let refused = Err(SendError::NoQueuePair { queue_pair: 3, queue_pairs: 1 });
+    assert!(
+        theirs.queue_pair() == QueuePair::new(3) && theirs.id() >= EndpointId::new(16),
+        "{theirs:?}"
+    );
+    let refused = Err(SendError::NoQueuePair { queue_pair: QueuePair::new(3), queue_pairs: 1 });
     let packet = frame([2, 9, 9, 9, 9, 9], a.info().mac, 1);
-    assert_eq!(a.send_bytes(theirs, &packet), refused);
-    assert_eq!(a.send_more(theirs, 60, Meta::FULL, |_| ()), refused);
-    assert_eq!(a.send_expedited(theirs, &packet[..60]), refused);
-    let frame = a.reserve().unwrap();
-    assert_eq!(a.send_reserved(theirs, &frame, 60), refused);
-    assert!(a.reserved(&frame, 60).is_some(), "the buffer stays reserved");
-    a.release(frame);
-    assert!(!a.has_room(theirs, 60));
-    assert_eq!(a.transmit_slots(theirs), 0);
+    assert_eq!(a.sender().send_bytes(theirs, &packet), refused);
+    assert_eq!(a.sender().send_more(theirs, 60, Meta::FULL, |_| ()), refused);
+    assert_eq!(a.sender().send_expedited(theirs, &packet[..60]), refused);
+    let buffer = a.sender().reserve().unwrap();
+    let unsent = buffer.send(&mut a.sender(), theirs, 60).unwrap_err();
+    assert_eq!(Err(unsent.error), refused);
+    assert_eq!(a.sender().free_buffers(), Ok(255), "the buffer stays reserved");
+    drop(unsent.buffer);
+    // Each call that takes a queue pair refuses this one.
+    let pair = theirs.queue_pair();
+    let refused = QueuePairError::NoQueuePair { queue_pair: pair, queue_pairs: 1 };
+    assert_eq!(a.sender().has_room(theirs, 60), Err(refused));
+    assert_eq!(a.sender().has_room_in(pair, 60), Err(refused));
+    assert_eq!(a.sender().slots(pair), Err(refused));
+    assert_eq!(a.sender().unsent(pair), Err(refused));
+    assert_eq!(a.sender().want_room(pair), Err(refused));
+    assert_eq!(a.receiver().receive(pair, 64, |_| ()), Err(refused));
+    assert_eq!(a.receiver().receive_one(pair), Err(refused));
+    let chosen = a.sender().send_chosen(pair, 60, Meta::FULL, |_| Some(theirs));
+    assert_eq!(chosen, Err(refused.into()));
     assert!(a.counters(theirs).iter().all(|(_, count)| count == 0));
     assert!(a.set(theirs, Setting::RxFrames, 2).is_err() && a.close(theirs).is_err());
     // Nothing was queued, and the session continues.
-    assert_eq!((a.statistics().sent, a.unsent(0).unwrap()), (0, 0));
-    assert_eq!(a.free_buffers().unwrap(), 256);
+    assert_eq!((a.statistics().sent, a.sender().unsent(QueuePair::FIRST).unwrap()), (0, 0));
+    assert_eq!(a.sender().free_buffers().unwrap(), 256);
     a.wait(Some(Duration::ZERO)).unwrap();
     server.stop().unwrap();
+}
+
+/// An application reads a packet in place, and writes its answer in place meanwhile.
+#[test]
+fn answers_are_sent_from_inside_of_a_receive() {
+    const PACKETS: u32 = 1000;
+    for mode in [EngineStrategy::Block, EngineStrategy::Poll] {
+        let (server, _far) = serve(mode);
+        let (mut a, mut b) = (attach(&server, "asks"), attach(&server, "answers"));
+        let rule = Rule::new().ethertype(0x88b5);
+        let (from_a, from_b) = (a.open(&rule).unwrap(), b.open(&rule).unwrap());
+        let (pair, (mac_a, mac_b)) = (from_b.queue_pair(), (a.info().mac, b.info().mac));
+        let (mut asked, mut answered) = (0, 0);
+        while answered < PACKETS {
+            while asked < PACKETS && a.sender().has_room(from_a, 1514).unwrap() {
+                let packet = frame(mac_b, mac_a, asked);
+                a.sender().send_bytes(from_a, &packet).unwrap();
+                asked += 1;
+            }
+            a.sender().flush().unwrap();
+            assert!(b.wait(Some(PATIENCE)).unwrap());
+            let (mut sender, mut receiver) = b.split();
+            let room = sender.slots(pair).unwrap() - sender.unsent(pair).unwrap();
+            receiver
+                .receive(pair, room as usize, |packet| {
+                    let packet = packet.contiguous().unwrap();
+                    let sent = sender.send(from_b, packet.len(), Meta::FULL, |parts| {
+                        let [answer] = parts else { panic!("it fits into one buffer") };
+                        answer[..6].copy_from_slice(&packet[6..12]);
+                        answer[6..12].copy_from_slice(&packet[..6]);
+                        answer[12..].copy_from_slice(&packet[12..]);
+                    });
+                    sent.unwrap();
+                })
+                .unwrap();
+            sender.want_room(pair).unwrap();
+            sender.flush().unwrap();
+            while answered < asked && a.wait(Some(Duration::from_millis(1))).unwrap() {
+                a.receiver()
+                    .receive(pair, 64, |packet| {
+                        assert_eq!(packet.contiguous().unwrap(), frame(mac_a, mac_b, answered));
+                        answered += 1;
+                    })
+                    .unwrap();
+            }
+        }
+        server.stop().unwrap();
+    }
 }
 
 #[test]
@@ -818,51 +893,53 @@ fn reserved_buffers_are_sent_in_any_order_and_freed_once() {
     let rule = Rule::new().ethertype(0x88b5);
     let endpoint = a.open(&rule).unwrap();
     b.open(&rule).unwrap();
-    let slots = a.transmit_slots(endpoint) as usize;
+    let slots = a.sender().slots(endpoint.queue_pair()).unwrap() as usize;
     let bytes = a.transmit_buffer_bytes();
-    assert_eq!((a.free_buffers().unwrap(), slots, bytes >= 1514), (slots, 256, true));
-    let mut frames: Vec<_> = std::iter::from_fn(|| a.reserve()).collect();
-    assert_eq!((frames.len(), a.free_buffers().unwrap()), (slots, 0));
+    assert_eq!((a.sender().free_buffers().unwrap(), slots, bytes >= 1514), (slots, 256, true));
+    let mut buffers: Vec<_> = std::iter::from_fn(|| a.sender().reserve()).collect();
+    assert_eq!((buffers.len(), a.sender().free_buffers().unwrap()), (slots, 0));
     let packets: Vec<Vec<u8>> =
         (0..slots).map(|number| frame(b.info().mac, a.info().mac, number as u32)).collect();
-    for (frame, packet) in frames.iter().zip(&packets) {
-        assert!(a.reserved(frame, bytes + 1).is_none());
-        a.reserved(frame, packet.len()).unwrap().copy_from_slice(packet);
+    for (buffer, packet) in buffers.iter_mut().zip(&packets) {
+        let data = buffer.bytes_mut().unwrap();
+        assert_eq!(data.len(), bytes);
+        data[..packet.len()].copy_from_slice(packet);
     }
     // All buffers are reserved: the session can send nothing else, and has sent nothing.
-    assert_eq!(a.send_bytes(endpoint, &packets[0]), Err(SendError::Full));
+    assert_eq!(a.sender().send_bytes(endpoint, &packets[0]), Err(SendError::Full));
     for len in [0, bytes + 1] {
         let length = SendError::Length { len, max: bytes };
-        assert_eq!(a.send_reserved(endpoint, &frames[0], len), Err(length));
+        let unsent = buffers.remove(0).send(&mut a.sender(), endpoint, len).unwrap_err();
+        assert_eq!(unsent.error, length);
+        buffers.insert(0, unsent.buffer);
     }
     assert!(!b.wait(Some(Duration::from_millis(20))).unwrap());
     // The test sends the last buffer first, and the first one not at all.
-    for (frame, packet) in frames.iter().zip(&packets).skip(1).rev() {
-        a.send_reserved(endpoint, frame, packet.len()).unwrap();
-        // The buffer belongs to the server now.
-        assert!(a.reserved(frame, 60).is_none());
-        assert!(a.send_reserved(endpoint, frame, packet.len()).is_err());
+    for (buffer, packet) in buffers.drain(1..).zip(&packets[1..]).rev() {
+        buffer.send(&mut a.sender(), endpoint, packet.len()).unwrap();
     }
-    a.flush().unwrap();
+    a.sender().flush().unwrap();
     for packet in packets.iter().skip(1).rev() {
         assert!(b.wait(Some(PATIENCE)).unwrap());
-        assert_eq!(b.receive_one(0).unwrap().as_ref(), Some(packet));
+        assert_eq!(b.receiver().receive_one(QueuePair::FIRST).unwrap().as_ref(), Some(packet));
     }
-    // A sent buffer becomes free again only once, even if the application releases its old guard.
-    for frame in frames.drain(..) {
-        a.release(frame);
-    }
+    // Another thread may drop a buffer.
+    std::thread::spawn(move || drop(buffers)).join().unwrap();
     let until = std::time::Instant::now() + PATIENCE;
-    while a.unsent(0).unwrap() > 0 {
+    while a.sender().unsent(QueuePair::FIRST).unwrap() > 0 {
         assert!(std::time::Instant::now() < until);
     }
-    assert_eq!(a.free_buffers().unwrap(), slots);
-    // Another session's guard is of no use here, unless this session has reserved a buffer of the
-    // same number.
-    let theirs = b.reserve().unwrap();
-    assert!(a.reserved(&theirs, 60).is_none());
-    a.release(theirs);
-    assert_eq!(a.free_buffers().unwrap(), slots);
+    assert_eq!(a.sender().free_buffers().unwrap(), slots);
+    // Another session's buffer is refused here, and returns to that session.
+    let theirs = b.sender().reserve().unwrap();
+    let unsent = theirs.send(&mut a.sender(), endpoint, 60).unwrap_err();
+    assert_eq!(SendError::from(unsent), SendError::OtherSession);
+    assert_eq!((a.sender().free_buffers(), b.sender().free_buffers()), (Ok(slots), Ok(slots)));
+    // A buffer may live longer than its session.
+    let mut last = b.sender().reserve().unwrap();
+    drop(b);
+    last.bytes_mut().unwrap().fill(1);
+    drop(last);
     server.stop().unwrap();
 }
 
@@ -887,23 +964,24 @@ fn a_packet_of_several_buffers_is_in_one_piece() {
     while seen < 2000 {
         // Several at once, short and long.
         for _ in 0..6 {
-            a.send_bytes(from_a, &frame(mac_b, mac_a, number)).unwrap();
+            a.sender().send_bytes(from_a, &frame(mac_b, mac_a, number)).unwrap();
             number += 1;
         }
-        a.flush().unwrap();
+        a.sender().flush().unwrap();
         while seen < number {
             assert!(is_woken(&mut b));
-            b.receive(0, 64, |packet| {
-                let expected = frame(mac_b, mac_a, seen);
-                let pieces: Vec<_> = packet.parts().collect();
-                assert_eq!(pieces.concat(), expected);
-                assert!(pieces.len() <= 2, "packet {seen}: {} pieces", pieces.len());
-                assert_eq!(packet.contiguous().is_some(), pieces.len() == 1);
-                chains += u32::from(expected.len() > 256);
-                cut += u32::from(pieces.len() > 1);
-                seen += 1;
-            })
-            .unwrap();
+            b.receiver()
+                .receive(QueuePair::FIRST, 64, |packet| {
+                    let expected = frame(mac_b, mac_a, seen);
+                    let pieces: Vec<_> = packet.parts().collect();
+                    assert_eq!(pieces.concat(), expected);
+                    assert!(pieces.len() <= 2, "packet {seen}: {} pieces", pieces.len());
+                    assert_eq!(packet.contiguous().is_some(), pieces.len() == 1);
+                    chains += u32::from(expected.len() > 256);
+                    cut += u32::from(pieces.len() > 1);
+                    seen += 1;
+                })
+                .unwrap();
         }
     }
     assert!(chains > 1500 && cut > 50 && cut < chains / 8, "{cut} of {chains} cut");

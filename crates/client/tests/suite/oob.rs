@@ -16,8 +16,8 @@ fn messages_arrive_in_order_with_their_senders_address() {
         let (mut one, from, own) = world.at("one", PORT);
         let (mut other, to, address) = world.at("other", PORT);
         for number in 0..100_u32 {
-            one.send_oob(from, address, &number.to_le_bytes()).unwrap();
-            one.flush().unwrap();
+            one.oob().send(from, address, &number.to_le_bytes()).unwrap();
+            one.sender().flush().unwrap();
             let message = next(&mut other, to);
             assert_eq!(message.payload(), number.to_le_bytes());
             assert_eq!((message.kind(), message.from()), (OobKind::Message, own));
@@ -25,11 +25,11 @@ fn messages_arrive_in_order_with_their_senders_address() {
         }
         for len in [0, 1, 63, 64] {
             let payload = vec![len as u8; len];
-            other.send_oob(to, own, &payload).unwrap();
-            other.flush().unwrap();
+            other.oob().send(to, own, &payload).unwrap();
+            other.sender().flush().unwrap();
             assert_eq!(next(&mut one, from).payload(), payload);
         }
-        assert_eq!(one.receive_oob(from), Ok(None));
+        assert_eq!(one.oob().receive(from), Ok(None));
         assert_eq!(world.counter(&other, to, "oob_received"), 100);
         assert_eq!(world.counter(&one, from, "oob_sent"), 100);
         let counted = one.counters(from);
@@ -45,16 +45,16 @@ fn connections_are_made_and_end() {
     assert_eq!(client.peer_state(endpoint), PeerState::None);
     let accepted = connect((&mut client, endpoint, own), (&mut server, listener, to));
     assert_eq!(server.peer_state(listener), PeerState::None, "it listens on");
-    let again = client.request_connection(endpoint, to, b"");
+    let again = client.oob().request_connection(endpoint, to, b"");
     assert_eq!(again, Err(SendError::HasPeer));
     // What was sent before the close is there when the state says so.
     let at = OobAddress { port: accepted.port(), ..to };
-    client.send_oob(endpoint, at, b"last").unwrap();
-    client.disconnect(endpoint).unwrap();
-    client.flush().unwrap();
+    client.oob().send(endpoint, at, b"last").unwrap();
+    client.oob().disconnect(endpoint).unwrap();
+    client.sender().flush().unwrap();
     assert_eq!(client.peer_state(endpoint), PeerState::None);
     becomes(&mut server, accepted, PeerState::Closed);
-    assert_eq!(server.receive_oob(accepted).unwrap().unwrap().payload(), b"last");
+    assert_eq!(server.oob().receive(accepted).unwrap().unwrap().payload(), b"last");
     server.close(accepted).unwrap();
     // The endpoint's close, the session's end.
     let accepted = connect((&mut client, endpoint, own), (&mut server, listener, to));
@@ -71,42 +71,42 @@ fn requests_are_refused_for_a_reason() {
     let (mut client, endpoint, own) = world.at("client", PORT);
     let (mut server, listener, to) = world.at("server", PORT);
     let refused = |client: &mut Session, to, why| {
-        client.request_connection(endpoint, to, b"").unwrap();
-        client.flush().unwrap();
+        client.oob().request_connection(endpoint, to, b"").unwrap();
+        client.sender().flush().unwrap();
         becomes(client, endpoint, PeerState::Refused(why));
     };
     refused(&mut client, OobAddress { port: 9, ..to }, Refused::NoEndpoint);
     refused(&mut client, OobAddress { protocol: 17, ..to }, Refused::NoEndpoint);
     refused(&mut client, own, Refused::State);
     // Rejected, also if there is no room for the payload.
-    client.request_connection(endpoint, to, b"?").unwrap();
-    client.flush().unwrap();
+    client.oob().request_connection(endpoint, to, b"?").unwrap();
+    client.sender().flush().unwrap();
     assert_eq!(next(&mut server, listener).kind(), OobKind::Request);
-    server.reject_connection(listener, own, b"not today").unwrap();
-    server.flush().unwrap();
+    server.oob().reject_connection(listener, own, b"not today").unwrap();
+    server.sender().flush().unwrap();
     becomes(&mut client, endpoint, PeerState::Refused(Refused::Rejected));
     let answer = next(&mut client, endpoint);
     assert_eq!((answer.kind(), answer.payload()), (OobKind::Reject, &b"not today"[..]));
     // An answer to nowhere.
     let (accepting, _) = open(&mut server, 0);
-    server.accept_connection(accepting, own, b"").unwrap();
-    server.flush().unwrap();
+    server.oob().accept_connection(accepting, own, b"").unwrap();
+    server.sender().flush().unwrap();
     becomes(&mut server, accepting, PeerState::Refused(Refused::State));
     assert_eq!(client.peer_state(endpoint), PeerState::Refused(Refused::Rejected));
     // The listener closes before it answers.
-    client.request_connection(endpoint, to, b"?").unwrap();
-    client.flush().unwrap();
+    client.oob().request_connection(endpoint, to, b"?").unwrap();
+    client.sender().flush().unwrap();
     next(&mut server, listener);
     server.close(listener).unwrap();
     becomes(&mut client, endpoint, PeerState::Refused(Refused::NoEndpoint));
     // The requester takes its request back, and the answer finds nowhere.
     let (listener, to) = open(&mut server, PORT);
-    client.request_connection(endpoint, to, b"?").unwrap();
-    client.disconnect(endpoint).unwrap();
-    client.flush().unwrap();
+    client.oob().request_connection(endpoint, to, b"?").unwrap();
+    client.oob().disconnect(endpoint).unwrap();
+    client.sender().flush().unwrap();
     next(&mut server, listener);
-    server.accept_connection(accepting, own, b"").unwrap();
-    server.flush().unwrap();
+    server.oob().accept_connection(accepting, own, b"").unwrap();
+    server.sender().flush().unwrap();
     becomes(&mut server, accepting, PeerState::Refused(Refused::State));
     assert_eq!(client.peer_state(endpoint), PeerState::None);
 }
@@ -119,9 +119,9 @@ fn full_queues_discard_and_a_sender_has_a_quarter() {
     for number in 0..5 {
         let (mut sender, from, _) = world.at("sender", PORT);
         for _ in 0..SLOTS {
-            sender.send_oob(from, address, &[number]).unwrap();
+            sender.oob().send(from, address, &[number]).unwrap();
         }
-        sender.flush().unwrap();
+        sender.sender().flush().unwrap();
         sent += u64::from(SLOTS);
         eventually(|| {
             let counts = ["oob_received", "oob_dropped_full", "oob_dropped_share"]
@@ -141,7 +141,7 @@ fn full_queues_discard_and_a_sender_has_a_quarter() {
         counts[usize::from(next(&mut receiver, to).payload()[0])] += 1;
     }
     assert_eq!(counts, [4, 4, 4, 3, 0]);
-    assert_eq!(receiver.receive_oob(to), Ok(None));
+    assert_eq!(receiver.oob().receive(to), Ok(None));
 }
 
 #[test]
@@ -149,20 +149,20 @@ fn an_answer_has_room_in_a_full_queue() {
     let world = world(1);
     let (mut client, endpoint, own) = world.at("client", PORT);
     let (mut server, listener, to) = world.at("server", PORT);
-    client.request_connection(endpoint, to, b"").unwrap();
-    client.flush().unwrap();
+    client.oob().request_connection(endpoint, to, b"").unwrap();
+    client.sender().flush().unwrap();
     next(&mut server, listener);
     let mut others: Vec<_> = (0..4).map(|_| world.at("other", PORT)).collect();
     for (other, from, _) in &mut others {
         for _ in 0..SLOTS / 4 {
-            other.send_oob(*from, own, b"").unwrap();
+            other.oob().send(*from, own, b"").unwrap();
         }
-        other.flush().unwrap();
+        other.sender().flush().unwrap();
     }
     eventually(|| world.counter(&client, endpoint, "oob_dropped_full") > 0);
     let (accepting, _) = open(&mut server, 0);
-    server.accept_connection(accepting, own, b"yes").unwrap();
-    server.flush().unwrap();
+    server.oob().accept_connection(accepting, own, b"yes").unwrap();
+    server.sender().flush().unwrap();
     becomes(&mut client, endpoint, PeerState::Connected);
     for _ in 0..SLOTS - 1 {
         assert_eq!(next(&mut client, endpoint).kind(), OobKind::Message);
@@ -177,8 +177,8 @@ fn a_listener_has_as_many_requests_of_a_session_as_of_its_messages() {
     let mut client = world.attach("client");
     let endpoints: Vec<_> = (0..SLOTS / 4 + 1).map(|_| open(&mut client, 0).0).collect();
     for endpoint in &endpoints {
-        client.request_connection(*endpoint, to, b"").unwrap();
-        client.flush().unwrap();
+        client.oob().request_connection(*endpoint, to, b"").unwrap();
+        client.sender().flush().unwrap();
         if *endpoint != endpoints[SLOTS as usize / 4] {
             // The listener reads them all, and answers none.
             next(&mut server, listener);
@@ -188,8 +188,8 @@ fn a_listener_has_as_many_requests_of_a_session_as_of_its_messages() {
     assert_eq!(client.peer_state(endpoints[0]), PeerState::Requested);
     client.close(endpoints[0]).unwrap();
     let last = endpoints[SLOTS as usize / 4];
-    client.request_connection(last, to, b"again").unwrap();
-    client.flush().unwrap();
+    client.oob().request_connection(last, to, b"again").unwrap();
+    client.sender().flush().unwrap();
     assert_eq!(next(&mut server, listener).payload(), b"again");
 }
 
@@ -198,16 +198,16 @@ fn a_closed_endpoints_messages_are_not_the_next_ones() {
     let world = world(1);
     let (mut one, from, _) = world.at("one", PORT);
     let (mut other, to, address) = world.at("other", PORT);
-    one.send_oob(from, address, b"for the first").unwrap();
-    one.flush().unwrap();
+    one.oob().send(from, address, b"for the first").unwrap();
+    one.sender().flush().unwrap();
     eventually(|| world.counter(&other, to, "oob_received") > 0);
     other.close(to).unwrap();
     let (again, address) = open(&mut other, PORT);
-    assert_eq!(again.number(), to.number());
-    assert_eq!(other.receive_oob(again), Ok(None));
+    assert_eq!(again.id(), to.id());
+    assert_eq!(other.oob().receive(again), Ok(None));
     assert_eq!(world.counter(&other, again, "oob_received"), 0);
-    one.send_oob(from, address, b"for the second").unwrap();
-    one.flush().unwrap();
+    one.oob().send(from, address, b"for the second").unwrap();
+    one.sender().flush().unwrap();
     assert_eq!(next(&mut other, again).payload(), b"for the second");
 }
 
@@ -216,14 +216,14 @@ fn a_new_state_ends_a_wait_once() {
     let world = world(1);
     let (mut client, endpoint, _) = world.at("client", PORT);
     let nowhere = OobAddress { ip: "10.77.0.99".parse().unwrap(), protocol: 6, port: 1 };
-    client.request_connection(endpoint, nowhere, b"").unwrap();
+    client.oob().request_connection(endpoint, nowhere, b"").unwrap();
     assert_eq!(client.wait(Some(PATIENCE)), Ok(true));
     assert_eq!(client.peer_state(endpoint), PeerState::Refused(Refused::NoEndpoint));
     assert_eq!(client.wait(Some(Duration::from_millis(10))), Ok(false), "it was told");
-    client.request_connection(endpoint, nowhere, b"").unwrap();
+    client.oob().request_connection(endpoint, nowhere, b"").unwrap();
     assert_eq!(client.wait(Some(PATIENCE)), Ok(true));
-    assert_eq!(client.ready_oob(), Ok(Some(endpoint.number())));
-    assert_eq!(client.ready_oob(), Ok(None));
+    assert_eq!(client.oob().ready(), Ok(Some(endpoint.id())));
+    assert_eq!(client.oob().ready(), Ok(None));
 }
 
 /// The application does not ask which endpoint has news: each new state still ends a wait.
@@ -232,31 +232,31 @@ fn every_new_state_ends_a_wait() {
     let world = world(1);
     let (mut client, endpoint, own) = world.at("client", PORT);
     let (mut server, listener, to) = world.at("server", PORT);
-    client.request_connection(endpoint, to, b"").unwrap();
-    client.flush().unwrap();
+    client.oob().request_connection(endpoint, to, b"").unwrap();
+    client.sender().flush().unwrap();
     next(&mut server, listener);
     let (accepting, _) = open(&mut server, 0);
-    server.accept_connection(accepting, own, b"").unwrap();
-    server.flush().unwrap();
+    server.oob().accept_connection(accepting, own, b"").unwrap();
+    server.sender().flush().unwrap();
     let until = |client: &mut Session, state| {
         while client.peer_state(endpoint) != state {
             assert_eq!(client.wait(Some(PATIENCE)), Ok(true));
-            while client.receive_oob(endpoint).unwrap().is_some() {}
+            while client.oob().receive(endpoint).unwrap().is_some() {}
         }
     };
     until(&mut client, PeerState::Connected);
     while client.wait(Some(Duration::from_millis(10))).unwrap() {
-        while client.receive_oob(endpoint).unwrap().is_some() {}
+        while client.oob().receive(endpoint).unwrap().is_some() {}
     }
     server.close(accepting).unwrap();
     until(&mut client, PeerState::Closed);
     for _ in 0..3 {
-        client.request_connection(endpoint, to, b"").unwrap();
+        client.oob().request_connection(endpoint, to, b"").unwrap();
         assert_eq!(client.wait(Some(PATIENCE)), Ok(true));
         until(&mut client, PeerState::Requested);
         next(&mut server, listener);
-        server.reject_connection(listener, own, b"").unwrap();
-        server.flush().unwrap();
+        server.oob().reject_connection(listener, own, b"").unwrap();
+        server.sender().flush().unwrap();
         until(&mut client, PeerState::Refused(Refused::Rejected));
     }
 }
@@ -274,9 +274,9 @@ fn messages_keep_to_their_rate() {
     }
     let began = Instant::now();
     for _ in 0..4 {
-        one.send_oob(from, address, b"").unwrap();
+        one.oob().send(from, address, b"").unwrap();
     }
-    one.flush().unwrap();
+    one.sender().flush().unwrap();
     for _ in 0..4 {
         next(&mut other, to);
     }
@@ -314,9 +314,9 @@ fn wrong_requests_are_named() {
     refused(plain.open(&rule.out_of_band()), Refusal::State, "oob_slots");
     let endpoint = plain.open(&rule).unwrap();
     let nowhere = OobAddress { ip: "10.77.0.9".parse().unwrap(), protocol: 6, port: 1 };
-    assert_eq!(plain.send_oob(endpoint, nowhere, b""), Err(SendError::NotOutOfBand));
+    assert_eq!(plain.oob().send(endpoint, nowhere, b""), Err(SendError::NotOutOfBand));
     assert_eq!(plain.peer_state(endpoint), PeerState::None);
-    assert_eq!(plain.receive_oob(endpoint), Ok(None));
+    assert_eq!(plain.oob().receive(endpoint), Ok(None));
     let (mut session, endpoint, own) = world.at("session", PORT);
     for rule in [
         Rule::new(),
@@ -331,12 +331,12 @@ fn wrong_requests_are_named() {
     refused(session.open(&same), Refusal::InUse, "tcp:10.77.0.");
     let long = [0; 65];
     let length = |len, max| Err(SendError::Payload { len, max });
-    assert_eq!(session.send_oob(endpoint, own, &long), length(65, 64));
-    assert_eq!(session.request_connection(endpoint, own, &long[..57]), length(57, 56));
+    assert_eq!(session.oob().send(endpoint, own, &long), length(65, 64));
+    assert_eq!(session.oob().request_connection(endpoint, own, &long[..57]), length(57, 56));
     drop(world);
     let until = Instant::now() + PATIENCE;
     loop {
-        match session.receive_oob(endpoint) {
+        match session.oob().receive(endpoint) {
             Err(lost) => return assert_eq!(lost, Lost::ServerGone),
             Ok(_) => assert!(Instant::now() < until),
         }
@@ -351,7 +351,7 @@ fn the_end_of_a_peer_ends_a_sleep() {
     let (mut client, endpoint, own) = world.at("client", PORT);
     let (mut server, listener, to) = world.at("server", PORT);
     connect((&mut client, endpoint, own), (&mut server, listener, to));
-    while client.wait(Some(Duration::ZERO)).unwrap() || client.ready_oob().unwrap().is_some() {}
+    while client.wait(Some(Duration::ZERO)).unwrap() || client.oob().ready().unwrap().is_some() {}
     let left = std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(20));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use rustix::process::{Resource, getrlimit, setrlimit};
-use towpath_client::{Endpoint, MacAddr, Options, Rule, Session, Setting};
+use towpath_client::{Endpoint, MacAddr, Options, QueuePair, Rule, Session, Setting};
 use towpath_device_testing::loopback;
 use towpath_memory::{SharedFile, own_words};
 use towpath_packet::build::Flow;
@@ -92,10 +92,10 @@ fn frame(to: impl Into<MacAddr>, from: impl Into<MacAddr>, number: u32) -> Vec<u
 /// Sends one packet from one application to the other, and receives it there.
 fn pass(from: &mut Application, to: &mut Application, number: u32) {
     let packet = frame(to.session.info().mac, from.session.info().mac, number);
-    from.session.send_bytes(from.endpoint, &packet).unwrap();
-    from.session.flush().unwrap();
+    from.session.sender().send_bytes(from.endpoint, &packet).unwrap();
+    from.session.sender().flush().unwrap();
     assert!(to.session.wait(PATIENCE).unwrap(), "packet {number} did not come");
-    assert_eq!(to.session.receive_one(0).unwrap().unwrap(), packet);
+    assert_eq!(to.session.receiver().receive_one(QueuePair::FIRST).unwrap().unwrap(), packet);
 }
 
 /// Sends a packet between two of the applications.
@@ -197,12 +197,12 @@ fn parked_sessions_are_found_by_a_busy_engine() {
                     let to = all[half + one].session.info().mac;
                     let from = &mut all[one];
                     let packet = frame(to, from.session.info().mac, round);
-                    from.session.send_bytes(from.endpoint, &packet).unwrap();
-                    from.session.flush().unwrap();
+                    from.session.sender().send_bytes(from.endpoint, &packet).unwrap();
+                    from.session.sender().flush().unwrap();
                 }
                 for (one, to) in all[half..2 * half].iter_mut().enumerate() {
                     assert!(to.session.wait(PATIENCE).unwrap(), "{mode:?}: {one} in round {round}");
-                    assert!(to.session.receive_one(0).unwrap().is_some());
+                    assert!(to.session.receiver().receive_one(QueuePair::FIRST).unwrap().is_some());
                 }
             }
             over.store(true, Ordering::Relaxed);
@@ -357,7 +357,10 @@ fn ten_thousand_endpoints_in_one_session() {
     let (mut a, mut b) = (attach(&server, "a"), attach(&server, "b"));
     let from = a.session.open(&Rule::new().udp(7)).unwrap();
     let endpoints: Vec<_> = (0..ENDPOINTS)
-        .map(|number| many.open(&Rule::new().udp(number as u16 + 1).queue_pair(number)).unwrap())
+        .map(|number| {
+            many.open(&Rule::new().udp(number as u16 + 1).queue_pair(QueuePair::new(number)))
+                .unwrap()
+        })
         .collect();
     let address = |session: &Session| session.info().ipv4.unwrap().0;
     let flow = Flow::v4()
@@ -370,29 +373,30 @@ fn ten_thousand_endpoints_in_one_session() {
         }
         for one in &chosen {
             let packet = flow.ports(7, *one as u16 + 1).udp(&[round]);
-            a.session.send_bytes(from, &packet).unwrap();
+            a.session.sender().send_bytes(from, &packet).unwrap();
         }
-        a.session.flush().unwrap();
+        a.session.sender().flush().unwrap();
         // The session learns of these endpoints, each once, and of no others.
         let mut reported = BTreeSet::new();
         while reported.len() < CHOSEN {
             assert!(many.wait(PATIENCE).unwrap(), "round {round}: {reported:?} of {chosen:?}");
             let queue_pair = many.ready().unwrap().unwrap();
-            let packet = many.receive_one(queue_pair).unwrap().unwrap();
-            assert_eq!(packet[36..38], (queue_pair as u16 + 1).to_be_bytes());
-            assert!(reported.insert(queue_pair));
+            let packet = many.receiver().receive_one(queue_pair).unwrap().unwrap();
+            assert_eq!(packet[36..38], (queue_pair.number() as u16 + 1).to_be_bytes());
+            assert!(reported.insert(queue_pair.number()));
         }
         assert_eq!(reported, chosen);
-        for queue_pair in reported {
-            let answer = flow.ports(7, queue_pair as u16 + 1).reversed().udp(&[round]);
-            many.send_bytes(endpoints[queue_pair as usize], &answer).unwrap();
-            many.want_room(queue_pair).unwrap();
+        for number in reported {
+            let answer = flow.ports(7, number as u16 + 1).reversed().udp(&[round]);
+            let mut sender = many.sender();
+            sender.send_bytes(endpoints[number as usize], &answer).unwrap();
+            sender.want_room(QueuePair::new(number)).unwrap();
         }
-        many.flush().unwrap();
+        many.sender().flush().unwrap();
         let mut answers = BTreeSet::new();
         while answers.len() < CHOSEN {
             assert!(a.session.wait(PATIENCE).unwrap(), "round {round}: {answers:?}");
-            let packet = a.session.receive_one(0).unwrap().unwrap();
+            let packet = a.session.receiver().receive_one(QueuePair::FIRST).unwrap().unwrap();
             answers.insert(u32::from(u16::from_be_bytes([packet[34], packet[35]])) - 1);
         }
         assert_eq!(answers, chosen);
@@ -400,7 +404,7 @@ fn ten_thousand_endpoints_in_one_session() {
         let mut rooms = BTreeSet::new();
         while rooms.len() < CHOSEN {
             assert!(many.wait(PATIENCE).unwrap(), "round {round}: room of {rooms:?}");
-            rooms.insert(many.ready().unwrap().unwrap());
+            rooms.insert(many.ready().unwrap().unwrap().number());
         }
         assert_eq!(rooms, chosen);
     }
@@ -421,9 +425,9 @@ fn ten_thousand_endpoints_in_one_session() {
     let mut again = Session::attach_over(server.connect().unwrap(), &options).unwrap();
     assert_eq!(again.info().mac, mac);
     let first = again.open(&Rule::new().udp(1)).unwrap();
-    assert_eq!((first.number(), counters(&server)("violations")), (0, 0));
-    a.session.send_bytes(from, &flow.ports(7, 1).udp(&[1])).unwrap();
-    a.session.flush().unwrap();
+    assert_eq!((first.id().number(), counters(&server)("violations")), (0, 0));
+    a.session.sender().send_bytes(from, &flow.ports(7, 1).udp(&[1])).unwrap();
+    a.session.sender().flush().unwrap();
     assert!(again.wait(PATIENCE).unwrap());
     server.stop().unwrap();
 }

@@ -209,7 +209,7 @@ fn a_late_answer_is_no_other_requests_answer() {
     is_lost(session.open(&rule).map(drop));
     is_lost(session.set(endpoint, Setting::Weight, 3));
     assert_eq!(session.wait(Some(Duration::ZERO)), Err(lost));
-    assert!(session.send_bytes(endpoint, &[0; 60]).is_err());
+    assert!(session.sender().send_bytes(endpoint, &[0; 60]).is_err());
     drop(session);
     server.stop().unwrap();
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session, Setting};
+use towpath_client::{Endpoint, Meta, Options, QueuePair, Rule, SendError, Session, Setting};
 use towpath_device::{Completion, Device, DeviceError, DeviceQueue, Packet, Spaces};
 use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device_testing::fault::{FaultCounters, FaultDevice};
@@ -87,23 +87,28 @@ fn stalls_end_in_every_mode() {
             let mac = a.info().mac;
             let start = Instant::now();
             for number in 0..30 {
-                a.send_bytes(endpoint, &frame(OTHER, mac.octets(), number)).unwrap();
-                a.flush_now().unwrap();
+                a.sender().send_bytes(endpoint, &frame(OTHER, mac.octets(), number)).unwrap();
+                a.sender().flush_now().unwrap();
                 assert_eq!(next(&mut far, &what), frame(OTHER, mac.octets(), number), "{what}");
                 // The receive buffers are also usable again after each reset.
                 assert!(far.send(&frame(mac.octets(), OTHER, number), Meta::FULL));
                 assert!(a.wait(Some(PATIENCE)).unwrap(), "{what}");
-                assert_eq!(a.receive_one(0).unwrap().unwrap(), frame(mac.octets(), OTHER, number));
+                assert_eq!(
+                    a.receiver().receive_one(QueuePair::FIRST).unwrap().unwrap(),
+                    frame(mac.octets(), OTHER, number)
+                );
             }
             for number in 30..40 {
-                a.send_bytes(endpoint, &frame(OTHER, mac.octets(), number)).unwrap();
+                a.sender().send_bytes(endpoint, &frame(OTHER, mac.octets(), number)).unwrap();
             }
-            a.flush_now().unwrap();
+            a.sender().flush_now().unwrap();
             for number in 30..40 {
                 assert_eq!(next(&mut far, &what), frame(OTHER, mac.octets(), number), "{what}");
             }
             let (took, stalls) = (start.elapsed(), injected.tx().stalls);
-            wait_for("the client to reclaim its buffers", || a.unsent(0).unwrap() == 0);
+            wait_for("the client to reclaim its buffers", || {
+                a.sender().unsent(QueuePair::FIRST).unwrap() == 0
+            });
             assert!(far.receive().is_none(), "{what}: duplicated");
             assert!(stalls >= 3, "{what}: {stalls}");
             assert!(took >= WINDOW * stalls as u32, "{what}: too early: {took:?}");
@@ -150,15 +155,17 @@ fn stalled_packets_are_sent_once_and_in_order() {
         let (mut a, endpoint) = attach(&server);
         let mac = a.info().mac;
         for number in 0..200 {
-            a.send_bytes(endpoint, &frame(OTHER, mac.octets(), number)).unwrap();
+            a.sender().send_bytes(endpoint, &frame(OTHER, mac.octets(), number)).unwrap();
         }
-        a.flush().unwrap();
+        a.sender().flush().unwrap();
         wait_for("three resets", || counters(&server)["device_resets"] >= 3);
         let mut far = DeviceFarEnd::new(Box::new(far));
         for number in 0..200 {
             assert_eq!(next(&mut far, name), frame(OTHER, mac.octets(), number), "{name}");
         }
-        wait_for("the client to reclaim its buffers", || a.unsent(0).unwrap() == 0);
+        wait_for("the client to reclaim its buffers", || {
+            a.sender().unsent(QueuePair::FIRST).unwrap() == 0
+        });
         assert!(far.receive().is_none(), "{name}: duplicated");
         let counted = counters(&server);
         assert_eq!((counted["device_stalls"], counted["tx_dropped_driver"]), (1, 0), "{name}");
@@ -188,20 +195,22 @@ fn stalled_expedited_packets_stay_in_order() {
         };
         // The ring holds 32, the device keeps 32, and the others wait for it.
         for number in 0..72 {
-            a.send_expedited(endpoint, &small(number)).unwrap();
+            a.sender().send_expedited(endpoint, &small(number)).unwrap();
         }
-        a.flush().unwrap();
+        a.sender().flush().unwrap();
         wait_for("a reset", || counters(&server)["device_resets"] >= 1);
         for number in 72..100 {
-            a.send_expedited(endpoint, &small(number)).unwrap();
+            a.sender().send_expedited(endpoint, &small(number)).unwrap();
         }
-        a.flush().unwrap();
+        a.sender().flush().unwrap();
         wait_for("three resets", || counters(&server)["device_resets"] >= 3);
         let mut far = DeviceFarEnd::new(Box::new(far));
         for number in 0..100 {
             assert_eq!(next(&mut far, name), small(number), "{name}: number {number}");
         }
-        wait_for("the client to reclaim its buffers", || a.unsent(0).unwrap() == 0);
+        wait_for("the client to reclaim its buffers", || {
+            a.sender().unsent(QueuePair::FIRST).unwrap() == 0
+        });
         assert!(far.receive().is_none(), "{name}: duplicated");
         server.stop().unwrap();
     }
@@ -214,8 +223,8 @@ fn the_watchdog_can_be_switched_on_later() {
     let server = serve(EngineStrategy::Block, 0, Box::new(device));
     let (mut a, endpoint) = attach(&server);
     let mac = a.info().mac;
-    a.send_bytes(endpoint, &frame(OTHER, mac.octets(), 1)).unwrap();
-    a.flush().unwrap();
+    a.sender().send_bytes(endpoint, &frame(OTHER, mac.octets(), 1)).unwrap();
+    a.sender().flush().unwrap();
     wait_for("a stall", || injected.tx().stalls == 1);
     std::thread::sleep(5 * WINDOW);
     assert!(far.receive().is_none());
@@ -244,9 +253,9 @@ fn a_session_ends_on_a_stalled_device() {
         let (mut a, endpoint) = attach(&server);
         let mac = a.info().mac;
         for number in 0..7 {
-            a.send_bytes(endpoint, &frame(OTHER, mac.octets(), number)).unwrap();
+            a.sender().send_bytes(endpoint, &frame(OTHER, mac.octets(), number)).unwrap();
         }
-        a.flush().unwrap();
+        a.sender().flush().unwrap();
         wait_for("a stall", || injected.tx().stalls > 0);
         drop(a);
         let sessions = || {
@@ -257,7 +266,7 @@ fn a_session_ends_on_a_stalled_device() {
         wait_for("seven drops", || counters(&server)["tx_dropped_session_ended"] == 7);
         let (mut b, endpoint) = attach(&server);
         assert!(
-            matches!(b.send_bytes(endpoint, &[0; 60]), Ok(()) | Err(SendError::Full)),
+            matches!(b.sender().send_bytes(endpoint, &[0; 60]), Ok(()) | Err(SendError::Full)),
             "{name}"
         );
         server.stop().unwrap();
@@ -316,9 +325,9 @@ fn a_reset_that_fails_ends_the_device() {
         let (mut a, endpoint) = attach(&server);
         let mac = a.info().mac;
         for number in 0..3 {
-            a.send_bytes(endpoint, &frame(OTHER, mac.octets(), number)).unwrap();
+            a.sender().send_bytes(endpoint, &frame(OTHER, mac.octets(), number)).unwrap();
         }
-        a.flush().unwrap();
+        a.sender().flush().unwrap();
         wait_for("the server's end", || a.wait(Some(Duration::from_millis(100))).is_err());
         let error = server.stop().unwrap_err();
         assert!(matches!(error, DeviceError::Stalled { .. }), "{error:?}");

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use towpath_client::{Endpoint, Meta, Options, Rule, Session};
+use towpath_client::{Endpoint, Meta, Options, QueuePair, Rule, Session};
 use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device_testing::loopback::{self, Reception};
 use towpath_packet::build::{Flow, Tcp};
@@ -99,13 +99,13 @@ fn send(session: &mut Session, endpoint: Endpoint, packet: &[u8], meta: Meta) {
             rest = after;
         }
     };
-    session.send(endpoint, packet.len(), meta, fill).unwrap();
-    session.flush().unwrap();
+    session.sender().send(endpoint, packet.len(), meta, fill).unwrap();
+    session.sender().flush().unwrap();
 }
 
 fn wait_until_sent(session: &mut Session) {
     let until = Instant::now() + PATIENCE;
-    while session.unsent(0).unwrap() > 0 {
+    while session.sender().unsent(QueuePair::FIRST).unwrap() > 0 {
         assert!(Instant::now() < until, "packets are unsent");
         std::thread::yield_now();
     }
@@ -115,7 +115,8 @@ fn receive(session: &mut Session, count: usize) -> Vec<(Vec<u8>, Meta)> {
     let mut got = Vec::new();
     while got.len() < count {
         session
-            .receive(0, count - got.len(), |packet| {
+            .receiver()
+            .receive(QueuePair::FIRST, count - got.len(), |packet| {
                 let mut bytes = Vec::new();
                 packet.append_to(&mut bytes);
                 got.push((bytes, packet.meta()));

@@ -144,7 +144,7 @@ impl Flows {
                 },
             };
             // Without room, TCP repeats the frame.
-            let _ = session.send(endpoint, frame.len(), meta, |parts| {
+            let _ = session.sender().send(endpoint, frame.len(), meta, |parts| {
                 if let [whole] = parts {
                     whole.copy_from_slice(&frame);
                 }

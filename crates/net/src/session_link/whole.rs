@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
-use towpath_client::{Endpoint, OpenError, Rule, SendError, Session};
+use towpath_client::{Endpoint, OpenError, QueuePair, Rule, SendError, Session};
 use towpath_stack::{Flow, Meta};
 
 use super::flows::{Flows, Kept};
@@ -12,7 +12,7 @@ use super::ports::refused;
 use crate::LinkError;
 
 /// The queue pair of all endpoints.
-pub(super) const QUEUE_PAIR: u32 = 0;
+pub(super) const QUEUE_PAIR: QueuePair = QueuePair::FIRST;
 
 /// See the module.
 pub(super) struct Whole {
@@ -62,19 +62,21 @@ impl Whole {
     ) -> bool {
         // A buffer has room for the longest packet.
         let sent = match (&mut self.flows, self.all) {
-            (None, Some(all)) => session.send(all, len, meta, |parts| {
+            (None, Some(all)) => session.sender().send(all, len, meta, |parts| {
                 if let [whole] = parts {
                     fill(whole);
                 }
             }),
             (None, None) => return true,
-            (Some(flows), _) => session.send_chosen(QUEUE_PAIR, len, meta, |parts| match parts {
-                [whole] => {
-                    fill(whole);
-                    flows.choose(whole, meta)
-                }
-                _ => None,
-            }),
+            (Some(flows), _) => {
+                session.sender().send_chosen(QUEUE_PAIR, len, meta, |parts| match parts {
+                    [whole] => {
+                        fill(whole);
+                        flows.choose(whole, meta)
+                    }
+                    _ => None,
+                })
+            }
         };
         sent.is_ok()
     }

@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use towpath_client::{Meta, Rule, Session};
+use towpath_client::{Meta, QueuePair, Rule, Session};
 use towpath_net::{Network, SessionLink, TcpListener};
 use towpath_packet::Headers;
 use towpath_packet::build::{Flow, Tcp};
@@ -42,14 +42,15 @@ impl Application {
         let until = Instant::now() + LIMIT;
         while !connecting.is_finished() {
             assert!(Instant::now() < until, "the kernel does not connect");
-            let Some(packet) = self.session.receive_one(0).unwrap() else {
+            let Some(packet) = self.session.receiver().receive_one(QueuePair::FIRST).unwrap()
+            else {
                 std::thread::sleep(Duration::from_micros(100));
                 continue;
             };
             if let Some(answer) = self.answer(&packet) {
                 let fill = |parts: &mut [&mut [u8]]| parts[0].copy_from_slice(&answer);
-                self.session.send(endpoint, answer.len(), Meta::FULL, fill).unwrap();
-                self.session.flush().unwrap();
+                self.session.sender().send(endpoint, answer.len(), Meta::FULL, fill).unwrap();
+                self.session.sender().flush().unwrap();
             }
         }
         connecting.join().unwrap()

@@ -155,12 +155,13 @@ fn a_detached_sessions_queue_is_sent() {
             let packet = flow.macs(session.info().mac, [0xff; 6]).ports(7, 4000).udp(&[1; 64]);
             for _ in 0..100 {
                 session
+                    .sender()
                     .send(endpoint, packet.len(), Meta::FULL, |parts| {
                         parts[0].copy_from_slice(&packet);
                     })
                     .unwrap();
             }
-            session.flush().unwrap();
+            session.sender().flush().unwrap();
             drop(session);
             assert_eq!(sink.count(), 100);
         }

@@ -139,7 +139,7 @@ fn unwritten_bytes_are_zero_and_unsent_messages_vanish() {
     let (server, _far) = serve(EngineStrategy::Block);
     let (mut a, mut b) = (open(&server), open(&server));
     let to = mac(&b);
-    let all = a.session().free_buffers().unwrap();
+    let all = a.free_buffers().unwrap();
     // Every buffer held other bytes before.
     for _ in 0..40 {
         a.send_bytes(to, 1, &[0xff; 10_000]).unwrap();
@@ -161,7 +161,7 @@ fn unwritten_bytes_are_zero_and_unsent_messages_vanish() {
     assert_eq!(message.write(&[3; 20]).unwrap(), 0);
     drop(message);
     assert!(a.drain(PATIENCE, |_| ()).unwrap());
-    assert_eq!(a.session().free_buffers().unwrap(), all, "every buffer is free again");
+    assert_eq!(a.free_buffers().unwrap(), all, "every buffer is free again");
     assert_eq!(a.sent().pdus, 41);
     assert_eq!(b.receive(100, |_| panic!("a PDU that no endpoint sent")).unwrap(), 0);
     server.stop().unwrap();
@@ -189,7 +189,7 @@ fn a_pdu_is_accepted_whole_or_not_at_all() {
     let pdu: Vec<u8> = (0..9 * chunk).map(|place| place as u8).collect();
     a.send_bytes(to, 1, &pdu).unwrap();
     assert_eq!(a.send_bytes(to, 2, &pdu), Err(SendError::Full));
-    assert_eq!((a.waiting_fragments(), a.session().free_buffers().unwrap()), (9, 7));
+    assert_eq!((a.waiting_fragments(), a.free_buffers().unwrap()), (9, 7));
     // The channel with waiting fragments leaves two of sixteen buffers to others.
     assert!(a.has_room(2, 7 * chunk) && !a.has_room(1, 5 * chunk + 1) && a.has_room(1, 5 * chunk));
     assert_eq!((a.sent().pdus, a.sent().full), (1, 1));
@@ -331,7 +331,7 @@ fn a_message_that_was_forgotten_harms_no_other() {
     let (server, _far) = serve(EngineStrategy::Block);
     let (mut a, mut b) = (open(&server), open(&server));
     let to = mac(&b);
-    let all = a.session().free_buffers().unwrap();
+    let all = a.free_buffers().unwrap();
     for round in 0..100 {
         let mut message = a.message(to, 1, 20 * CHUNK).unwrap();
         message.write_all(&[0xff; 5000]).unwrap();
@@ -346,7 +346,7 @@ fn a_message_that_was_forgotten_harms_no_other() {
     while !a.drain(Duration::from_millis(10), |_| ()).unwrap() {
         assert!(Instant::now() < until);
     }
-    assert_eq!(a.session().free_buffers().unwrap(), all, "no buffer is lost");
+    assert_eq!(a.free_buffers().unwrap(), all, "no buffer is lost");
     assert_eq!((a.sent().pdus, b.received().delivered()), (100, 100));
     server.stop().unwrap();
 }

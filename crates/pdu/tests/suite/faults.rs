@@ -51,7 +51,7 @@ fn run(faults: &str, seed: u64) -> (towpath_pdu::ReceiveCounters, FaultCounters)
     while next < PDUS || a.waiting_fragments() > 0 || quiet_since.elapsed() < QUIET {
         assert!(Instant::now() < until, "{next} sent, {:?}", b.received());
         // Fewer packets in flight than the receiver has buffers, so only the faults lose frames.
-        if next < PDUS && a.session().free_buffers().unwrap() > 128 {
+        if next < PDUS && a.free_buffers().unwrap() > 128 {
             let len = match random.u64(..3) {
                 0 => random.u64(..64),
                 1 => random.u64(..8000),

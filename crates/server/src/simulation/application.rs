@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use towpath_client::{Endpoint, Lost, SendError, Session};
+use towpath_client::{Endpoint, Lost, QueuePair, SendError, Session};
 use towpath_engine::testing::{MAC, inward, outward};
 use towpath_packet::build::Flow;
 use towpath_queue::OwnWords;
 
 use super::control::AttachedApplication;
-use super::messages::{Messages, port};
+use super::messages::{Messages, lost, port};
 use super::plan::Plan;
 use super::random::Random;
 use super::transfers::Transfers;
@@ -169,7 +169,7 @@ impl Application {
         match random.below(22) {
             0..6 => self.send(random),
             6..11 => self.receive(random.below(12) as usize),
-            11 => self.session.flush().map(|()| 1),
+            11 => self.session.sender().flush().map(|()| 1),
             12 => self.session.wait(Some(Duration::ZERO)).map(u64::from),
             16 => self.messages.send(&mut self.session, self.endpoint, random),
             17 | 18 => self.messages.receive(&mut self.session, self.endpoint, random.below(12)),
@@ -192,8 +192,9 @@ impl Application {
                 break;
             }
             let bytes = payload(self.number as u8, outgoing.sent);
-            if !self.session.has_room(self.endpoint, bytes.len() + HEADERS) {
-                self.session.want_room(0)?;
+            let len = bytes.len() + HEADERS;
+            if !self.session.sender().has_room(self.endpoint, len).map_err(lost)? {
+                self.session.sender().want_room(QueuePair::FIRST).map_err(lost)?;
                 break;
             }
             let own = inward(port(self.number));
@@ -203,7 +204,7 @@ impl Application {
                 let here = Flow { source: own.destination, source_mac: MAC, ..own };
                 here.ports(port(self.number), port(self.neighbour))
             };
-            match self.session.send_bytes(self.endpoint, &flow.udp(&bytes)) {
+            match self.session.sender().send_bytes(self.endpoint, &flow.udp(&bytes)) {
                 Ok(()) => {}
                 Err(SendError::Lost(lost)) => return Err(lost),
                 Err(other) => panic!("{other}"),
@@ -217,7 +218,8 @@ impl Application {
     fn receive(&mut self, most: usize) -> Result<u64, Lost> {
         let mut trace = 3;
         for _ in 0..most {
-            let Some(packet) = self.session.receive_one(0)? else { break };
+            let packet = self.session.receiver().receive_one(QueuePair::FIRST);
+            let Some(packet) = packet.map_err(lost)? else { break };
             if self.is_hostile() || Some(source(&packet)) == self.hostile_one {
                 continue;
             }
@@ -234,16 +236,17 @@ impl Application {
     /// Sleeps, once everything is sent and received, or there is no room.
     fn sleep(&mut self) -> Result<u64, Lost> {
         // What a wait has told of, the application looks at before it sleeps.
-        self.transfers.collect(&self.session);
+        self.transfers.collect(&mut self.session);
         let has_more = self.to_far.sent < self.to_far.all
             || self.to_neighbour.sent < self.to_neighbour.all
             || !self.messages.is_sent()
             || self.transfers.sent < self.transfers.all;
         if has_more {
-            if self.session.has_room(self.endpoint, HEADERS + LONGEST as usize + 5) {
+            let len = HEADERS + LONGEST as usize + 5;
+            if self.session.sender().has_room(self.endpoint, len).map_err(lost)? {
                 return Ok(4);
             }
-            self.session.want_room(0)?;
+            self.session.sender().want_room(QueuePair::FIRST).map_err(lost)?;
         }
         self.asleep = !self.session.arm()?;
         Ok(5 + u64::from(self.asleep))
@@ -251,9 +254,12 @@ impl Application {
 
     /// Checks the final state of a session.
     pub(super) fn check(&mut self) {
-        assert!(self.session.receive_one(0).unwrap().is_none(), "a packet was left");
-        assert_eq!(self.session.receive_oob(self.endpoint), Ok(None), "a message was left");
-        assert_eq!(self.session.unsent(0).unwrap(), 0);
+        assert!(
+            self.session.receiver().receive_one(QueuePair::FIRST).unwrap().is_none(),
+            "a packet was left"
+        );
+        assert_eq!(self.session.oob().receive(self.endpoint), Ok(None), "a message was left");
+        assert_eq!(self.session.sender().unsent(QueuePair::FIRST).unwrap(), 0);
         if !self.is_hostile() {
             self.transfers.check();
         }

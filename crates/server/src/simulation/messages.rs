@@ -1,9 +1,19 @@
 //! Out-of-band messages between neighbours, and the connection of the first two applications.
 
-use towpath_client::{Endpoint, Lost, OobAddress, OobKind, PeerState, SendError, Session};
+use towpath_client::{
+    Endpoint, Lost, OobAddress, OobKind, PeerState, QueuePair, QueuePairError, SendError, Session,
+};
 use towpath_packet::headers::PROTOCOL_UDP;
 
 use super::random::Random;
+
+/// Returns the loss of a session for a failed call: each session has the first queue pair.
+pub(super) fn lost(error: QueuePairError) -> Lost {
+    match error {
+        QueuePairError::Lost(lost) => lost,
+        other => panic!("{other}"),
+    }
+}
 
 /// The port of an application.
 pub(super) fn port(application: usize) -> u16 {
@@ -81,10 +91,10 @@ impl Messages {
             if self.sent == self.all {
                 break;
             }
-            match session.send_oob(endpoint, address(self.neighbour), &self.sent.to_le_bytes()) {
+            match session.oob().send(endpoint, address(self.neighbour), &self.sent.to_le_bytes()) {
                 Ok(()) => self.sent += 1,
                 Err(SendError::Full) => {
-                    session.want_room(0)?;
+                    session.sender().want_room(QueuePair::FIRST).map_err(lost)?;
                     return Ok(13);
                 }
                 Err(SendError::Lost(lost)) => return Err(lost),
@@ -109,13 +119,15 @@ impl Messages {
         let outcome = match session.peer_state(endpoint) {
             PeerState::Connected => {
                 self.connections += 1;
-                session.disconnect(endpoint)
+                session.oob().disconnect(endpoint)
             }
             PeerState::Requested if self.number == 0 && random.once_in(4) => {
-                session.disconnect(endpoint)
+                session.oob().disconnect(endpoint)
             }
             PeerState::Requested => return Ok(9),
-            _ if self.number == 0 => session.request_connection(endpoint, address(1), b"simulated"),
+            _ if self.number == 0 => {
+                session.oob().request_connection(endpoint, address(1), b"simulated")
+            }
             _ => return Ok(10),
         };
         match outcome {
@@ -128,15 +140,15 @@ impl Messages {
     /// Answers a request, if there is room.
     fn answer(&mut self, session: &mut Session, endpoint: Endpoint) -> Result<(), Lost> {
         let Some(to) = self.request.take() else { return Ok(()) };
-        let answered = match session.accept_connection(endpoint, to, b"accepted") {
-            Err(SendError::HasPeer) => session.reject_connection(endpoint, to, b"rejected"),
+        let answered = match session.oob().accept_connection(endpoint, to, b"accepted") {
+            Err(SendError::HasPeer) => session.oob().reject_connection(endpoint, to, b"rejected"),
             other => other,
         };
         match answered {
             Ok(()) => Ok(()),
             Err(SendError::Full) => {
                 self.request = Some(to);
-                session.want_room(0)
+                session.sender().want_room(QueuePair::FIRST).map_err(lost)
             }
             Err(SendError::Lost(lost)) => Err(lost),
             Err(other) => panic!("{other}"),
@@ -152,7 +164,7 @@ impl Messages {
     ) -> Result<u64, Lost> {
         let mut trace = 12;
         for _ in 0..most {
-            let Some(message) = session.receive_oob(endpoint)? else { break };
+            let Some(message) = session.oob().receive(endpoint)? else { break };
             trace = trace * 31 + u64::from(message.session());
             // A hostile application also sends from its endpoint for requests.
             let from = message.session() as usize - 1;
@@ -178,7 +190,7 @@ impl Messages {
                 other => panic!("{other:?}"),
             }
         }
-        let _ = session.ready_oob()?;
+        let _ = session.oob().ready()?;
         Ok(trace)
     }
 }

@@ -7,10 +7,11 @@
 use std::collections::VecDeque;
 
 use towpath_client::{
-    Access, ApertureKey, Endpoint, Lost, Memory, OobKind, Request, RequestError, RequestId,
-    RequestState, Session, Tripwire,
+    Access, ApertureKey, Endpoint, Lost, Memory, OobKind, QueuePair, Request, RequestError,
+    RequestId, RequestState, Session, Tripwire,
 };
 
+use super::messages::lost;
 use super::random::Random;
 
 /// The places in the memory: the offset and the length of each.
@@ -34,8 +35,9 @@ pub(super) struct Means {
 
 /// Creates the memory and the tripwire. The simulated control thread answers.
 pub(super) fn means(session: &mut Session, endpoint: Endpoint) -> Means {
-    let memory = session.create_memory(MEMORY_BYTES, towpath_client::Sharing::Requests).unwrap();
-    let tripwire = session.set_tripwire(&memory, 0..INBOX_BYTES, Access::Write).unwrap();
+    let memory =
+        session.memories().create(MEMORY_BYTES, towpath_client::Sharing::Requests).unwrap();
+    let tripwire = session.memories().set_tripwire(&memory, 0..INBOX_BYTES, Access::Write).unwrap();
     Means { endpoint, memory, tripwire }
 }
 
@@ -92,13 +94,13 @@ impl Transfers {
             let request = request.local(&self.means.memory, from);
             let request =
                 if number.is_multiple_of(2) { request.with_value(number) } else { request };
-            match session.request(self.means.endpoint, &request) {
+            match session.requests().queue(self.means.endpoint, &request) {
                 Ok(id) => {
                     self.pending.push_back((number, id));
                     self.sent += 1;
                 }
                 Err(RequestError::Full) => {
-                    session.want_room(0)?;
+                    session.sender().want_room(QueuePair::FIRST).map_err(lost)?;
                     return Ok(22);
                 }
                 Err(RequestError::Lost(lost)) => return Err(lost),
@@ -109,9 +111,9 @@ impl Transfers {
     }
 
     /// Forgets the requests that are complete.
-    pub(super) fn collect(&mut self, session: &Session) {
+    pub(super) fn collect(&mut self, session: &mut Session) {
         while let Some((number, id)) = self.pending.front() {
-            match session.request_state(*id) {
+            match session.requests().state(*id) {
                 RequestState::Complete => self.pending.pop_front(),
                 RequestState::Pending => return,
                 failed => panic!("request {number} failed: {failed:?}"),
@@ -124,7 +126,7 @@ impl Transfers {
     pub(super) fn receive(&mut self, session: &mut Session, most: u64) -> Result<u64, Lost> {
         self.collect(session);
         for _ in 0..most {
-            let Some(message) = session.receive_oob(self.means.endpoint)? else { break };
+            let Some(message) = session.oob().receive(self.means.endpoint)? else { break };
             assert_eq!(message.kind(), OobKind::Value, "{message:?}");
             let (value, bytes) = message.value().unwrap();
             let (at, len) = PLACES[value as usize % 4];
@@ -138,12 +140,12 @@ impl Transfers {
                 assert!(word > u64::from(value) && is_its_place, "{word} in place of {value}");
             }
         }
-        while session.ready_tripwire()?.is_some() {
+        while session.tripwires().ready()?.is_some() {
             self.is_armed = false;
         }
         if !self.is_armed {
             self.is_armed = true;
-            session.arm_tripwire(self.means.tripwire);
+            session.tripwires().arm(self.means.tripwire);
             for (seen, (at, _)) in self.seen.iter_mut().zip([PLACES[1], PLACES[3]]) {
                 let word = self.means.memory.load(at).unwrap();
                 assert!(word >= *seen, "{word} after {seen}");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use towpath_client::{Options, Rule, Session};
+use towpath_client::{Options, QueuePair, Rule, Session};
 use towpath_device_testing::loopback;
 use towpath_memory::{Region, SharedFile, own_words, peer_words};
 use towpath_packet::build::Flow;
@@ -205,7 +205,8 @@ fn flip(open: Open, rule: &Rule, buffer: impl Fn(&Raw, &Session, usize) -> (Vec<
             }
             raw.flush();
             receiver
-                .receive(0, 64, |packet| {
+                .receiver()
+                .receive(QueuePair::FIRST, 64, |packet| {
                     let bytes = packet.contiguous().unwrap();
                     arrived += 1;
                     let right = |flip: &Flip| bytes[flip.at..].starts_with(&flip.good);

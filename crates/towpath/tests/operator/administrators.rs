@@ -8,7 +8,9 @@ use std::path::Path;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::Signal;
 use rustix::thread::{CapabilitySet, CapabilitySets};
-use towpath_client::{AttachError, Lost, OpenError, Options, Rule, Session, Setting, Sharing};
+use towpath_client::{
+    AttachError, Lost, OpenError, Options, QueuePair, Rule, Session, Setting, Sharing,
+};
 
 use crate::policies::as_user;
 use crate::running::*;
@@ -148,9 +150,11 @@ fn root_has_the_terms_of_its_grant_at_the_applications_socket() {
             signal(&server.child, Signal::HUP);
             let lost = loop {
                 // The endpoint that captures has packets.
-                let read = session.wait(Some(LIMIT)).and_then(|_| session.receive_one(0));
-                if let Err(lost) = read {
+                if let Err(lost) = session.wait(Some(LIMIT)) {
                     break lost;
+                }
+                if session.receiver().receive_one(QueuePair::FIRST).is_err() {
+                    break session.lost().unwrap();
                 }
             };
             assert_eq!(lost, Lost::Revoked, "{}", server.log());
@@ -382,9 +386,9 @@ fn only_the_memory_of_administrators_is_mapped() {
         };
         let mut administrator = Session::attach(&admin, &options).unwrap();
         let mut granted = without_capabilities(|| Session::attach(&container, &options).unwrap());
-        granted.create_memory(4096, Sharing::Requests).unwrap();
+        granted.memories().create(4096, Sharing::Requests).unwrap();
         assert_eq!(mapped(), 0, "the memory of root with a grant");
-        administrator.create_memory(4096, Sharing::Requests).unwrap();
+        administrator.memories().create(4096, Sharing::Requests).unwrap();
         assert_eq!(mapped(), 1, "the memory of an administrator");
         drop((administrator, granted));
         assert!(server.stop(Signal::TERM).success());

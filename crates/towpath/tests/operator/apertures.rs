@@ -52,11 +52,11 @@ fn kill(server: &Running, times: usize) {
 
 fn message(session: &mut Session, endpoint: Endpoint) -> Vec<u8> {
     loop {
-        if let Some(message) = session.receive_oob(endpoint).unwrap() {
+        if let Some(message) = session.oob().receive(endpoint).unwrap() {
             return message.payload().to_vec();
         }
         session.wait(Some(LIMIT)).unwrap();
-        let _ = session.ready_oob().unwrap();
+        let _ = session.oob().ready().unwrap();
     }
 }
 
@@ -64,11 +64,11 @@ fn message(session: &mut Session, endpoint: Endpoint) -> Vec<u8> {
 fn connected(server: &Running) -> [(Session, Endpoint); 2] {
     let (mut one, from, own) = attach(server, "one");
     let (mut other, to, address) = attach(server, "other");
-    one.request_connection(from, address, b"").unwrap();
-    one.flush().unwrap();
+    one.oob().request_connection(from, address, b"").unwrap();
+    one.sender().flush().unwrap();
     message(&mut other, to);
-    other.accept_connection(to, own, b"").unwrap();
-    other.flush().unwrap();
+    other.oob().accept_connection(to, own, b"").unwrap();
+    other.sender().flush().unwrap();
     message(&mut one, from);
     while other.peer_state(to) != PeerState::Connected {
         other.wait(Some(Duration::from_millis(1))).unwrap();
@@ -80,15 +80,16 @@ fn connected(server: &Running) -> [(Session, Endpoint); 2] {
 fn sharing(server: &Running) -> [Side; 2] {
     let [(mut one, from), (mut other, to)] = connected(server);
     let [mine, theirs] = [(&mut one, from), (&mut other, to)].map(|(session, endpoint)| {
-        let memory = session.create_memory(4096, Sharing::MapWrite).unwrap();
-        let export = session.export(endpoint, &memory, 0..64, Access::ReadWrite).unwrap();
-        let tripwire = session.set_tripwire(&memory, 0..8, Access::Write).unwrap();
+        let memory = session.memories().create(4096, Sharing::MapWrite).unwrap();
+        let export =
+            session.memories().export(endpoint, &memory, 0..64, Access::ReadWrite).unwrap();
+        let tripwire = session.memories().set_tripwire(&memory, 0..8, Access::Write).unwrap();
         (memory, tripwire, export.key())
     });
-    let to_other = one.import(from, theirs.2).unwrap();
-    let to_one = other.import(to, mine.2).unwrap();
-    let other_trip = one.import_tripwire(&to_other, theirs.1.number()).unwrap();
-    let one_trip = other.import_tripwire(&to_one, mine.1.number()).unwrap();
+    let to_other = one.memories().import(from, theirs.2).unwrap();
+    let to_one = other.memories().import(to, mine.2).unwrap();
+    let other_trip = one.memories().import_tripwire(&to_other, theirs.1.number()).unwrap();
+    let one_trip = other.memories().import_tripwire(&to_one, mine.1.number()).unwrap();
     [
         Side {
             session: one,
@@ -112,7 +113,7 @@ fn sharing(server: &Running) -> [Side; 2] {
 impl Side {
     fn say(&mut self, value: u64) {
         self.theirs.store(0, value).unwrap();
-        self.session.trip(self.trip).unwrap();
+        self.session.tripwires().trip(self.trip).unwrap();
     }
 
     /// Waits until another server has resumed the session: one that neither waits nor asks for
@@ -121,8 +122,8 @@ impl Side {
         let before = self.session.statistics().resumptions;
         while self.session.statistics().resumptions == before {
             self.session.wait(Some(LIMIT)).unwrap();
-            while self.session.ready_tripwire().unwrap().is_some() {}
-            while self.session.ready_oob().unwrap().is_some() {}
+            while self.session.tripwires().ready().unwrap().is_some() {}
+            while self.session.oob().ready().unwrap().is_some() {}
             while self.session.ready().unwrap().is_some() {}
         }
     }
@@ -130,14 +131,14 @@ impl Side {
     /// Waits, asleep, until the other side has said a value, or its last one. Returns which.
     fn receive(&mut self, value: u64) -> u64 {
         loop {
-            self.session.arm_tripwire(self.tripwire);
+            self.session.tripwires().arm(self.tripwire);
             let said = self.mine.load(0).unwrap();
             if said == value || said == LAST {
                 return said;
             }
             assert!(self.session.wait(Some(LIMIT)).unwrap(), "value {value} never came");
-            while self.session.ready_tripwire().unwrap().is_some() {}
-            while self.session.ready_oob().unwrap().is_some() {}
+            while self.session.tripwires().ready().unwrap().is_some() {}
+            while self.session.oob().ready().unwrap().is_some() {}
         }
     }
 }
@@ -178,30 +179,31 @@ fn apertures_and_tripwires_outlive_their_servers() {
         let log = server.log();
         assert!(!log.contains("not resumed"), "{log}");
         // What the next server knows: the rights, the ranges, the keys, and the free numbers.
-        let memory = one.session.create_memory(8192, Sharing::MapRead).unwrap();
-        let outcome = one.session.export(one.endpoint, &one.mine, 0..1, Access::Read);
+        let memory = one.session.memories().create(8192, Sharing::MapRead).unwrap();
+        let outcome = one.session.memories().export(one.endpoint, &one.mine, 0..1, Access::Read);
         assert!(outcome.unwrap_err().to_string().contains("overlaps"));
-        let export = one.session.export(one.endpoint, &memory, 0..100, Access::Read).unwrap();
-        let board = other.session.import(other.endpoint, export.key()).unwrap();
+        let export =
+            one.session.memories().export(one.endpoint, &memory, 0..100, Access::Read).unwrap();
+        let board = other.session.memories().import(other.endpoint, export.key()).unwrap();
         memory.write(0, b"board").unwrap();
         server.kill_server();
         until("another server", || log_count(&server) == KILLS + 2);
         let mut seen = [0; 5];
         board.read(0, &mut seen).unwrap();
         assert_eq!(&seen, b"board");
-        one.session.revoke(export).unwrap();
+        one.session.memories().revoke(export).unwrap();
         assert_eq!(board.read(0, &mut seen), Err(AccessError::Revoked));
         server.kill_server();
         until("another server", || log_count(&server) == KILLS + 3);
         one.resume();
         other.resume();
         assert!(board.read(0, &mut seen).is_err());
-        one.session.release_memory(&memory).unwrap();
+        one.session.memories().release(&memory).unwrap();
         // The connection, and with it the apertures, ends under another server than it began.
         drop(other.session);
         while one.session.peer_state(one.endpoint) != PeerState::Gone {
             one.session.wait(Some(LIMIT)).unwrap();
-            let _ = one.session.ready_oob().unwrap();
+            let _ = one.session.oob().ready().unwrap();
         }
         assert_eq!(one.theirs.load(0), Err(AccessError::Gone));
         assert!(server.stop(Signal::TERM).success());
@@ -219,9 +221,9 @@ fn copies_by_workers_outlive_their_servers() {
         let directory = Directory::new();
         let mut server = serve(&directory, "s.sock", &ARGUMENTS);
         let [(mut one, from), (mut other, to)] = connected(&server);
-        let remote = other.create_memory(BYTES, Sharing::Requests).unwrap();
-        let key = other.export(to, &remote, 0..BYTES, Access::ReadWrite).unwrap().key();
-        let local = one.create_memory(2 * BYTES, Sharing::Requests).unwrap();
+        let remote = other.memories().create(BYTES, Sharing::Requests).unwrap();
+        let key = other.memories().export(to, &remote, 0..BYTES, Access::ReadWrite).unwrap().key();
+        let local = one.memories().create(2 * BYTES, Sharing::Requests).unwrap();
         let maps = || {
             let pid = server.server().unwrap().as_raw_nonzero();
             std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap()
@@ -238,13 +240,13 @@ fn copies_by_workers_outlive_their_servers() {
                     let write = Request::write(key, 0).local(&local, 0..BYTES);
                     let read = Request::read(key, 0).local(&local, BYTES..2 * BYTES);
                     for request in [write, read] {
-                        let id = one.request(from, &request).unwrap();
-                        one.flush().unwrap();
-                        while one.request_state(id) == RequestState::Pending {
+                        let id = one.requests().queue(from, &request).unwrap();
+                        one.sender().flush().unwrap();
+                        while one.requests().state(id) == RequestState::Pending {
                             one.wait(Some(LIMIT)).unwrap();
-                            while one.ready_oob().unwrap().is_some() {}
+                            while one.oob().ready().unwrap().is_some() {}
                         }
-                        assert_eq!(one.request_state(id), RequestState::Complete);
+                        assert_eq!(one.requests().state(id), RequestState::Complete);
                     }
                     let mut back = vec![0; BYTES];
                     local.read(BYTES, &mut back).unwrap();

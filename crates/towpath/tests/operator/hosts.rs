@@ -48,24 +48,24 @@ fn message(session: &mut Session, endpoint: Endpoint) -> ReceivedOob {
     let until = Instant::now() + Duration::from_secs(12);
     loop {
         assert!(Instant::now() < until, "no message; the peer: {}", session.peer_state(endpoint));
-        if let Some(message) = session.receive_oob(endpoint).unwrap() {
+        if let Some(message) = session.oob().receive(endpoint).unwrap() {
             return message;
         }
         let state = session.peer_state(endpoint);
         assert!(!matches!(state, PeerState::Closed | PeerState::Gone), "{state}");
         session.wait(Some(Duration::from_millis(100))).unwrap();
-        let _ = session.ready_oob().unwrap();
+        let _ = session.oob().ready().unwrap();
     }
 }
 
 /// Connects a session of each of two servers, or of one.
 fn connected(servers: [&Running; 2]) -> [(Session, Endpoint); 2] {
     let [(mut one, from, own), (mut other, to, address)] = servers.map(attach);
-    one.request_connection(from, address, b"").unwrap();
-    one.flush().unwrap();
+    one.oob().request_connection(from, address, b"").unwrap();
+    one.sender().flush().unwrap();
     message(&mut other, to);
-    other.accept_connection(to, own, b"").unwrap();
-    other.flush().unwrap();
+    other.oob().accept_connection(to, own, b"").unwrap();
+    other.sender().flush().unwrap();
     message(&mut one, from);
     [(one, from), (other, to)]
 }
@@ -74,13 +74,13 @@ fn completes(session: &mut Session, request: RequestId) {
     let until = Instant::now() + Duration::from_secs(12);
     loop {
         assert!(Instant::now() < until, "the request never ends");
-        match session.request_state(request) {
+        match session.requests().state(request) {
             RequestState::Complete => return,
             RequestState::Pending => {}
             failed => panic!("{failed:?}"),
         }
         session.wait(Some(Duration::from_millis(100))).unwrap();
-        while session.ready_oob().unwrap().is_some() {}
+        while session.oob().ready().unwrap().is_some() {}
     }
 }
 
@@ -104,7 +104,7 @@ fn two_hosts(directory: &Directory) -> [Running; 2] {
 /// Makes ten thousand requests: writes of their number with a value, and messages in between. Returns
 /// once all are complete.
 fn make_requests(one: &mut Session, from: Endpoint, key: ApertureKey) {
-    let local = one.create_memory(PLACES as usize * 8, Sharing::Requests).unwrap();
+    let local = one.memories().create(PLACES as usize * 8, Sharing::Requests).unwrap();
     let mut under_way = VecDeque::new();
     for number in 1..=REQUESTS {
         let at = (number % PLACES) as usize * 8;
@@ -114,7 +114,7 @@ fn make_requests(one: &mut Session, from: Endpoint, key: ApertureKey) {
             local.write(at, &u64::from(number).to_le_bytes()).unwrap();
             Request::write(key, at as u64).local(&local, at..at + 8).with_value(number)
         };
-        under_way.push_back(one.request(from, &request).unwrap());
+        under_way.push_back(one.requests().queue(from, &request).unwrap());
         if under_way.len() >= UNDER_WAY
             && let Some(first) = under_way.pop_front()
         {
@@ -144,9 +144,9 @@ fn receive_all(other: &mut Session, to: Endpoint, remote: &Memory, reached: &Ato
 /// Kills the servers in the middle of ten thousand requests of a session of the first one.
 fn requests_outlive(servers: [&Running; 2]) {
     let [(mut one, from), (mut other, to)] = connected(servers);
-    let remote = other.create_memory(PLACES as usize * 8, Sharing::Requests).unwrap();
-    let export = other.export(to, &remote, 0..remote.len(), Access::ReadWrite).unwrap();
-    let tripwire = other.set_tripwire(&remote, 0..8, Access::Write).unwrap();
+    let remote = other.memories().create(PLACES as usize * 8, Sharing::Requests).unwrap();
+    let export = other.memories().export(to, &remote, 0..remote.len(), Access::ReadWrite).unwrap();
+    let tripwire = other.memories().set_tripwire(&remote, 0..8, Access::Write).unwrap();
     let (reached, key) = (AtomicU32::new(0), export.key());
     std::thread::scope(|scope| {
         let (sender, receiver, reached, remote) = (&mut one, &mut other, &reached, &remote);
@@ -163,11 +163,11 @@ fn requests_outlive(servers: [&Running; 2]) {
         }
     });
     // The aperture and the tripwire are there.
-    other.arm_tripwire(tripwire);
-    let local = one.create_memory(4_096, Sharing::Requests).unwrap();
-    let last = one.request(from, &Request::write(key, 0).local(&local, 0..8)).unwrap();
+    other.tripwires().arm(tripwire);
+    let local = one.memories().create(4_096, Sharing::Requests).unwrap();
+    let last = one.requests().queue(from, &Request::write(key, 0).local(&local, 0..8)).unwrap();
     completes(&mut one, last);
-    until("the tripwire", || other.has_fired(tripwire));
+    until("the tripwire", || other.tripwires().has_fired(tripwire));
 }
 
 #[test]
@@ -246,13 +246,13 @@ fn connections_with_other_hosts_outlive_the_servers() {
         let directory = Directory::new();
         let mut servers = two_hosts(&directory);
         let [(mut one, from), (mut other, to)] = connected([&servers[0], &servers[1]]);
-        let remote = other.create_memory(BYTES, Sharing::Requests).unwrap();
-        let key = other.export(to, &remote, 0..BYTES, Access::ReadWrite).unwrap().key();
+        let remote = other.memories().create(BYTES, Sharing::Requests).unwrap();
+        let key = other.memories().export(to, &remote, 0..BYTES, Access::ReadWrite).unwrap().key();
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let (over, one, other) = (&over, &mut one, &mut other);
             scope.spawn(move || {
-                let local = one.create_memory(2 * BYTES, Sharing::Requests).unwrap();
+                let local = one.memories().create(2 * BYTES, Sharing::Requests).unwrap();
                 let mut round = 0_u32;
                 loop {
                     round += 1;
@@ -264,10 +264,10 @@ fn connections_with_other_hosts_outlive_the_servers() {
                     let value = if ends { LAST } else { round };
                     let write = Request::write(key, 0).local(&local, 0..len);
                     let back = Request::read(key, 0).local(&local, BYTES..BYTES + len);
-                    one.request(from, &write).unwrap();
-                    one.request(from, &Request::send(&round.to_le_bytes())).unwrap();
-                    one.request(from, &write.with_value(value)).unwrap();
-                    let last = one.request(from, &back).unwrap();
+                    one.requests().queue(from, &write).unwrap();
+                    one.requests().queue(from, &Request::send(&round.to_le_bytes())).unwrap();
+                    one.requests().queue(from, &write.with_value(value)).unwrap();
+                    let last = one.requests().queue(from, &back).unwrap();
                     completes(one, last);
                     let mut read = vec![0; len];
                     local.read(BYTES, &mut read).unwrap();
@@ -320,12 +320,12 @@ fn beside_shared_addresses_leased_ones_reach_other_hosts() {
         let other = [&["--device", "packet:far"], &common[..], &["192.0.2.32/28"]].concat();
         let other = far.run(|| serve(&directory, "far.sock", &other)).unwrap();
         let [(mut one, from), (mut two, to)] = connected([&near, &other]);
-        let memory = two.create_memory(64, Sharing::Requests).unwrap();
-        let key = two.export(to, &memory, 0..64, Access::ReadWrite).unwrap().key();
-        let local = one.create_memory(64, Sharing::Requests).unwrap();
+        let memory = two.memories().create(64, Sharing::Requests).unwrap();
+        let key = two.memories().export(to, &memory, 0..64, Access::ReadWrite).unwrap().key();
+        let local = one.memories().create(64, Sharing::Requests).unwrap();
         local.write(0, b"written").unwrap();
-        let id = one.request(from, &Request::write(key, 0).local(&local, 0..64)).unwrap();
-        one.flush().unwrap();
+        let id = one.requests().queue(from, &Request::write(key, 0).local(&local, 0..64)).unwrap();
+        one.sender().flush().unwrap();
         completes(&mut one, id);
         let mut seen = [0; 7];
         memory.read(0, &mut seen).unwrap();
@@ -338,8 +338,8 @@ fn beside_shared_addresses_leased_ones_reach_other_hosts() {
         assert!(shared.info().shared);
         let ip = IpAddr::V4(shared.info().ipv4.unwrap().0);
         let endpoint = shared.open(&Rule::new().udp(7000).ip(ip).out_of_band()).unwrap();
-        shared.request_connection(endpoint, address, b"").unwrap();
-        shared.flush().unwrap();
+        shared.oob().request_connection(endpoint, address, b"").unwrap();
+        shared.sender().flush().unwrap();
         until("an answer", || shared.peer_state(endpoint) != PeerState::Requested);
         assert_eq!(shared.peer_state(endpoint), PeerState::Refused(Refused::Policy));
     });

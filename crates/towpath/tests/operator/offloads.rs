@@ -5,7 +5,7 @@ use std::net::{TcpListener, UdpSocket};
 use std::time::Duration;
 
 use rustix::process::Signal;
-use towpath_client::{Options, Rule, Session};
+use towpath_client::{Options, QueuePair, Rule, Session};
 use towpath_net::{Network, SessionLink, TcpStream};
 use towpath_packet::Headers;
 use towpath_packet::checksum::{Verdict, verify};
@@ -21,7 +21,7 @@ fn next(session: &mut Session) -> Vec<u8> {
     let mut packet = None;
     until("a packet comes", || {
         session.wait(Some(Duration::from_millis(10))).unwrap();
-        packet = session.receive_one(0).unwrap();
+        packet = session.receiver().receive_one(QueuePair::FIRST).unwrap();
         packet.is_some()
     });
     packet.unwrap()

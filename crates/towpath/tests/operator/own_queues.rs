@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, prlimit};
-use towpath_client::{AttachError, Options, Rule, Session};
+use towpath_client::{AttachError, Options, QueuePair, Rule, Session};
 use towpath_net::{Network, SessionLink};
 use towpath_netlink::Veth;
 use towpath_packet::build::Flow;
@@ -146,7 +146,7 @@ fn counter(session: &Session, endpoint: towpath_client::Endpoint, name: &str) ->
 fn receive(session: &mut Session) -> Vec<u8> {
     let deadline = Instant::now() + LIMIT;
     loop {
-        if let Some(packet) = session.receive_one(0).unwrap() {
+        if let Some(packet) = session.receiver().receive_one(QueuePair::FIRST).unwrap() {
             return packet;
         }
         assert!(Instant::now() < deadline, "no packet");
@@ -193,7 +193,8 @@ fn exchange(world: &World, session: &mut Session) {
             let frame = world.flow(session, port).udp(&tries.next().unwrap().to_ne_bytes());
             world.send(&frame);
             session.wait(Some(Duration::from_millis(50))).unwrap();
-            let mut arrived = std::iter::from_fn(|| session.receive_one(0).unwrap());
+            let mut arrived =
+                std::iter::from_fn(|| session.receiver().receive_one(QueuePair::FIRST).unwrap());
             arrived.any(|one| one == frame)
         });
     }
@@ -219,8 +220,8 @@ fn exchange(world: &World, session: &mut Session) {
     let answers = world.flow(session, own[0]).reversed();
     for len in [18, 214, 215, 600, 1472] {
         let frame = answers.udp(&payload(numbers.next().unwrap(), len));
-        session.send_bytes(endpoint, &frame).unwrap();
-        session.flush().unwrap();
+        session.sender().send_bytes(endpoint, &frame).unwrap();
+        session.sender().flush().unwrap();
         until("the far host gets the answer", || {
             let mut got = vec![0; 2048];
             let got = world.socket.receive(&mut got).unwrap().map(|len| got[..len].to_vec());
@@ -367,11 +368,11 @@ fn check(test: &str, mode: &str) {
     }
 
     let arrives = |neighbour: &mut Session| {
-        while neighbour.receive_one(0).unwrap().is_some() {}
+        while neighbour.receiver().receive_one(QueuePair::FIRST).unwrap().is_some() {}
         until("the neighbour gets packets on both queues", || {
             world.send(&frame);
             neighbour.wait(Some(Duration::from_millis(50))).unwrap();
-            neighbour.receive_one(0).unwrap().is_some()
+            neighbour.receiver().receive_one(QueuePair::FIRST).unwrap().is_some()
         });
     };
     // The end of a session gives the queue back, and so does one that does not begin.

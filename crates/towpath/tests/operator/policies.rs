@@ -230,7 +230,7 @@ fn users_get_what_the_policy_grants() {
         assert!(session.wait(Some(LIMIT)).unwrap(), "the session is told");
         assert!(!session.wait(Some(Duration::ZERO)).unwrap(), "once");
         assert!(session.is_revoked(endpoint));
-        assert_eq!(session.send_bytes(endpoint, &[0; 60]), Err(SendError::Revoked));
+        assert_eq!(session.sender().send_bytes(endpoint, &[0; 60]), Err(SendError::Revoked));
         let report = policed.server.report();
         let receives = &report["sessions"][0]["endpoints"][0]["receives"];
         assert_eq!(receives, "nothing: closed, because the policy changed");
@@ -322,9 +322,9 @@ fn a_session_of_many_forbidden_packets_is_closed() {
         let sent = |session: &mut Session, packets: u64| {
             let endpoint = session.open(&Rule::new()).unwrap();
             for _ in 0..packets {
-                session.send_bytes(endpoint, &frame).unwrap();
+                session.sender().send_bytes(endpoint, &frame).unwrap();
             }
-            session.flush().unwrap();
+            session.sender().flush().unwrap();
             endpoint
         };
         let mut tolerated = policed.attach(1, "tolerated").unwrap();

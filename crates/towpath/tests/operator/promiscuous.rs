@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use towpath_client::{Options, Rule, Session};
+use towpath_client::{Options, QueuePair, Rule, Session};
 use towpath_net::SessionLink;
 use towpath_packet::build::Flow;
 use towpath_testkit::PacketSocket;
@@ -58,14 +58,17 @@ fn priority_tagged_frames_are_seen() {
                     until(&format!("{mode}: {} bytes to {what} are seen", frame.len()), || {
                         assert!(socket.send(frame).unwrap());
                         listener.wait(Some(Duration::from_millis(100))).unwrap();
-                        while let Some(packet) = listener.receive_one(0).unwrap() {
+                        while let Some(packet) =
+                            listener.receiver().receive_one(QueuePair::FIRST).unwrap()
+                        {
                             seen |= packet == *expected;
                         }
                         seen
                     });
                     // Later frames are other ones.
                     while listener.wait(Some(Duration::from_millis(20))).unwrap() {
-                        while listener.receive_one(0).unwrap().is_some() {}
+                        while listener.receiver().receive_one(QueuePair::FIRST).unwrap().is_some() {
+                        }
                     }
                 }
             }

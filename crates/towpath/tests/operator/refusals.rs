@@ -233,7 +233,7 @@ fn refused_settings_leave_the_old_ones() {
         let mut session = Session::attach(&server.socket, &Options::default()).unwrap();
         let endpoint = session.open(&Rule::new().ethertype(0x88b5)).unwrap();
         let number = session.info().session;
-        let own = format!("{number}/{}", endpoint.number());
+        let own = format!("{number}/{}", endpoint.id());
         prints(&mut towpath(&["set", &server.socket, "tick_hz=500", &own, "rate_bps=1000000"]));
         let set = || {
             let report = server.report();
@@ -245,7 +245,7 @@ fn refused_settings_leave_the_old_ones() {
         assert_eq!(before.1, "{\"rate_bps\":\"1000000\"}");
 
         let (no_session, no_endpoint) =
-            (format!("{}/0", number + 1), format!("{number}/{}", endpoint.number() + 1));
+            (format!("{}/0", number + 1), format!("{number}/{}", endpoint.id().number() + 1));
         let far_too_many = format!("{number}/4294967295");
         for (device, changes, status, part) in [
             (&server.socket, &["tick_hz=0"][..], 2, "tick_hz=0: 1 to 100000 Hz is possible"),

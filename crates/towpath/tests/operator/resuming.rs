@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use towpath_client::{Endpoint, Lost, Options, Rule, SendError, Session, Setting};
+use towpath_client::{Endpoint, Lost, Options, QueuePair, Rule, SendError, Session, Setting};
 use towpath_net::{Network, TcpListener, TcpStream, UdpSocket};
 use towpath_protocol::channel::{Channel, Incoming};
 use towpath_protocol::message::{self, Attach, Close, Message, Refusal, Resume};
@@ -293,7 +293,7 @@ fn no_broadcast_is_lost_while_no_server_runs() {
             while next < sent {
                 assert!(std::time::Instant::now() < deadline, "{next} of {sent}");
                 session.wait(Some(Duration::from_millis(100))).unwrap();
-                while let Some(frame) = session.receive_one(0).unwrap() {
+                while let Some(frame) = session.receiver().receive_one(QueuePair::FIRST).unwrap() {
                     let number = u32::from_le_bytes(frame[14..18].try_into().unwrap());
                     assert!(number <= next, "{number} after {next}");
                     next = next.max(number + 1);
@@ -398,7 +398,8 @@ fn endpoints_and_settings_are_as_before() {
         let address = session.info().ipv4;
         let mut opened = Vec::new();
         for number in 0..20u16 {
-            let rule = Rule::new().queue_pair(u32::from(number % 3)).udp(1000 + number);
+            let rule =
+                Rule::new().queue_pair(QueuePair::new(u32::from(number % 3))).udp(1000 + number);
             opened.push(session.open(&rule).unwrap());
         }
         opened.push(session.open(&Rule::new().tcp(0)).unwrap());
@@ -424,7 +425,7 @@ fn endpoints_and_settings_are_as_before() {
         }
         // Free numbers are used again, taken ones are not.
         let next = session.open(&Rule::new().udp(2000)).unwrap();
-        assert_eq!(next.number(), opened[5].number());
+        assert_eq!(next.id(), opened[5].id());
         let taken = session.open(&Rule::new().udp(1003)).unwrap_err().to_string();
         assert!(taken.contains("an endpoint with the same flow rule"), "{taken}");
         session.close(opened[3]).unwrap();
@@ -444,10 +445,10 @@ fn sends_within_its_vlan(session: &mut Session, endpoint: Endpoint, kills: u64) 
     packet[..6].fill(0xff);
     packet[6..12].copy_from_slice(&session.info().mac.octets());
     packet[12..14].copy_from_slice(&[0x88, 0xb5]);
-    session.send_bytes(endpoint, &packet).unwrap();
+    session.sender().send_bytes(endpoint, &packet).unwrap();
     packet.splice(12..12, [0x81, 0, 0, 7]);
-    session.send_bytes(endpoint, &packet).unwrap();
-    session.flush().unwrap();
+    session.sender().send_bytes(endpoint, &packet).unwrap();
+    session.sender().flush().unwrap();
     until("both are counted", || {
         let counters = session.counters(endpoint);
         counters.tx_packets() == kills && counters.get("tx_dropped_outside_rule") == Some(kills)
@@ -487,7 +488,7 @@ fn the_policy_of_the_next_server_holds() {
                 assert!(wait(&mut session).unwrap());
             }
             assert!(!session.is_revoked(stays) && session.is_revoked(goes));
-            assert_eq!(session.send_bytes(goes, &[0; 60]), Err(SendError::Revoked));
+            assert_eq!(session.sender().send_bytes(goes, &[0; 60]), Err(SendError::Revoked));
         }
         assert_eq!(session.revoked_endpoints(), 1);
         session.close(goes).unwrap();

@@ -1,7 +1,7 @@
 //! Applications that send, and the far end of a device that takes as much as a test lets it.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
-use towpath_client::{Endpoint, Meta, Options, Rule, SendError, Session, Setting};
+use towpath_client::{Endpoint, Meta, Options, QueuePair, Rule, SendError, Session, Setting};
 use towpath_device_testing::conformance::{DeviceFarEnd, FarEnd};
 use towpath_device_testing::loopback;
 use towpath_protocol::channel::{Channel, Incoming};
@@ -71,7 +71,7 @@ impl World {
         let options = Options {
             name: name.into(),
             queue_pairs: 2,
-            expedited_queue_pair,
+            expedited_queue_pair: expedited_queue_pair.map(QueuePair::new),
             ..Options::default()
         };
         let mut session = Session::attach_over(self.server.connect().unwrap(), &options).unwrap();
@@ -122,18 +122,18 @@ impl Sender {
 
     /// Sends the next number to the far end, if there is room.
     pub(crate) fn send(&mut self, len: usize) -> bool {
-        self.put(len, |session, endpoint, frame| session.send_bytes(endpoint, frame))
+        self.put(len, |session, endpoint, frame| session.sender().send_bytes(endpoint, frame))
     }
 
     pub(crate) fn send_more(&mut self, len: usize) -> bool {
         self.put(len, |session, endpoint, frame| {
             let fill = |parts: &mut [&mut [u8]]| parts[0].copy_from_slice(frame);
-            session.send_more(endpoint, frame.len(), Meta::FULL, fill)
+            session.sender().send_more(endpoint, frame.len(), Meta::FULL, fill)
         })
     }
 
     pub(crate) fn small(&mut self, len: usize) -> bool {
-        self.put(len, |session, endpoint, frame| session.send_expedited(endpoint, frame))
+        self.put(len, |session, endpoint, frame| session.sender().send_expedited(endpoint, frame))
     }
 
     pub(crate) fn put(
@@ -150,7 +150,7 @@ impl Sender {
     /// Sends as many packets as there is room for.
     pub(crate) fn fill(&mut self, len: usize) {
         while self.send(len) {}
-        self.session.flush().unwrap();
+        self.session.sender().flush().unwrap();
     }
 
     pub(crate) fn counter(&self, name: &str) -> u64 {

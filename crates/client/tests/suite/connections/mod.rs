@@ -86,7 +86,7 @@ impl World {
         let sessions = report["sessions"].as_array().unwrap();
         let one = sessions.iter().find(|one| one["session"] == session.info().session).unwrap();
         let all = one["endpoints"].as_array().unwrap();
-        let endpoint = all.iter().find(|one| one["endpoint"] == endpoint.number()).unwrap();
+        let endpoint = all.iter().find(|one| one["endpoint"] == endpoint.id().number()).unwrap();
         endpoint["counters"][name].as_u64().unwrap()
     }
 }
@@ -110,13 +110,13 @@ pub(crate) fn eventually(mut so: impl FnMut() -> bool) {
 pub(crate) fn next(session: &mut Session, endpoint: Endpoint) -> ReceivedOob {
     let until = Instant::now() + PATIENCE;
     loop {
-        if let Some(message) = session.receive_oob(endpoint).unwrap() {
+        if let Some(message) = session.oob().receive(endpoint).unwrap() {
             return message;
         }
         assert!(Instant::now() < until, "no message");
         session.wait(Some(PATIENCE)).unwrap();
-        while let Some(ready) = session.ready_oob().unwrap() {
-            if ready == endpoint.number() {
+        while let Some(ready) = session.oob().ready().unwrap() {
+            if ready == endpoint.id() {
                 break;
             }
         }
@@ -129,7 +129,7 @@ pub(crate) fn becomes(session: &mut Session, endpoint: Endpoint, state: PeerStat
     while session.peer_state(endpoint) != state {
         assert!(Instant::now() < until, "{:?}, not {state:?}", session.peer_state(endpoint));
         session.wait(Some(Duration::from_millis(100))).unwrap();
-        let _ = session.ready_oob().unwrap();
+        let _ = session.oob().ready().unwrap();
     }
 }
 
@@ -138,15 +138,15 @@ pub(crate) fn connect(
     (client, endpoint, own): (&mut Session, Endpoint, OobAddress),
     (server, listener, to): (&mut Session, Endpoint, OobAddress),
 ) -> Endpoint {
-    client.request_connection(endpoint, to, b"hello").unwrap();
+    client.oob().request_connection(endpoint, to, b"hello").unwrap();
     assert_eq!(client.peer_state(endpoint), PeerState::Requested);
-    client.flush().unwrap();
+    client.sender().flush().unwrap();
     let request = next(server, listener);
     assert_eq!((request.kind(), request.payload()), (OobKind::Request, &b"hello"[..]));
     assert_eq!((request.from(), request.session()), (own, client.info().session));
     let (accepting, _) = open(server, 0);
-    server.accept_connection(accepting, request.from(), b"welcome").unwrap();
-    server.flush().unwrap();
+    server.oob().accept_connection(accepting, request.from(), b"welcome").unwrap();
+    server.sender().flush().unwrap();
     becomes(client, endpoint, PeerState::Connected);
     becomes(server, accepting, PeerState::Connected);
     let answer = next(client, endpoint);

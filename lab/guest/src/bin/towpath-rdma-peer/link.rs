@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use towpath_client::{
     Access, ApertureKey, Endpoint, Export, Memory, OobAddress, OobKind, Options, PeerState,
-    ReceivedOob, Request, RequestError, RequestFault, RequestId, RequestState, Rule, Session,
-    Sharing,
+    QueuePair, ReceivedOob, Request, RequestError, RequestFault, RequestId, RequestState, Rule,
+    Session, Sharing,
 };
 
 const TCP: u8 = 6;
@@ -40,14 +40,14 @@ impl Link {
         println!("listens on {own} port {port}");
         let end = Instant::now() + limit;
         let asked = loop {
-            if let Some(message) = session.receive_oob(listener)? {
+            if let Some(message) = session.oob().receive(listener)? {
                 ensure!(message.kind() == OobKind::Request, "{:?} and no request", message.kind());
                 break message.from();
             }
             turn(&mut session, end, "a connection's request")?;
         };
         let endpoint = session.open(&Rule::new().tcp(0).out_of_band())?;
-        session.accept_connection(endpoint, asked, b"")?;
+        session.oob().accept_connection(endpoint, asked, b"")?;
         let mut link = Link { session, endpoint, peer: asked, limit, arrived: VecDeque::new() };
         link.established()?;
         Ok(link)
@@ -62,7 +62,7 @@ impl Link {
         let mut session = attach(socket)?;
         let endpoint = session.open(&Rule::new().tcp(0).out_of_band())?;
         let peer = OobAddress { ip: to.0, protocol: TCP, port: to.1 };
-        session.request_connection(endpoint, peer, b"")?;
+        session.oob().request_connection(endpoint, peer, b"")?;
         let mut link = Link { session, endpoint, peer, limit, arrived: VecDeque::new() };
         link.established()?;
         let answer = link.next("the answer")?.context("no answer")?;
@@ -85,12 +85,12 @@ impl Link {
 
     /// Creates a memory.
     pub(crate) fn memory(&mut self, bytes: usize) -> anyhow::Result<Memory> {
-        Ok(self.session.create_memory(bytes, Sharing::Requests)?)
+        Ok(self.session.memories().create(bytes, Sharing::Requests)?)
     }
 
     /// Lets the peer read and write the first bytes of a memory. Its addresses there begin with 0.
     pub(crate) fn export(&mut self, memory: &Memory, bytes: usize) -> anyhow::Result<Export> {
-        Ok(self.session.export(self.endpoint, memory, 0..bytes, Access::ReadWrite)?)
+        Ok(self.session.memories().export(self.endpoint, memory, 0..bytes, Access::ReadWrite)?)
     }
 
     /// Takes the next message of the peer; `None` if the connection has ended before.
@@ -121,7 +121,7 @@ impl Link {
     }
 
     fn take_messages(&mut self) -> anyhow::Result<()> {
-        while let Some(message) = self.session.receive_oob(self.endpoint)? {
+        while let Some(message) = self.session.oob().receive(self.endpoint)? {
             self.arrived.push_back(message);
         }
         Ok(())
@@ -131,9 +131,9 @@ impl Link {
     pub(crate) fn post(&mut self, request: &Request) -> anyhow::Result<RequestId> {
         let end = Instant::now() + self.limit;
         loop {
-            match self.session.request(self.endpoint, request) {
+            match self.session.requests().queue(self.endpoint, request) {
                 Ok(id) => {
-                    self.session.flush()?;
+                    self.session.sender().flush()?;
                     return Ok(id);
                 }
                 Err(RequestError::Full) => turn(&mut self.session, end, "room for a request")?,
@@ -146,7 +146,7 @@ impl Link {
     pub(crate) fn outcome(&mut self, id: RequestId, what: &str) -> anyhow::Result<RequestState> {
         let end = Instant::now() + self.limit;
         loop {
-            let state = self.session.request_state(id);
+            let state = self.session.requests().state(id);
             if state != RequestState::Pending {
                 return Ok(state);
             }
@@ -184,8 +184,8 @@ impl Link {
     /// Ends the connection.
     pub(crate) fn disconnect(mut self) -> anyhow::Result<()> {
         if self.session.peer_state(self.endpoint) == PeerState::Connected {
-            self.session.disconnect(self.endpoint)?;
-            self.session.flush()?;
+            self.session.oob().disconnect(self.endpoint)?;
+            self.session.sender().flush()?;
             let end = Instant::now() + self.limit;
             while self.session.peer_state(self.endpoint) == PeerState::Connected {
                 turn(&mut self.session, end, "the connection's end")?;
@@ -202,9 +202,9 @@ fn turn(session: &mut Session, end: Instant, what: &str) -> anyhow::Result<()> {
     ensure!(!left.is_zero(), "{what}: nothing within the limit");
     session.wait(Some(left))?;
     // Packets for the endpoint's port, of which there are none.
-    session.receive(0, usize::MAX, |_| {})?;
+    session.receiver().receive(QueuePair::FIRST, usize::MAX, |_| {})?;
     // Takes the news of states and requests.
-    session.ready_oob()?;
+    session.oob().ready()?;
     Ok(())
 }
 
