@@ -85,9 +85,8 @@ impl Load {
     ) -> Result<Command, Failure> {
         let seconds = window.as_secs().max(1);
         let line = match self {
-            Load::Http => format!("wrk -t 1 -c {CONNECTIONS} -d {seconds} http://{at}/"),
-            Load::Fresh => {
-                format!("wrk -t 1 -c {CONNECTIONS} -d {seconds} -H Connection:close http://{at}/")
+            Load::Http | Load::Fresh => {
+                format!("wrk -t 1 -c {CONNECTIONS} -d {seconds} http://{at}/")
             }
             Load::Tls => format!("openssl s_time -connect {at}:443 -new -time {seconds}"),
             Load::Quic => {
@@ -108,6 +107,10 @@ impl Load {
         let mut words = line.split(' ');
         let mut command = Command::new(words.next().unwrap_or_default());
         command.args(words);
+        if self == Load::Fresh {
+            // wrk leaves out a header without the space.
+            command.args(["-H", "Connection: close"]);
+        }
         Ok(command)
     }
 
