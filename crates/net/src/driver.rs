@@ -283,10 +283,10 @@ impl SharedNetwork {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Makes a turn of the program's event loop due: a thread that drove has stopped, and nothing watches the link.
+    /// Makes a turn of the program's event loop due if a thread that drove has stopped, and nothing watches the link.
     fn rearm_external(&self) {
         if let Some(external) = self.external.get() {
-            external.make_due();
+            external.take_back();
         }
     }
 

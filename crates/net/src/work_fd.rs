@@ -1,7 +1,7 @@
 //! The descriptor by which a program's event loop waits for a network's work.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::event::EventfdFlags;
@@ -24,6 +24,8 @@ pub(crate) struct WorkFd {
     timer_at: AtomicU64,
     /// The bits of the events for which the set watches the link's descriptor. The thread that drives changes them.
     watched: AtomicU32,
+    /// `true` if the program's event loop has left work to a thread that blocks and drives, and has made no turn since.
+    is_left: AtomicBool,
 }
 
 impl WorkFd {
@@ -38,7 +40,8 @@ impl WorkFd {
             epoll::add(&set, fd, EventData::new_u64(0), EventFlags::IN)?;
         }
         let watched = AtomicU32::new(EventFlags::IN.bits());
-        Ok(WorkFd { set, timer, again, timer_at: AtomicU64::new(NEVER), watched })
+        let (timer_at, is_left) = (AtomicU64::new(NEVER), AtomicBool::new(false));
+        Ok(WorkFd { set, timer, again, timer_at, watched, is_left })
     }
 
     /// Makes a turn due.
@@ -46,14 +49,29 @@ impl WorkFd {
         let _ = rustix::io::write(&self.again, &1u64.to_ne_bytes());
     }
 
+    /// Makes a turn due if the program's event loop has left work to a thread that blocked: that thread has ended its call.
+    /// Each call of a socket comes here, and most of them have not driven.
+    pub(crate) fn take_back(&self) {
+        if self.is_left.load(Ordering::Relaxed) {
+            self.make_due();
+        }
+    }
+
+    /// Leaves the work to the thread that drives. Call it under the stack's lock, or as that thread.
+    pub(crate) fn leave(&self) {
+        self.is_left.store(true, Ordering::Relaxed);
+    }
+
     /// Begins a turn: none is due by [`WorkFd::make_due`] any more.
     pub(crate) fn begin(&self) {
+        self.is_left.store(false, Ordering::Relaxed);
         let _ = rustix::io::read(&self.again, &mut [0; 8]);
     }
 
     /// Leaves the link and the timers to a thread that blocks and drives: what it handles is no work of the program's
     /// event loop.
     pub(crate) fn pause(&self, link: &OwnedFd) -> std::io::Result<()> {
+        self.leave();
         self.watch_for(link, EventFlags::empty())?;
         self.set_timer(Instant::from_micros(NEVER), NEVER)
     }
@@ -100,5 +118,42 @@ impl WorkFd {
 impl AsFd for WorkFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.set.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    #[test]
+    fn a_turn_is_due_after_a_thread_that_was_left_the_work() {
+        let made = || {
+            let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+            rustix::event::eventfd(0, flags).unwrap()
+        };
+        let (link, wake) = (made(), made());
+        let work = WorkFd::new(&link, &wake).unwrap();
+        let is_due = || {
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            poll(&mut [PollFd::new(&work, PollFlags::IN)], Some(&now)).unwrap() == 1
+        };
+        assert!(is_due(), "the first turn");
+        work.begin();
+        work.take_back();
+        assert!(!is_due(), "no thread has driven");
+        work.pause(&link).unwrap();
+        rustix::io::write(&link, &1_u64.to_ne_bytes()).unwrap();
+        assert!(!is_due(), "a thread drives");
+        work.take_back();
+        assert!(is_due(), "it has ended its call");
+        work.begin();
+        work.watch(&link, false).unwrap();
+        rustix::io::read(&link, &mut [0; 8]).unwrap();
+        assert!(!is_due());
+        work.leave();
+        work.take_back();
+        assert!(is_due(), "a turn was refused meanwhile");
     }
 }

@@ -50,6 +50,7 @@ impl SharedNetwork {
             return Err(error::link(dead));
         }
         if !core.standby.begin(false) {
+            external.leave();
             return Ok(());
         }
         drop(core);

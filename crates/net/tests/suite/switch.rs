@@ -5,6 +5,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use towpath_net::testing::{Fate, Faults, Switch};
 use towpath_net::{Driving, KeepAlive, Network, TcpListener, TcpStream, UdpSocket};
 
@@ -281,4 +282,28 @@ fn what_a_switch_has_no_room_for_is_counted_or_refused() {
     assert_eq!(error.kind(), ErrorKind::AddrNotAvailable, "{error}");
     let addresses = hosts[253].addresses();
     assert!(addresses.contains(&"10.0.0.254".parse().unwrap()), "{addresses:?}");
+}
+
+/// Calls of sockets that need not wait are no work of the program's event loop.
+#[test]
+fn a_call_that_does_not_wait_makes_no_turn_due() {
+    let switch = Switch::new();
+    let host = switch.host_with(Network::builder().driving(Driving::Application)).unwrap();
+    let socket = UdpSocket::bind(&host, "10.0.0.1:7").unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let descriptor = host.work_fd().unwrap();
+    let is_due = || {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], Some(&now)).unwrap() == 1
+    };
+    // A timer of the network may make a turn due at any time, but not each time.
+    let is_quiet = |_| {
+        while is_due() {
+            host.turn().unwrap();
+        }
+        assert!(socket.recv(&mut [0]).is_err());
+        socket.send_to(b"to itself", "10.0.0.1:9").unwrap();
+        !is_due()
+    };
+    assert!((0..100).any(is_quiet));
 }
