@@ -9,6 +9,8 @@ const V4_RECORD_BYTES: usize = 4 + 2 + 4 + 2 + 2;
 const V6_RECORD_BYTES: usize = 16 + 2 + 16 + 2 + 2;
 /// The minimum memory that a queue allocates, and keeps once it had any.
 const LEAST_BYTES: usize = 4096;
+/// How often in a row a queue empties without the use of a quarter of its memory before it frees memory.
+const SPARING: u8 = 64;
 
 /// The header fields of a datagram that an application can ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,14 +32,16 @@ pub(super) struct Queue {
     ring: VecDeque<u8>,
     limit: usize,
     is_ipv4: bool,
-    /// The peak of the bytes in use since the queue was last empty.
+    /// The peak of the bytes in use since the queue used a quarter of its memory.
     peak: usize,
+    /// How often the queue was empty since then.
+    sparing: u8,
 }
 
 impl Queue {
     /// Returns an empty queue without memory. All of its datagrams are of one IP version.
     pub(super) fn new(limit: usize, is_ipv4: bool) -> Queue {
-        Queue { ring: VecDeque::new(), limit, is_ipv4, peak: 0 }
+        Queue { ring: VecDeque::new(), limit, is_ipv4, peak: 0, sparing: 0 }
     }
 
     fn record_bytes(&self) -> usize {
@@ -115,17 +119,27 @@ impl Queue {
         Some(bytes)
     }
 
-    /// Removes the oldest datagram. An empty queue then frees memory, unless it used more than a
-    /// quarter of its memory since it was last empty: so repeated bursts allocate nothing.
+    /// Removes the oldest datagram. An empty queue then frees memory, unless it lately used more than a
+    /// quarter of its memory: so repeated bursts allocate nothing, also with single datagrams between them.
     pub(super) fn pop(&mut self) {
         let Some(len) = self.front().map(|datagram| datagram.len()) else { return };
         self.ring.drain(..self.record_bytes() + len);
         if self.ring.is_empty() {
-            if self.peak <= self.ring.capacity() / 4 {
-                self.ring.shrink_to((2 * self.peak).max(LEAST_BYTES));
-            }
-            self.peak = 0;
+            self.tidy();
         }
+    }
+
+    /// Frees memory that the last bursts did not need.
+    fn tidy(&mut self) {
+        self.sparing += 1;
+        let is_spare = self.peak <= self.ring.capacity() / 4;
+        if is_spare && self.sparing < SPARING {
+            return;
+        }
+        if is_spare {
+            self.ring.shrink_to((2 * self.peak).max(LEAST_BYTES));
+        }
+        (self.peak, self.sparing) = (0, 0);
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -212,6 +226,13 @@ mod tests {
         let (first, kept) = burst(500);
         assert!(first >= 500_000 && kept == first);
         assert_eq!(burst(400), (kept, kept), "the same memory again");
+        for _ in 1..SPARING {
+            assert_eq!(burst(1), (kept, kept));
+        }
+        assert_eq!(burst(500), (kept, kept), "the same memory again");
+        for _ in 1..SPARING {
+            assert_eq!(burst(1), (kept, kept));
+        }
         let (held, after) = burst(1);
         assert_eq!((held, after), (kept, LEAST_BYTES));
         assert_eq!(burst(1), (LEAST_BYTES, LEAST_BYTES));
