@@ -106,7 +106,8 @@ fn compare(task: &Task) -> Result<bool, Failure> {
                 println!("    over {side}: {lost} requests without an answer");
             }
         }
-        if task.checks && !(ratio >= AT_LEAST) {
+        let is_enough = ratio >= AT_LEAST;
+        if task.checks && !is_enough {
             eprintln!("compare: {}: {ratio:.3} of the kernel's, below {AT_LEAST}", load.name());
             is_met = false;
         }
