@@ -12,22 +12,24 @@ mod known;
 mod ours;
 mod side;
 mod step;
+mod world;
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kernel::Kernel;
 use ours::Ours;
-use side::{Ready, Side};
+use side::Side;
 use step::{At, Step};
 use towpath_net::Driving;
+use world::{Ready, World};
 
 /// The sequences of a normal run.
 const SEQUENCES: u64 = 300;
 /// How often the sides may be compared until they agree: the kernel delivers in the background. Only a failure takes as long.
 const ATTEMPTS: usize = 2000;
 /// A difference has to show in as many runs of the sequence: chance may give two sockets of one side the same port.
-const RUNS: usize = 3;
+const RUNS: u64 = 3;
 
 /// A difference between the two sides.
 struct Difference {
@@ -36,12 +38,13 @@ struct Difference {
     text: String,
 }
 
-/// Runs a sequence on both sides. `seed` chooses the addresses of the kernel's side, and how ours is driven.
-fn run(steps: &[Step], seed: u64) -> Option<Difference> {
+/// Runs a sequence on both sides. `seed` chooses how our side is driven and, with the number of the attempt, its ports.
+/// The kernel's side has other addresses in each run.
+fn run(steps: &[Step], seed: u64, attempt: u64) -> Option<Difference> {
     static RUN: AtomicU64 = AtomicU64::new(0);
     let number = RUN.fetch_add(1, Ordering::Relaxed);
     let driving = if seed.is_multiple_of(2) { Driving::Application } else { Driving::Thread };
-    let mut ours = Side::new(Ours::new(seed.wrapping_add(number), driving));
+    let mut ours = Side::new(Ours::new(seed.wrapping_mul(RUNS).wrapping_add(attempt), driving));
     let mut theirs = Side::new(Kernel::new(number));
     for (at, step) in steps.iter().enumerate() {
         let (our, their) = (ours.step(at, *step), theirs.step(at, *step));
@@ -62,7 +65,6 @@ type State = Vec<(String, (Ready, usize))>;
 
 /// Returns the sockets whose states stay different.
 fn unequal(ours: &mut Side<Ours>, theirs: &mut Side<Kernel>) -> Option<(String, String)> {
-    use side::World;
     let (mut our, mut their) = (State::new(), State::new());
     for _ in 0..ATTEMPTS {
         (our, their) = (ours.state(), theirs.state());
@@ -79,8 +81,8 @@ fn unequal(ours: &mut Side<Ours>, theirs: &mut Side<Kernel>) -> Option<(String, 
 /// Returns the difference that shows in each of several runs.
 fn differs(steps: &[Step], seed: u64) -> Option<Difference> {
     let mut last = None;
-    for _ in 0..RUNS {
-        last = Some(run(steps, seed)?);
+    for attempt in 0..RUNS {
+        last = Some(run(steps, seed, attempt)?);
     }
     last
 }

@@ -11,7 +11,7 @@ use socket2::{Domain, Protocol, SockAddr, Type};
 use towpath_net::BindOptions;
 
 use super::calls::TIMEOUT;
-use super::side::{Host, Ready, Socket, World};
+use super::world::{Host, Ready, Socket, World};
 
 pub(super) struct Kernel {
     /// The first three parts of the hosts' IPv4 addresses, which differ from sequence to sequence.

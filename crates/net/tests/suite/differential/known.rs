@@ -1,7 +1,7 @@
 //! The differences that are meant. docs/sockets.md has the table for users.
 
-use super::side::Ready;
 use super::step::{Peer, Step, UdpCall};
+use super::world::Ready;
 
 /// A difference that is meant.
 pub(super) struct Known {

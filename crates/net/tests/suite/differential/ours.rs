@@ -12,8 +12,8 @@ use towpath_net::{
 };
 
 use super::calls::{Outcome, StreamCalls, TIMEOUT};
-use super::side::{Host, Ready, Socket, World};
 use super::step::StreamCall;
+use super::world::{Host, Ready, Socket, World};
 
 /// A port of host A to which the switch loses all segments.
 const SILENT: u16 = 9;
@@ -31,10 +31,15 @@ impl Ours {
     /// Makes two hosts. With [`Driving::Application`] all their packets and times are the same in each run.
     pub(super) fn new(seed: u64, driving: Driving) -> Ours {
         let switch = Switch::new();
-        let host = |number: u64| {
-            let builder = Network::builder().driving(driving);
-            switch.host_with(builder.stack(move |config| config.seed = seed * 2 + number)).unwrap()
-        };
+        let host =
+            |number: u64| {
+                let builder = Network::builder().driving(driving);
+                switch
+                    .host_with(builder.stack(move |config| {
+                        config.seed = seed.wrapping_mul(2).wrapping_add(number)
+                    }))
+                    .unwrap()
+            };
         let hosts = [host(0), host(1)];
         switch.set_filter(|frame| match (&frame.bytes[12..14], frame.bytes[23]) {
             ([8, 0], 6) if frame.bytes[36..38] == SILENT.to_be_bytes() => Fate::Lose,

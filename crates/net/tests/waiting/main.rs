@@ -1,8 +1,10 @@
-//! 10 000 idle connections in one thread, by `Poller`, by tokio and by mio: the memory of each, the calls of the allocator,
-//! and the instructions of a wait, which do not grow with the number of idle connections. Counts, no times.
+//! Threads that wait for sockets. 10 000 idle connections in one thread, by `Poller`, by tokio and by mio: the memory of each,
+//! the calls of the allocator, and the instructions of a wait, which do not grow with the number of idle connections. And
+//! wake-ups through a sleeping engine, of which none is lost. Counts, no times.
 //!
 //! The allocator counts for the whole process, and the instructions are those of a child, so this program has its own `main`.
 
+mod asleep;
 mod ways;
 mod world;
 
@@ -174,9 +176,12 @@ fn main() {
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [CHILD, name, count] => return child(name, count.parse().unwrap()),
-        ["--list", ..] => return println!("memory: test\nwaits: test"),
+        ["--list", ..] => return println!("memory: test\nwaits: test\nno_wake_up_is_lost: test"),
+        ["no_wake_up_is_lost", ..] => return asleep::no_wake_up_is_lost(),
         _ => {}
     }
+    asleep::no_wake_up_is_lost();
+    println!("test no_wake_up_is_lost ... ok");
     let mut names = &ways::NAMES[..];
     // Each registration with mio has a descriptor.
     if limit.maximum.is_some_and(|most| most < MANY as u64 + OTHER_DESCRIPTORS) {
