@@ -1,6 +1,5 @@
 //! The link of a switch's host.
 
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -25,10 +24,7 @@ pub(super) struct SwitchLink {
 
 impl Drop for SwitchLink {
     fn drop(&mut self) {
-        let mut state = lock(&self.shared.state);
-        let port = &mut state.ports[self.index];
-        port.is_closed = true;
-        (port.arrived, port.late) = (VecDeque::new(), None);
+        lock(&self.shared.state).ports[self.index].close();
     }
 }
 

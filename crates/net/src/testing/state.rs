@@ -87,6 +87,12 @@ impl Port {
         (self.host, self.is_driven) = (Arc::downgrade(host), host.has_thread());
     }
 
+    /// Loses the frames that wait, and all that follow.
+    pub(super) fn close(&mut self) {
+        self.is_closed = true;
+        (self.arrived, self.late) = (VecDeque::new(), None);
+    }
+
     pub(super) fn notify(&mut self) {
         self.notified += 1;
         let _ = rustix::io::write(&self.doorbell, &1u64.to_ne_bytes());
@@ -106,6 +112,7 @@ impl Shared {
 
     /// Waits until all hosts are at rest, but not for long.
     pub(super) fn settle(&self) {
+        self.close_ended();
         let until = Instant::now() + PATIENCE;
         let mut state = self.state();
         while !state.ports.iter().all(Port::is_at_rest) {
@@ -118,11 +125,27 @@ impl Shared {
         }
     }
 
+    /// Returns the hosts that threads of the library drive, with the indices of their ports.
+    fn driven(&self) -> Vec<(usize, Arc<SharedNetwork>)> {
+        let state = self.state();
+        let driven =
+            state.ports.iter().enumerate().filter(|(_, port)| port.is_driven && !port.is_closed);
+        let hosts: Vec<_> = driven.map(|(index, port)| (index, port.host.clone())).collect();
+        // A handle that is the last one must not be dropped under the lock.
+        drop(state);
+        hosts.into_iter().filter_map(|(index, host)| Some((index, host.upgrade()?))).collect()
+    }
+
+    /// Closes the ports of hosts that have ended and of which a handle remains: no thread drives them any more.
+    fn close_ended(&self) {
+        for (index, _) in self.driven().into_iter().filter(|(_, host)| host.check_link().is_err()) {
+            self.state().ports[index].close();
+        }
+    }
+
     /// Returns the microseconds until some host has something to do; `None` if none has.
     pub(super) fn next_due(&self) -> Option<u64> {
-        let driven = |port: &Port| port.is_driven.then(|| port.host.clone());
-        let hosts: Vec<_> = self.state().ports.iter().filter_map(driven).collect();
-        hosts.iter().filter_map(Weak::upgrade).filter_map(|host| host.next_due()).min()
+        self.driven().iter().filter_map(|(_, host)| host.next_due()).min()
     }
 }
 

@@ -212,6 +212,26 @@ fn ended_hosts_lose_their_frames_and_a_failed_one_takes_no_number() {
     assert!(third.addresses().contains(&"10.0.0.3".parse().unwrap()));
 }
 
+/// Without it, each millisecond of the clock would wait for the thread of the ended host.
+#[test]
+fn a_clock_waits_for_no_ended_host() {
+    let (switch, server, client) = hosts();
+    let listener = TcpListener::bind(&server, "10.0.0.1:80").unwrap();
+    let mut stream = TcpStream::connect(&client, "10.0.0.1:80").unwrap();
+    let (mut accepted, _) = listener.accept().unwrap();
+    // Data that is not acknowledged leaves the ended host a timer that is due for ever.
+    switch.set_filter(|_| Fate::Lose);
+    accepted.write_all(b"lost").unwrap();
+    server.end(Duration::ZERO);
+    switch.clear_filter();
+    stream.write_all(b"to a host that has ended").unwrap();
+    let lost = switch.counters().lost;
+    let passed = std::time::Instant::now();
+    switch.advance(Duration::from_secs(20));
+    println!("the clock advanced in {:?}", passed.elapsed());
+    assert!(switch.counters().lost > lost && stream.take_error().unwrap().is_none());
+}
+
 /// As with sockets of the kernel, by which programs learn an address of their host.
 #[test]
 fn a_connected_socket_has_the_address_of_its_datagrams() {
