@@ -144,12 +144,30 @@ pub struct DatagramToSend<'a> {
 
 impl<'a> DatagramToSend<'a> {
     /// Returns a datagram to an address.
+    ///
+    /// ```
+    /// # use towpath_net::DatagramToSend;
+    /// let mut datagram = DatagramToSend::new(b"question", "10.0.0.2:53".parse()?);
+    /// // Expedited forwarding, for this datagram only.
+    /// datagram.tos = Some(46 << 2);
+    /// # Ok::<(), std::net::AddrParseError>(())
+    /// ```
     #[must_use]
     pub fn new(data: &'a [u8], to: SocketAddr) -> DatagramToSend<'a> {
         DatagramToSend { to: Some(to), ..DatagramToSend::to_peer(data) }
     }
 
     /// Returns a datagram to the peer to which the socket is connected.
+    ///
+    /// ```
+    /// # use towpath_net::{DatagramToSend, UdpSocket};
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// socket.connect("10.0.0.1:9")?;
+    /// let datagrams = [&b"one"[..], b"another"].map(DatagramToSend::to_peer);
+    /// assert_eq!(socket.send_many(&datagrams)?, 2);
+    /// # std::io::Result::Ok(())
+    /// ```
     #[must_use]
     pub fn to_peer(data: &'a [u8]) -> DatagramToSend<'a> {
         DatagramToSend { data, to: None, from: None, tos: None, ttl: None, segment_bytes: None }

@@ -93,6 +93,96 @@ pub enum PortProtocol {
 ///
 /// A round consists of `prepare`, `receive`, any number of `transmit`, and `flush`. The network
 /// calls `arm` before it sleeps, and `disarm` afterwards.
+///
+/// Two hosts at the ends of a pair of datagram sockets, with a frame in each datagram:
+///
+/// ```
+/// use std::io;
+/// use std::os::fd::OwnedFd;
+/// use std::os::unix::net::UnixDatagram;
+/// use towpath_net::{Armed, Config, Link, LinkError, LinkInfo, Meta, Network, Offload, UdpSocket};
+///
+/// struct End {
+///     mac: [u8; 6],
+///     socket: UnixDatagram,
+///     received: Vec<Vec<u8>>,
+///     accepted: Vec<Vec<u8>>,
+/// }
+///
+/// impl Link for End {
+///     fn info(&self) -> LinkInfo {
+///         LinkInfo { mac: self.mac, mtu: 1500, offload: Offload::default() }
+///     }
+///
+///     fn sleep_fd(&self) -> io::Result<OwnedFd> {
+///         Ok(self.socket.try_clone()?.into())
+///     }
+///
+///     // Makes the system calls, so that `receive` needs none.
+///     fn prepare(&mut self) -> Result<(), LinkError> {
+///         let mut frame = [0; 1514];
+///         loop {
+///             match self.socket.recv(&mut frame) {
+///                 Ok(len) => self.received.push(frame[..len].to_vec()),
+///                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+///                 Err(error) => return Err(error.into()),
+///             }
+///         }
+///     }
+///
+///     fn receive(
+///         &mut self,
+///         budget: usize,
+///         take: &mut dyn FnMut(&[u8], Meta),
+///     ) -> Result<usize, LinkError> {
+///         let count = self.received.len().min(budget);
+///         self.received.drain(..count).for_each(|frame| take(&frame, Meta::FULL));
+///         Ok(count)
+///     }
+///
+///     fn room(&mut self, _: usize) -> bool {
+///         true
+///     }
+///
+///     fn transmit(&mut self, len: usize, _: Meta, fill: &mut dyn FnMut(&mut [u8])) -> bool {
+///         let mut frame = vec![0; len];
+///         fill(&mut frame);
+///         self.accepted.push(frame);
+///         true
+///     }
+///
+///     fn flush(&mut self) -> Result<(), LinkError> {
+///         // A full socket loses the frame, as a wire may.
+///         self.accepted.drain(..).for_each(|frame| drop(self.socket.send(&frame)));
+///         Ok(())
+///     }
+///
+///     // The descriptor is readable while a datagram waits, so no wake-up has to be requested.
+///     fn arm(&mut self, _: bool) -> Result<Armed, LinkError> {
+///         self.prepare()?;
+///         let has_frames = !self.received.is_empty();
+///         Ok(if has_frames { Armed::Work } else { Armed::Sleep { writable: false } })
+///     }
+/// }
+///
+/// fn host(socket: UnixDatagram, number: u8) -> io::Result<Network> {
+///     socket.set_nonblocking(true)?;
+///     let mac = [2, 0, 0, 0, 0, number];
+///     let mut config = Config::new(mac);
+///     config.ipv4 = Some(([10, 0, 0, number].into(), 24));
+///     let end = End { mac, socket, received: Vec::new(), accepted: Vec::new() };
+///     Network::builder().on(Box::new(end), config)
+/// }
+///
+/// # fn main() -> io::Result<()> {
+/// let (one, other) = UnixDatagram::pair()?;
+/// let (one, other) = (host(one, 1)?, host(other, 2)?);
+/// let receiver = UdpSocket::bind(&other, "10.0.0.2:7")?;
+/// UdpSocket::bind(&one, "10.0.0.1:0")?.send_to(b"question", "10.0.0.2:7")?;
+/// assert_eq!(receiver.recv(&mut [0; 8])?, 8);
+/// # Ok(())
+/// # }
+/// ```
 pub trait Link: Send {
     /// Returns the link's properties, which do not change.
     fn info(&self) -> LinkInfo;

@@ -55,6 +55,16 @@ impl TcpListener {
     /// A port is free unless a listener has it: connections of an earlier listener, also those in
     /// TIME-WAIT, do not hinder a new one, as with `std::net` on Unix, which sets `SO_REUSEADDR`.
     ///
+    /// ```
+    /// # use towpath_net::TcpListener;
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// // Both families: IPv4 peers have addresses such as ::ffff:10.0.0.2.
+    /// let listener = TcpListener::bind(&host, "[::]:80")?;
+    /// let error = TcpListener::bind(&host, "10.0.0.1:80").unwrap_err();
+    /// assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// If the address is not the network's, in use, or not allowed to this application.
     pub fn bind(network: &Network, local: impl ToSocketAddrs) -> io::Result<TcpListener> {
@@ -62,6 +72,20 @@ impl TcpListener {
     }
 
     /// Listens as [`TcpListener::bind`] does, with options.
+    ///
+    /// ```
+    /// # use towpath_net::TcpListener;
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// use towpath_net::BindOptions;
+    ///
+    /// let mut options = BindOptions::default();
+    /// options.backlog = 16;
+    /// options.reuse_port = true;
+    /// // For two threads, each with a listener of its own.
+    /// let first = TcpListener::bind_with(&host, "0.0.0.0:80", options)?;
+    /// let second = TcpListener::bind_with(&host, "0.0.0.0:80", options)?;
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// As [`TcpListener::bind`].
@@ -95,6 +119,16 @@ impl TcpListener {
     /// Several threads may wait in this call, on one handle or on clones: each connection wakes one
     /// of them.
     ///
+    /// ```
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = TcpListener::bind(&host, "10.0.0.1:80")?;
+    /// let stream = TcpStream::connect(&host, "10.0.0.1:80")?;
+    /// let (_accepted, peer) = listener.accept()?;
+    /// assert_eq!(peer, stream.local_addr()?);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// If no connection waits and the listener is non-blocking, or if the link is dead.
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
@@ -118,18 +152,50 @@ impl TcpListener {
     }
 
     /// Returns an endless iterator over accepted connections.
+    ///
+    /// ```
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = TcpListener::bind(&host, "10.0.0.1:80")?;
+    /// let _stream = TcpStream::connect(&host, "10.0.0.1:80")?;
+    /// for accepted in listener.incoming() {
+    ///     println!("{}", accepted?.peer_addr()?);
+    ///     # break;
+    /// }
+    /// # std::io::Result::Ok(())
+    /// ```
     #[must_use]
     pub fn incoming(&self) -> Incoming<'_> {
         Incoming { listener: self }
     }
 
     /// Turns the listener into an endless iterator over accepted connections.
+    ///
+    /// ```
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = TcpListener::bind(&host, "10.0.0.1:80")?;
+    /// let _stream = TcpStream::connect(&host, "10.0.0.1:80")?;
+    /// // The iterator owns the listener, so a thread can have it.
+    /// let mut incoming = listener.into_incoming();
+    /// let thread = std::thread::spawn(move || incoming.next().unwrap()?.peer_addr());
+    /// println!("{}", thread.join().unwrap()?);
+    /// # std::io::Result::Ok(())
+    /// ```
     #[must_use]
     pub fn into_incoming(self) -> IntoIncoming {
         IntoIncoming { listener: self }
     }
 
     /// Returns the listener's local address.
+    ///
+    /// ```
+    /// # use towpath_net::TcpListener;
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// let listener = TcpListener::bind(&host, "10.0.0.1:0")?;
+    /// println!("listening at port {}", listener.local_addr()?.port());
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// Never, while the listener lives.
@@ -141,6 +207,16 @@ impl TcpListener {
     /// Sets non-blocking mode, in which an accept that would have to wait fails with
     /// [`io::ErrorKind::WouldBlock`].
     ///
+    /// ```
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = TcpListener::bind(&host, "10.0.0.1:80")?;
+    /// listener.set_nonblocking(true)?;
+    /// let error = listener.accept().unwrap_err();
+    /// assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// Never.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
@@ -151,6 +227,16 @@ impl TcpListener {
     /// Sets the time to live (IPv4) or hop limit (IPv6) of the packets of connections accepted from
     /// now on. Default 64. The answer to a SYN always has 64.
     ///
+    /// ```
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = TcpListener::bind(&host, "10.0.0.1:80")?;
+    /// listener.set_ttl(255)?;
+    /// let _stream = TcpStream::connect(&host, "10.0.0.1:80")?;
+    /// assert_eq!(listener.accept()?.0.ttl()?, 255);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// If it is outside 1 to 255.
     pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
@@ -159,6 +245,16 @@ impl TcpListener {
     }
 
     /// Returns the value set by [`TcpListener::set_ttl`].
+    ///
+    /// ```
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = TcpListener::bind(&host, "10.0.0.1:80")?;
+    /// assert_eq!(listener.ttl()?, 64);
+    /// listener.set_ttl(32)?;
+    /// assert_eq!(listener.ttl()?, 32);
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// Never.
@@ -169,6 +265,14 @@ impl TcpListener {
     /// Takes the pending error: always `None`, since a listener has none. [`TcpListener::accept`]
     /// returns the error of a dead link or a revoked port, and continues to do so.
     ///
+    /// ```
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = TcpListener::bind(&host, "10.0.0.1:80")?;
+    /// assert!(listener.take_error()?.is_none());
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// Never.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
@@ -176,6 +280,19 @@ impl TcpListener {
     }
 
     /// Returns another handle to the same listener.
+    ///
+    /// ```
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = TcpListener::bind(&host, "10.0.0.1:80")?;
+    /// let _stream = TcpStream::connect(&host, "10.0.0.1:80")?;
+    /// let handle = listener.try_clone()?;
+    /// // A connection is for one of the two handles.
+    /// handle.accept()?;
+    /// listener.set_nonblocking(true)?;
+    /// assert!(listener.accept().is_err());
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// Never.

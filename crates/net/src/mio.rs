@@ -63,6 +63,22 @@ pub struct Socket<S: Source> {
 impl<S: Source> Socket<S> {
     /// Makes a socket for `mio` of a [`TcpStream`](crate::TcpStream), a [`TcpListener`](crate::TcpListener) or a
     /// [`UdpSocket`](crate::UdpSocket).
+    ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// use mio::{Events, Interest, Poll, Token};
+    /// use towpath_net::mio::Socket;
+    ///
+    /// let mut socket = Socket::new(UdpSocket::bind(&host, "10.0.0.1:7")?);
+    /// socket.set_nonblocking(true)?;
+    /// let mut poll = Poll::new()?;
+    /// poll.registry().register(&mut socket, Token(0), Interest::READABLE)?;
+    /// socket.send_to(b"to this socket", "10.0.0.1:7")?;
+    /// poll.poll(&mut Events::with_capacity(1), None)?;
+    /// assert_eq!(socket.recv(&mut [0; 64])?, 14);
+    /// # std::io::Result::Ok(())
+    /// ```
     #[must_use]
     pub fn new(socket: S) -> Socket<S> {
         Socket { socket, registered: None }

@@ -45,6 +45,21 @@ impl UdpSocket {
     /// Joins a multicast group of IPv6 as [`UdpSocket::join_multicast_v4`] does. `interface` is 0: a network has one
     /// interface, which has no index. Routers and switches learn of the group by MLD.
     ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (host, peer) = (switch.host()?, switch.host()?);
+    /// # let receiver = UdpSocket::bind(&peer, "10.0.0.2:7")?;
+    /// use std::net::Ipv6Addr;
+    ///
+    /// let group = Ipv6Addr::new(0xff05, 0, 0, 0, 0, 0, 1, 3);
+    /// let member = UdpSocket::bind(&peer, "[::]:5000")?;
+    /// member.join_multicast_v6(&group, 0)?;
+    /// UdpSocket::bind(&host, "[::]:0")?.send_to(b"to all", (group, 5000))?;
+    /// assert_eq!(member.recv(&mut [0; 8])?, 6);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// As [`UdpSocket::join_multicast_v4`]; [`io::ErrorKind::AddrNotAvailable`] if the network has no IPv6 address, or
     /// `interface` is not 0.
@@ -55,6 +70,20 @@ impl UdpSocket {
 
     /// Leaves a group that [`UdpSocket::join_multicast_v4`] joined.
     ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// use std::net::Ipv4Addr;
+    ///
+    /// let group = Ipv4Addr::new(239, 1, 2, 3);
+    /// socket.join_multicast_v4(&group, &Ipv4Addr::UNSPECIFIED)?;
+    /// socket.leave_multicast_v4(&group, &Ipv4Addr::UNSPECIFIED)?;
+    /// // The socket is not a member any more.
+    /// assert!(socket.leave_multicast_v4(&group, &Ipv4Addr::UNSPECIFIED).is_err());
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] if `group` is no multicast address; [`io::ErrorKind::AddrNotAvailable`] if the socket
     /// has not joined the group, or the network has another address than `interface`.
@@ -64,6 +93,18 @@ impl UdpSocket {
     }
 
     /// Leaves a group that [`UdpSocket::join_multicast_v6`] joined.
+    ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// use std::net::Ipv6Addr;
+    ///
+    /// let socket = UdpSocket::bind(&host, "[::]:0")?;
+    /// let group = Ipv6Addr::new(0xff05, 0, 0, 0, 0, 0, 1, 3);
+    /// socket.join_multicast_v6(&group, 0)?;
+    /// socket.leave_multicast_v6(&group, 0)?;
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// As [`UdpSocket::leave_multicast_v4`].
@@ -76,6 +117,22 @@ impl UdpSocket {
     /// IPv6. Default `true`. Other applications of the server receive the datagrams in both cases, and so do the kernel's
     /// sockets on this host, but only over a TAP. Linux's option is about all sockets of the host.
     ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// use std::net::Ipv4Addr;
+    ///
+    /// let group = Ipv4Addr::new(239, 1, 2, 3);
+    /// let member = UdpSocket::bind(&host, "0.0.0.0:5000")?;
+    /// member.join_multicast_v4(&group, &Ipv4Addr::UNSPECIFIED)?;
+    /// let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// socket.set_multicast_loop_v4(false)?;
+    /// socket.send_to(b"not to this host", (group, 5000))?;
+    /// member.set_nonblocking(true)?;
+    /// assert!(member.recv(&mut [0; 16]).is_err());
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// Never, while the socket lives.
     pub fn set_multicast_loop_v4(&self, on: bool) -> io::Result<()> {
@@ -83,6 +140,16 @@ impl UdpSocket {
     }
 
     /// Returns the value set by [`UdpSocket::set_multicast_loop_v4`].
+    ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// assert!(socket.multicast_loop_v4()?);
+    /// socket.set_multicast_loop_v4(false)?;
+    /// assert!(!socket.multicast_loop_v4()?);
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// Never, while the socket lives.
@@ -92,6 +159,16 @@ impl UdpSocket {
 
     /// The same as [`UdpSocket::set_multicast_loop_v4`].
     ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// let socket = UdpSocket::bind(&host, "[::]:0")?;
+    /// // Other sockets of this network do not receive what this one sends to its groups.
+    /// socket.set_multicast_loop_v6(false)?;
+    /// assert!(!socket.multicast_loop_v6()?);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// Never, while the socket lives.
     pub fn set_multicast_loop_v6(&self, on: bool) -> io::Result<()> {
@@ -99,6 +176,17 @@ impl UdpSocket {
     }
 
     /// The same as [`UdpSocket::multicast_loop_v4`].
+    ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// let socket = UdpSocket::bind(&host, "[::]:0")?;
+    /// assert!(socket.multicast_loop_v6()?);
+    /// // There is one option for both families.
+    /// socket.set_multicast_loop_v4(false)?;
+    /// assert!(!socket.multicast_loop_v6()?);
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// Never, while the socket lives.

@@ -118,6 +118,26 @@ impl Network {
     /// Only for networks with [`Driving::Application`]. If another thread drives the network, waits until that
     /// thread has finished.
     ///
+    /// ```
+    /// # use towpath_net::{Driving, Network, UdpSocket};
+    /// # use towpath_net::testing::Switch;
+    /// # let builder = Network::builder().driving(Driving::Application);
+    /// # let network = Switch::new().host_with(builder)?;
+    /// use std::time::Duration;
+    ///
+    /// let socket = UdpSocket::bind(&network, "10.0.0.1:7")?;
+    /// socket.set_nonblocking(true)?;
+    /// loop {
+    ///     // Waits for at most 10 ms if there is no work.
+    ///     network.drive(Duration::from_millis(10))?;
+    ///     while let Ok((len, from)) = socket.recv_from(&mut [0; 2048]) {
+    ///         println!("{len} bytes from {from}");
+    ///     }
+    ///     # break;
+    /// }
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// If the link is dead.
     pub fn drive(&self, timeout: Duration) -> io::Result<()> {
@@ -127,6 +147,21 @@ impl Network {
     /// Returns a descriptor for a program's own event loop. It is readable while the network has work, due timers
     /// included. Call [`Network::turn`] once before the first wait, and whenever the descriptor is readable. Only for
     /// networks with [`Driving::Application`].
+    ///
+    /// ```
+    /// # use towpath_net::{Driving, Network, UdpSocket};
+    /// # use towpath_net::testing::Switch;
+    /// # let builder = Network::builder().driving(Driving::Application);
+    /// # let network = Switch::new().host_with(builder)?;
+    /// use rustix::event::{PollFd, PollFlags, poll};
+    ///
+    /// network.turn()?;
+    /// // The program's event loop waits for this descriptor, beside its other ones.
+    /// let work = network.work_fd()?;
+    /// poll(&mut [PollFd::new(&work, PollFlags::IN)], Some(&Default::default()))?;
+    /// network.turn()?;
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] if a thread of the library drives the network; if the system has no descriptor
@@ -178,12 +213,28 @@ impl Network {
     /// received. In a session with an endpoint per port, only frames for ports count. Returns 0 in a child made by
     /// `fork`, and for a link that does not count such frames ([`Link::lost`]). Waits while another thread opens or
     /// closes a port.
+    ///
+    /// ```
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// let before = host.lost();
+    /// // ... a while later ...
+    /// println!("{} frames found no room in the session's memory", host.lost() - before);
+    /// # std::io::Result::Ok(())
+    /// ```
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.checked().map_or(0, SharedNetwork::lost)
     }
 
     /// Returns the stack's counters; all zero in a child made by `fork`.
+    ///
+    /// ```
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// let counters = host.counters();
+    /// println!("{counters:?}");
+    /// assert_eq!(counters.neighbour_dropped, 0);
+    /// # std::io::Result::Ok(())
+    /// ```
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.checked()
@@ -193,6 +244,17 @@ impl Network {
     /// Returns the number of TCP connections that are not closed yet: also those that the
     /// application has dropped, half-open ones, and closed ones of which it still has a handle. A
     /// child made by `fork` has none.
+    ///
+    /// ```
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// let listener = TcpListener::bind(&host, "10.0.0.1:80")?;
+    /// assert_eq!(host.connections(), 0);
+    /// let _stream = TcpStream::connect(&host, "10.0.0.1:80")?;
+    /// // Both ends of the connection are of this host.
+    /// assert_eq!(host.connections(), 2);
+    /// # std::io::Result::Ok(())
+    /// ```
     #[must_use]
     pub fn connections(&self) -> usize {
         self.checked().map_or(0, SharedNetwork::connections)
@@ -219,6 +281,15 @@ impl Network {
     }
 
     /// Returns every IP address of this host; none in a child made by `fork`.
+    ///
+    /// ```
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// for address in host.addresses() {
+    ///     println!("{address}");
+    /// }
+    /// assert!(host.addresses().contains(&[10, 0, 0, 1].into()));
+    /// # std::io::Result::Ok(())
+    /// ```
     #[must_use]
     pub fn addresses(&self) -> Vec<std::net::IpAddr> {
         let Ok(shared) = self.checked() else { return Vec::new() };
@@ -231,6 +302,23 @@ impl Network {
     /// ([`Counters::neighbour_dropped`]). Drop listeners and streams first: a handle counts as a
     /// connection. A deadline beyond the clock's range never expires. Dropping the last handle waits
     /// for datagrams only, and for at most 1.5 s.
+    ///
+    /// ```
+    /// # use std::io::Write;
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (server, client) = (switch.host()?, switch.host()?);
+    /// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+    /// use std::time::Duration;
+    ///
+    /// let mut stream = TcpStream::connect(&client, "10.0.0.1:80")?;
+    /// stream.write_all(b"the last word")?;
+    /// drop(stream);
+    /// # drop(listener.accept()?);
+    /// // The peer has the data, or the connection has failed.
+    /// client.drain(Duration::from_secs(10))?;
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// [`io::ErrorKind::TimedOut`] if connections are still open or datagrams still wait at the timeout;

@@ -63,6 +63,17 @@ pub struct Poller {
 impl Poller {
     /// Creates a poller without sockets.
     ///
+    /// ```
+    /// # use towpath_net::Network;
+    /// use towpath_net::{Events, Poller};
+    ///
+    /// let poller = Poller::new()?;
+    /// // No socket is registered, so only `wake` ends this wait early.
+    /// poller.wake();
+    /// assert_eq!(poller.wait(&mut Events::default(), None)?, 0);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// If the system has no descriptor or memory left.
     pub fn new() -> io::Result<Poller> {
@@ -76,6 +87,19 @@ impl Poller {
 
     /// Registers a socket. A socket that is ready already has an event at once, with each trigger. Dropping a
     /// socket removes its registration and its events.
+    ///
+    /// ```
+    /// # use towpath_net::{Events, Interest, Poller, Trigger, UdpSocket};
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "10.0.0.1:7")?;
+    /// # let poller = Poller::new()?;
+    /// # let mut events = Events::default();
+    /// poller.register(&socket, 1, Interest::READABLE, Trigger::Level)?;
+    /// socket.send_to(b"to this socket", "10.0.0.1:7")?;
+    /// poller.wait(&mut events, None)?;
+    /// assert_eq!(events.iter().map(|event| event.token).collect::<Vec<_>>(), [1]);
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// [`io::ErrorKind::AlreadyExists`] if the socket, or a clone of it, is registered with this poller;
@@ -97,6 +121,19 @@ impl Poller {
     /// Changes a registration. Enables a registration with [`Trigger::OneShot`] again after its event. If the socket is
     /// ready, it has an event.
     ///
+    /// ```
+    /// # use towpath_net::{Events, Interest, Poller, Trigger, UdpSocket};
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "10.0.0.1:7")?;
+    /// # let poller = Poller::new()?;
+    /// # let mut events = Events::default();
+    /// poller.register(&socket, 1, Interest::WRITABLE, Trigger::OneShot)?;
+    /// poller.wait(&mut events, None)?;
+    /// // The registration had its event; enable it again, now for reading.
+    /// poller.modify(&socket, 1, Interest::READABLE, Trigger::OneShot)?;
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// [`io::ErrorKind::NotFound`] if the socket is not registered with this poller;
     /// [`LinkError::Forked`](crate::LinkError::Forked).
@@ -117,6 +154,20 @@ impl Poller {
 
     /// Removes a socket, which then has no events. Also works for a socket of a dead link.
     ///
+    /// ```
+    /// # use towpath_net::{Events, Interest, Poller, Trigger, UdpSocket};
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "10.0.0.1:7")?;
+    /// # let poller = Poller::new()?;
+    /// # let mut events = Events::default();
+    /// use std::time::Duration;
+    ///
+    /// poller.register(&socket, 1, Interest::WRITABLE, Trigger::Level)?;
+    /// poller.deregister(&socket)?;
+    /// assert_eq!(poller.wait(&mut events, Some(Duration::ZERO))?, 0);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// [`io::ErrorKind::NotFound`] if the socket is not registered with this poller;
     /// [`LinkError::Forked`](crate::LinkError::Forked).
@@ -132,6 +183,22 @@ impl Poller {
     /// Sockets of a network with [`Driving::Application`](crate::Driving::Application) make progress while a
     /// thread waits here: it drives the network.
     ///
+    /// ```
+    /// # use towpath_net::{Events, Interest, Poller, Trigger, UdpSocket};
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "10.0.0.1:7")?;
+    /// # let poller = Poller::new()?;
+    /// # let mut events = Events::default();
+    /// use std::time::Duration;
+    ///
+    /// poller.register(&socket, 1, Interest::READABLE, Trigger::Level)?;
+    /// // Nothing arrives within 10 ms.
+    /// assert_eq!(poller.wait(&mut events, Some(Duration::from_millis(10)))?, 0);
+    /// socket.send_to(b"to this socket", "10.0.0.1:7")?;
+    /// assert_eq!(poller.wait(&mut events, None)?, 1);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// [`LinkError::Forked`](crate::LinkError::Forked); with [`Driving::Application`](crate::Driving::Application),
     /// also the system's error if it has no descriptor or memory left. A dead link is no error here: its sockets are
@@ -142,6 +209,20 @@ impl Poller {
 
     /// Makes one waiting thread return from [`Poller::wait`] with no events. If no thread waits, the next wait returns at
     /// once. Several calls before that wait count as one. Any thread may call this.
+    ///
+    /// ```
+    /// # use towpath_net::{Events, Interest, Poller, Trigger, UdpSocket};
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "10.0.0.1:7")?;
+    /// # let poller = Poller::new()?;
+    /// # let mut events = Events::default();
+    /// let handle = poller.clone();
+    /// let thread = std::thread::spawn(move || handle.wake());
+    /// // Returns without an event, once the other thread calls `wake`.
+    /// assert_eq!(poller.wait(&mut events, None)?, 0);
+    /// # thread.join().unwrap();
+    /// # std::io::Result::Ok(())
+    /// ```
     pub fn wake(&self) {
         if self.guard.is_parent() {
             self.set.wake();

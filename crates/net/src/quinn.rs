@@ -59,6 +59,21 @@ impl Socket {
     /// [`UdpSocket::set_dont_fragment`] there. Its datagrams have the type of service that the bound one has now; QUIC sets
     /// the bits of congestion notification (RFC 9000, 13.4).
     ///
+    /// ```
+    /// # fn start(
+    /// #     bound: towpath_net::UdpSocket,
+    /// #     config: quinn::EndpointConfig,
+    /// # ) -> std::io::Result<quinn::Endpoint> {
+    /// use std::sync::Arc;
+    /// use towpath_net::quinn::Socket;
+    ///
+    /// // Expedited forwarding, for all datagrams of the endpoint, which only connects.
+    /// bound.set_tos(46 << 2)?;
+    /// let (socket, runtime) = (Arc::new(Socket::new(bound)?), Arc::new(quinn::TokioRuntime));
+    /// quinn::Endpoint::new_with_abstract_socket(config, None, socket, runtime)
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`LinkError::Forked`](crate::LinkError::Forked).
     pub fn new(socket: UdpSocket) -> io::Result<Socket> {

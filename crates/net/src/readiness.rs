@@ -64,48 +64,101 @@ impl Ready {
     }
 
     /// Returns `true` if a read or an accept does not wait.
+    ///
+    /// ```
+    /// # use towpath_net::Ready;
+    /// let ready = Ready::READABLE | Ready::READ_CLOSED;
+    /// // The read returns 0: the peer has closed its direction.
+    /// assert!(ready.is_readable() && !ready.is_writable());
+    /// ```
     #[must_use]
     pub const fn is_readable(self) -> bool {
         self.0 & READABLE != 0
     }
 
     /// Returns `true` if a write does not wait.
+    ///
+    /// ```
+    /// # use towpath_net::Ready;
+    /// assert!(Ready::WRITABLE.is_writable());
+    /// assert!(!Ready::READABLE.is_writable());
+    /// ```
     #[must_use]
     pub const fn is_writable(self) -> bool {
         self.0 & WRITABLE != 0
     }
 
     /// Returns `true` if urgent data waits.
+    ///
+    /// ```
+    /// # use towpath_net::Ready;
+    /// let ready = Ready::READABLE | Ready::PRIORITY;
+    /// assert!(ready.is_priority());
+    /// ```
     #[must_use]
     pub const fn is_priority(self) -> bool {
         self.0 & PRIORITY != 0
     }
 
     /// Returns `true` if no further data will arrive.
+    ///
+    /// ```
+    /// # use towpath_net::Ready;
+    /// /// Returns `true` if the program may stop reading, once it has read what arrived.
+    /// fn is_last_data(ready: Ready) -> bool {
+    ///     ready.is_read_closed() && !ready.is_error()
+    /// }
+    /// assert!(is_last_data(Ready::READABLE | Ready::READ_CLOSED));
+    /// ```
     #[must_use]
     pub const fn is_read_closed(self) -> bool {
         self.0 & READ_CLOSED != 0
     }
 
     /// Returns `true` if this side cannot write any more.
+    ///
+    /// ```
+    /// # use towpath_net::Ready;
+    /// assert!((Ready::WRITABLE | Ready::WRITE_CLOSED).is_write_closed());
+    /// assert!(!Ready::WRITABLE.is_write_closed());
+    /// ```
     #[must_use]
     pub const fn is_write_closed(self) -> bool {
         self.0 & WRITE_CLOSED != 0
     }
 
     /// Returns `true` if an error is pending.
+    ///
+    /// ```
+    /// # use towpath_net::Ready;
+    /// // The next call on the socket, or its `take_error`, returns the error.
+    /// assert!((Ready::READABLE | Ready::ERROR).is_error());
+    /// ```
     #[must_use]
     pub const fn is_error(self) -> bool {
         self.0 & ERROR != 0
     }
 
     /// Returns `true` if no condition holds.
+    ///
+    /// ```
+    /// # use towpath_net::{Interest, Ready};
+    /// let ready = Ready::READABLE;
+    /// assert!(ready.of_interest(Interest::WRITABLE).is_empty());
+    /// ```
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
     /// Returns `true` if all conditions of `other` hold.
+    ///
+    /// ```
+    /// # use towpath_net::Ready;
+    /// let over = Ready::READ_CLOSED | Ready::WRITE_CLOSED;
+    /// assert!((over | Ready::ERROR).contains(over));
+    /// assert!(!Ready::READ_CLOSED.contains(over));
+    /// ```
     #[must_use]
     pub const fn contains(self, other: Ready) -> bool {
         self.0 & other.0 == other.0
@@ -113,6 +166,13 @@ impl Ready {
 
     /// Returns the conditions of `self` that a registration with `interest` reports: its directions, the end of each of
     /// these, errors, and both ends once both directions are closed.
+    ///
+    /// ```
+    /// # use towpath_net::{Interest, Ready};
+    /// let ready = Ready::READABLE | Ready::WRITABLE | Ready::READ_CLOSED;
+    /// let seen = ready.of_interest(Interest::READABLE);
+    /// assert_eq!(seen, Ready::READABLE | Ready::READ_CLOSED);
+    /// ```
     #[must_use]
     pub const fn of_interest(self, interest: Interest) -> Ready {
         const BOTH: u8 = READ_CLOSED | WRITE_CLOSED;
@@ -179,6 +239,13 @@ impl Interest {
     }
 
     /// Returns `true` if the interest includes all directions of `other`.
+    ///
+    /// ```
+    /// # use towpath_net::Interest;
+    /// let interest = Interest::READABLE | Interest::PRIORITY;
+    /// assert!(interest.contains(Interest::READABLE));
+    /// assert!(!interest.contains(Interest::READABLE | Interest::WRITABLE));
+    /// ```
     #[must_use]
     pub const fn contains(self, other: Interest) -> bool {
         self.0 & other.0 == other.0

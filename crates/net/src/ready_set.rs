@@ -54,6 +54,21 @@ impl std::fmt::Debug for Events {
 
 impl Events {
     /// Creates a list for at most `capacity` events, at least 1, of one wait.
+    ///
+    /// ```
+    /// # use towpath_net::{Events, Interest, Poller, Trigger, UdpSocket};
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "10.0.0.1:7")?;
+    /// # let poller = Poller::new()?;
+    /// # let mut events = Events::default();
+    /// let mut events = Events::with_capacity(1);
+    /// let other = UdpSocket::bind(&host, "10.0.0.1:8")?;
+    /// poller.register(&socket, 1, Interest::WRITABLE, Trigger::Level)?;
+    /// poller.register(&other, 2, Interest::WRITABLE, Trigger::Level)?;
+    /// // The other socket's event comes with the next wait.
+    /// assert_eq!(poller.wait(&mut events, None)?, 1);
+    /// # std::io::Result::Ok(())
+    /// ```
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Events {
         let capacity = capacity.max(1);
@@ -61,17 +76,56 @@ impl Events {
     }
 
     /// Returns the events, oldest first.
+    ///
+    /// ```
+    /// # use towpath_net::{Events, Interest, Poller, Trigger, UdpSocket};
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "10.0.0.1:7")?;
+    /// # let poller = Poller::new()?;
+    /// # let mut events = Events::default();
+    /// poller.register(&socket, 1, Interest::WRITABLE, Trigger::Level)?;
+    /// poller.wait(&mut events, None)?;
+    /// for event in events.iter() {
+    ///     println!("socket {}: {:?}", event.token, event.ready);
+    /// }
+    /// # std::io::Result::Ok(())
+    /// ```
     pub fn iter(&self) -> std::slice::Iter<'_, Event> {
         self.events.iter()
     }
 
     /// Returns the number of events.
+    ///
+    /// ```
+    /// # use towpath_net::{Events, Interest, Poller, Trigger, UdpSocket};
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "10.0.0.1:7")?;
+    /// # let poller = Poller::new()?;
+    /// # let mut events = Events::default();
+    /// poller.register(&socket, 1, Interest::WRITABLE, Trigger::Level)?;
+    /// assert_eq!(poller.wait(&mut events, None)?, events.len());
+    /// # std::io::Result::Ok(())
+    /// ```
     #[must_use]
     pub fn len(&self) -> usize {
         self.events.len()
     }
 
     /// Returns `true` if there are none.
+    ///
+    /// ```
+    /// # use towpath_net::{Events, Interest, Poller, Trigger, UdpSocket};
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "10.0.0.1:7")?;
+    /// # let poller = Poller::new()?;
+    /// # let mut events = Events::default();
+    /// use std::time::Duration;
+    ///
+    /// poller.register(&socket, 1, Interest::READABLE, Trigger::Level)?;
+    /// poller.wait(&mut events, Some(Duration::ZERO))?;
+    /// assert!(events.is_empty());
+    /// # std::io::Result::Ok(())
+    /// ```
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.events.is_empty()

@@ -86,6 +86,13 @@ impl SessionLink {
     /// packet in one piece. The receive buffers are many, of 2 KiB each, so that small packets take
     /// little memory. While no thread of the network runs, their 8 MiB hold a TCP window of 1.5 MiB, and
     /// bursts of other connections, such as thousands of resets.
+    ///
+    /// ```
+    /// # use towpath_net::SessionLink;
+    /// let mut options = SessionLink::options("web");
+    /// // Twice the receive buffers: 16 MiB.
+    /// options.receive_slots *= 2;
+    /// ```
     #[must_use]
     pub fn options(name: &str) -> Options {
         Options {
@@ -103,6 +110,19 @@ impl SessionLink {
     /// broadcast and multicast, which accepts large packets and partial checksums. A session that
     /// shares the host's addresses, or whose ports are limited, gets an endpoint for each port that
     /// a socket uses.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use towpath_client::Session;
+    /// use towpath_net::{Network, SessionLink};
+    ///
+    /// let session = Session::attach("/run/towpath/eth0.sock", &SessionLink::options("web"))?;
+    /// let link = SessionLink::new(session)?;
+    /// let config = link.config();
+    /// let network = Network::builder().on(Box::new(link), config)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`OpenError`].
@@ -151,18 +171,43 @@ impl SessionLink {
     }
 
     /// Returns the session's properties, as the server granted them.
+    ///
+    /// ```no_run
+    /// # fn show(link: &towpath_net::SessionLink) {
+    /// let info = link.session_info();
+    /// println!("{:?}, MTU {} bytes", info.ipv4, info.mtu);
+    /// # }
+    /// ```
     #[must_use]
     pub fn session_info(&self) -> &Info {
         self.session.info()
     }
 
     /// Returns the session's counts.
+    ///
+    /// ```no_run
+    /// # fn show(link: &towpath_net::SessionLink) {
+    /// println!("{:?}", link.statistics());
+    /// # }
+    /// ```
     #[must_use]
     pub fn statistics(&self) -> Statistics {
         self.session.statistics()
     }
 
     /// Returns a host's configuration with the addresses granted to the session.
+    ///
+    /// ```no_run
+    /// # fn start(link: towpath_net::SessionLink) -> std::io::Result<towpath_net::Network> {
+    /// use towpath_net::Network;
+    ///
+    /// let mut config = link.config();
+    /// // IPv4 only.
+    /// config.ipv6.clear();
+    /// config.ipv6_link_local = false;
+    /// Network::builder().on(Box::new(link), config)
+    /// # }
+    /// ```
     #[must_use]
     pub fn config(&self) -> Config {
         let info = self.session.info();

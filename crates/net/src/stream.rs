@@ -70,6 +70,20 @@ impl TcpStream {
 
     /// Connects to a peer.
     ///
+    /// ```
+    /// # use std::io::{Read, Write};
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (server, client) = (switch.host()?, switch.host()?);
+    /// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+    /// let mut stream = TcpStream::connect(&client, "10.0.0.1:80")?;
+    /// stream.write_all(b"question")?;
+    /// // No socket listens at this port, so the peer resets the connection.
+    /// let error = TcpStream::connect(&client, "10.0.0.1:81").unwrap_err();
+    /// assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// If no route leads to the address, no socket listens there or the peer does not answer; if
     /// the application has no port left.
@@ -78,6 +92,22 @@ impl TcpStream {
     }
 
     /// Connects to a peer, and waits at most `timeout`.
+    ///
+    /// ```
+    /// # use std::io::{Read, Write};
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (server, client) = (switch.host()?, switch.host()?);
+    /// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+    /// use std::time::Duration;
+    ///
+    /// // The server vanishes without a sign.
+    /// server.end(Duration::ZERO);
+    /// let address = "10.0.0.1:80".parse().unwrap();
+    /// let outcome = TcpStream::connect_timeout(&client, &address, Duration::from_millis(10));
+    /// assert_eq!(outcome.unwrap_err().kind(), std::io::ErrorKind::TimedOut);
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// As [`TcpStream::connect`]; [`io::ErrorKind::TimedOut`] if the peer did not answer in time;
@@ -148,6 +178,19 @@ impl TcpStream {
     }
 
     /// Starts to connect as [`TcpStream::connect_nonblocking`] does, from a local address and port.
+    ///
+    /// ```
+    /// # use std::io::{Read, Write};
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (server, client) = (switch.host()?, switch.host()?);
+    /// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+    /// let (from, to) = ("0.0.0.0:179".parse().unwrap(), "10.0.0.1:80".parse().unwrap());
+    /// let stream = TcpStream::connect_nonblocking_from(&client, from, to)?;
+    /// let (_accepted, peer) = listener.accept()?;
+    /// assert_eq!((peer, stream.local_addr()?), ("10.0.0.2:179".parse().unwrap(), peer));
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// As [`TcpStream::connect_from`], if this is known at once.
@@ -249,6 +292,22 @@ impl TcpStream {
     /// its window is closed. The data stays in the stream. New protocols should not use it
     /// (RFC 6093, 5).
     ///
+    /// ```
+    /// # use std::io::{Read, Write};
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (server, client) = (switch.host()?, switch.host()?);
+    /// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+    /// # let mut stream = TcpStream::connect(&client, "10.0.0.1:80")?;
+    /// # let (mut accepted, _) = listener.accept()?;
+    /// stream.write_all(b"lines")?;
+    /// stream.send_urgent(b"!")?;
+    /// let mut bytes = [0; 6];
+    /// accepted.read_exact(&mut bytes)?;
+    /// assert_eq!(&bytes, b"lines!");
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// As writing.
     pub fn send_urgent(&self, data: &[u8]) -> io::Result<usize> {
@@ -262,6 +321,22 @@ impl TcpStream {
     /// Returns the number of bytes to read until the end of the peer's urgent data; `None` without
     /// urgent data. Reads return urgent data like any other, in order.
     ///
+    /// ```
+    /// # use std::io::{Read, Write};
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (server, client) = (switch.host()?, switch.host()?);
+    /// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+    /// # let mut stream = TcpStream::connect(&client, "10.0.0.1:80")?;
+    /// # let (mut accepted, _) = listener.accept()?;
+    /// assert_eq!(accepted.urgent()?, None);
+    /// stream.send_urgent(b"stop")?;
+    /// accepted.peek(&mut [0; 1])?;
+    /// // The urgent data ends with the fourth byte from here.
+    /// assert_eq!(accepted.urgent()?, Some(4));
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// Never, while the stream lives.
     pub fn urgent(&self) -> io::Result<Option<usize>> {
@@ -270,6 +345,23 @@ impl TcpStream {
 
     /// Copies the next data without removing it.
     ///
+    /// ```
+    /// # use std::io::{Read, Write};
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (server, client) = (switch.host()?, switch.host()?);
+    /// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+    /// # let mut stream = TcpStream::connect(&client, "10.0.0.1:80")?;
+    /// # let (mut accepted, _) = listener.accept()?;
+    /// stream.write_all(b"question")?;
+    /// let mut first = [0; 1];
+    /// accepted.peek(&mut first)?;
+    /// let mut all = [0; 8];
+    /// accepted.read_exact(&mut all)?;
+    /// assert_eq!((first[0], &all), (b'q', b"question"));
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// As reading.
     pub fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -277,6 +369,19 @@ impl TcpStream {
     }
 
     /// Returns the peer's address.
+    ///
+    /// ```
+    /// # use std::io::{Read, Write};
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (server, client) = (switch.host()?, switch.host()?);
+    /// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+    /// # let mut stream = TcpStream::connect(&client, "10.0.0.1:80")?;
+    /// # let (mut accepted, _) = listener.accept()?;
+    /// assert_eq!(stream.peer_addr()?, "10.0.0.1:80".parse().unwrap());
+    /// assert_eq!(accepted.peer_addr()?, stream.local_addr()?);
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// [`io::ErrorKind::NotConnected`] before the peer has answered a connect, and once the connection is over: after a
@@ -287,6 +392,20 @@ impl TcpStream {
 
     /// Returns this side's address.
     ///
+    /// ```
+    /// # use std::io::{Read, Write};
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (server, client) = (switch.host()?, switch.host()?);
+    /// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+    /// # let mut stream = TcpStream::connect(&client, "10.0.0.1:80")?;
+    /// # let (mut accepted, _) = listener.accept()?;
+    /// let own = stream.local_addr()?;
+    /// assert_eq!(own.ip().to_string(), "10.0.0.2");
+    /// println!("the network chose port {}", own.port());
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// Never, while the stream lives.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -295,6 +414,26 @@ impl TcpStream {
 
     /// Closes one direction or both. The stack still sends data written before. While the stream connects, the call ends
     /// the attempt, and the next read or write fails with [`io::ErrorKind::ConnectionReset`].
+    ///
+    /// ```
+    /// # use std::io::{Read, Write};
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (server, client) = (switch.host()?, switch.host()?);
+    /// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+    /// # let mut stream = TcpStream::connect(&client, "10.0.0.1:80")?;
+    /// # let (mut accepted, _) = listener.accept()?;
+    /// use std::net::Shutdown;
+    ///
+    /// stream.write_all(b"all that this side sends")?;
+    /// stream.shutdown(Shutdown::Write)?;
+    /// let mut received = Vec::new();
+    /// accepted.read_to_end(&mut received)?;
+    /// // The other direction is still open.
+    /// accepted.write_all(b"answer")?;
+    /// assert_eq!(stream.read(&mut [0; 8])?, 6);
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// If there is no connection any more.
@@ -310,6 +449,20 @@ impl TcpStream {
     }
 
     /// Ends the connection at once, with a reset. Unsent data is lost.
+    ///
+    /// ```
+    /// # use std::io::{Read, Write};
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (server, client) = (switch.host()?, switch.host()?);
+    /// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+    /// # let mut stream = TcpStream::connect(&client, "10.0.0.1:80")?;
+    /// # let (mut accepted, _) = listener.accept()?;
+    /// stream.abort();
+    /// let error = accepted.read(&mut [0; 8]).unwrap_err();
+    /// assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    /// # std::io::Result::Ok(())
+    /// ```
     pub fn abort(self) {
         let Inner { network, id, waiter, .. } = &*self.inner;
         if let Ok(shared) = network.checked() {
@@ -319,6 +472,23 @@ impl TcpStream {
     }
 
     /// Returns another handle to the same connection.
+    ///
+    /// ```
+    /// # use std::io::{Read, Write};
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (server, client) = (switch.host()?, switch.host()?);
+    /// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+    /// # let mut stream = TcpStream::connect(&client, "10.0.0.1:80")?;
+    /// # let (mut accepted, _) = listener.accept()?;
+    /// let mut reader = accepted.try_clone()?;
+    /// let thread = std::thread::spawn(move || reader.read(&mut [0; 8]));
+    /// // This thread writes meanwhile.
+    /// accepted.write_all(b"answer")?;
+    /// stream.write_all(b"question")?;
+    /// assert_eq!(thread.join().unwrap()?, 8);
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// Never.

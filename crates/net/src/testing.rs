@@ -75,18 +75,51 @@ pub struct Faults {
 
 impl Faults {
     /// Returns no faults. With the same seed, the same frames of a sequence will have faults.
+    ///
+    /// ```
+    /// # use towpath_net::testing::Faults;
+    /// // Faults of the same seed are the same, in the same program.
+    /// assert_eq!(Faults::with_seed(7).loss(0.1), Faults::with_seed(7).loss(0.1));
+    /// ```
     #[must_use]
     pub fn with_seed(seed: u64) -> Faults {
         Faults { seed, ..Faults::default() }
     }
 
     /// Loses frames.
+    ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # use towpath_net::testing::{Fate, Faults, Switch};
+    /// # let switch = Switch::new();
+    /// # let (one, other) = (switch.host()?, switch.host()?);
+    /// # let receiver = UdpSocket::bind(&other, "10.0.0.2:7")?;
+    /// # let sender = UdpSocket::bind(&one, "10.0.0.1:0")?;
+    /// # receiver.set_read_timeout(Some(std::time::Duration::from_millis(50)))?;
+    /// switch.set_faults(Faults::with_seed(1).loss(1.0));
+    /// sender.send_to(b"lost", "10.0.0.2:7")?;
+    /// assert!(receiver.recv(&mut [0; 8]).is_err());
+    /// # std::io::Result::Ok(())
+    /// ```
     #[must_use]
     pub fn loss(self, probability: f64) -> Faults {
         Faults { loss: probability, ..self }
     }
 
     /// Delivers frames twice.
+    ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # use towpath_net::testing::{Fate, Faults, Switch};
+    /// # let switch = Switch::new();
+    /// # let (one, other) = (switch.host()?, switch.host()?);
+    /// # let receiver = UdpSocket::bind(&other, "10.0.0.2:7")?;
+    /// # let sender = UdpSocket::bind(&one, "10.0.0.1:0")?;
+    /// switch.set_faults(Faults::with_seed(1).duplication(1.0));
+    /// sender.send_to(b"twice", "10.0.0.2:7")?;
+    /// assert_eq!(receiver.recv(&mut [0; 8])?, receiver.recv(&mut [0; 8])?);
+    /// # std::io::Result::Ok(())
+    /// ```
     #[must_use]
     pub fn duplication(self, probability: f64) -> Faults {
         Faults { duplication: probability, ..self }
@@ -94,12 +127,50 @@ impl Faults {
 
     /// Delivers frames behind the next one for the same host, at the latest with [`Switch::advance`] or
     /// [`Switch::release`].
+    ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # use towpath_net::testing::{Fate, Faults, Switch};
+    /// # let switch = Switch::new();
+    /// # let (one, other) = (switch.host()?, switch.host()?);
+    /// # let receiver = UdpSocket::bind(&other, "10.0.0.2:7")?;
+    /// # let sender = UdpSocket::bind(&one, "10.0.0.1:0")?;
+    /// # sender.send_to(b"first", "10.0.0.2:7")?;
+    /// # receiver.recv(&mut [0; 8])?;
+    /// switch.set_faults(Faults::with_seed(1).reordering(0.5));
+    /// for number in 0..100 {
+    ///     sender.send_to(&[number], "10.0.0.2:7")?;
+    /// }
+    /// switch.set_faults(Faults::default());
+    /// sender.send_to(&[100], "10.0.0.2:7")?;
+    /// let mut numbers = [0; 101];
+    /// for number in numbers.chunks_mut(1) {
+    ///     receiver.recv(number)?;
+    /// }
+    /// assert!(!numbers.is_sorted());
+    /// # std::io::Result::Ok(())
+    /// ```
     #[must_use]
     pub fn reordering(self, probability: f64) -> Faults {
         Faults { reordering: probability, ..self }
     }
 
     /// Inverts a bit of frames, behind their Ethernet header. ARP, which has no checksum, stays as it is.
+    ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # use towpath_net::testing::{Fate, Faults, Switch};
+    /// # let switch = Switch::new();
+    /// # let (one, other) = (switch.host()?, switch.host()?);
+    /// # let receiver = UdpSocket::bind(&other, "10.0.0.2:7")?;
+    /// # let sender = UdpSocket::bind(&one, "10.0.0.1:0")?;
+    /// # receiver.set_read_timeout(Some(std::time::Duration::from_millis(50)))?;
+    /// switch.set_faults(Faults::with_seed(1).corruption(1.0));
+    /// sender.send_to(b"with an inverted bit", "10.0.0.2:7")?;
+    /// // The receiving stack drops it, by its checksum or its address.
+    /// assert!(receiver.recv(&mut [0; 64]).is_err());
+    /// # std::io::Result::Ok(())
+    /// ```
     #[must_use]
     pub fn corruption(self, probability: f64) -> Faults {
         Faults { corruption: probability, ..self }
@@ -163,12 +234,30 @@ pub struct Switch {
 
 impl Switch {
     /// Makes a switch without hosts.
+    ///
+    /// ```
+    /// # use towpath_net::testing::Switch;
+    /// // Two networks: their hosts do not reach each other, and have the same addresses.
+    /// let (inside, outside) = (Switch::new(), Switch::new());
+    /// let hosts = (inside.host()?, outside.host()?);
+    /// assert_eq!(hosts.0.addresses()[0], hosts.1.addresses()[0]);
+    /// # std::io::Result::Ok(())
+    /// ```
     #[must_use]
     pub fn new() -> Switch {
         Switch::default()
     }
 
     /// Adds the next host, which a thread of the library drives.
+    ///
+    /// ```
+    /// # use towpath_net::testing::Switch;
+    /// let switch = Switch::new();
+    /// let (first, second) = (switch.host()?, switch.host()?);
+    /// assert!(first.addresses().contains(&[10, 0, 0, 1].into()));
+    /// assert!(second.addresses().contains(&[10, 0, 0, 2].into()));
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// As [`Switch::host_with`].
@@ -223,6 +312,22 @@ impl Switch {
     }
 
     /// Sets the faults of all frames from now on, and begins with their seed.
+    ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # use towpath_net::testing::{Fate, Faults, Switch};
+    /// # let switch = Switch::new();
+    /// # let (one, other) = (switch.host()?, switch.host()?);
+    /// # let receiver = UdpSocket::bind(&other, "10.0.0.2:7")?;
+    /// # let sender = UdpSocket::bind(&one, "10.0.0.1:0")?;
+    /// switch.set_faults(Faults::with_seed(7).loss(0.5));
+    /// for _ in 0..100 {
+    ///     sender.send_to(b"question", "10.0.0.2:7")?;
+    /// }
+    /// switch.set_faults(Faults::default());
+    /// println!("{} of 100 frames lost", switch.counters().lost);
+    /// # std::io::Result::Ok(())
+    /// ```
     pub fn set_faults(&self, faults: Faults) {
         self.check();
         let mut state = self.shared.state();
@@ -260,6 +365,23 @@ impl Switch {
     }
 
     /// Ends what [`Switch::set_filter`] began. Held frames stay so.
+    ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # use towpath_net::testing::{Fate, Faults, Switch};
+    /// # let switch = Switch::new();
+    /// # let (one, other) = (switch.host()?, switch.host()?);
+    /// # let receiver = UdpSocket::bind(&other, "10.0.0.2:7")?;
+    /// # let sender = UdpSocket::bind(&one, "10.0.0.1:0")?;
+    /// switch.set_filter(|_| Fate::Lose);
+    /// sender.send_to(b"lost", "10.0.0.2:7")?;
+    /// switch.clear_filter();
+    /// // The stack asks for the peer's link address again after 1 s of the hosts' clock.
+    /// switch.advance(std::time::Duration::from_secs(2));
+    /// sender.send_to(b"delivered", "10.0.0.2:7")?;
+    /// assert!(receiver.recv(&mut [0; 16]).is_ok());
+    /// # std::io::Result::Ok(())
+    /// ```
     pub fn clear_filter(&self) {
         self.replace_filter(None);
     }
@@ -283,6 +405,27 @@ impl Switch {
 
     /// Delivers all frames that the filter held, in their order and without faults, and those that come behind others.
     /// Returns the number of held frames.
+    ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # use towpath_net::testing::{Fate, Faults, Switch};
+    /// # let switch = Switch::new();
+    /// # let (one, other) = (switch.host()?, switch.host()?);
+    /// # let receiver = UdpSocket::bind(&other, "10.0.0.2:7")?;
+    /// # let sender = UdpSocket::bind(&one, "10.0.0.1:0")?;
+    /// # sender.send_to(b"first", "10.0.0.2:7")?;
+    /// # receiver.recv(&mut [0; 8])?;
+    /// // Datagrams: IPv4, with the protocol UDP.
+    /// switch.set_filter(|frame| match (&frame.bytes[12..14], frame.bytes[23]) {
+    ///     ([8, 0], 17) => Fate::Hold,
+    ///     _ => Fate::Deliver,
+    /// });
+    /// sender.send_to(b"late", "10.0.0.2:7")?;
+    /// # while switch.counters().held == 0 {}
+    /// assert_eq!(switch.release(), 1);
+    /// assert_eq!(receiver.recv(&mut [0; 8])?, 4);
+    /// # std::io::Result::Ok(())
+    /// ```
     pub fn release(&self) -> usize {
         self.check();
         let mut state = self.shared.state();
@@ -346,6 +489,21 @@ impl Switch {
     }
 
     /// Returns what became of the frames.
+    ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # use towpath_net::testing::{Fate, Faults, Switch};
+    /// # let switch = Switch::new();
+    /// # let (one, other) = (switch.host()?, switch.host()?);
+    /// # let receiver = UdpSocket::bind(&other, "10.0.0.2:7")?;
+    /// # let sender = UdpSocket::bind(&one, "10.0.0.1:0")?;
+    /// sender.send_to(b"question", "10.0.0.2:7")?;
+    /// receiver.recv(&mut [0; 8])?;
+    /// // A request and an answer for the link address, and the datagram.
+    /// assert!(switch.counters().delivered >= 3);
+    /// assert_eq!(switch.counters().lost, 0);
+    /// # std::io::Result::Ok(())
+    /// ```
     #[must_use]
     pub fn counters(&self) -> SwitchCounters {
         self.check();

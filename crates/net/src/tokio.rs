@@ -52,6 +52,24 @@ pub use udp::UdpSocket;
 ///
 /// The task holds a handle of the network. To end the network, abort the task and drop the other handles.
 ///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> std::io::Result<()> {
+/// # use towpath_net::testing::Switch;
+/// use towpath_net::tokio::{UdpSocket, drive};
+/// use towpath_net::{Driving, Network};
+///
+/// let network = Switch::new().host_with(Network::builder().driving(Driving::Application))?;
+/// let driving = tokio::spawn(drive(network.clone()));
+/// let socket = UdpSocket::bind(&network, "10.0.0.1:7").await?;
+/// socket.send_to(b"to this socket", "10.0.0.1:7").await?;
+/// socket.recv(&mut [0; 64]).await?;
+/// // Ends the network, together with the drop of the other handles.
+/// driving.abort();
+/// # Ok(())
+/// # }
+/// ```
+///
 /// # Errors
 /// [`io::ErrorKind::NetworkDown`] once the link is dead; [`io::ErrorKind::InvalidInput`] if a thread of the library
 /// drives the network.

@@ -71,6 +71,17 @@ impl UdpSocket {
     /// of its family, port 0 for any free port. A socket at `[::]` also exchanges datagrams with IPv4 hosts, whose addresses
     /// then have the prefix `::ffff:0:0/96` ([`BindOptions::only_v6`]).
     ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// let socket = UdpSocket::bind(&host, "0.0.0.0:53")?;
+    /// assert_eq!(socket.local_addr()?.port(), 53);
+    /// // The same port of IPv4 is taken.
+    /// let error = UdpSocket::bind(&host, "10.0.0.1:53").unwrap_err();
+    /// assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// If the address is neither the network's nor a group's, in use, or not allowed to this application.
     pub fn bind(network: &Network, local: impl ToSocketAddrs) -> io::Result<UdpSocket> {
@@ -78,6 +89,19 @@ impl UdpSocket {
     }
 
     /// Binds a socket as [`UdpSocket::bind`] does, with options.
+    ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// use towpath_net::BindOptions;
+    ///
+    /// let mut options = BindOptions::default();
+    /// options.only_v6 = true;
+    /// let _ipv6 = UdpSocket::bind_with(&host, "[::]:53", options)?;
+    /// // The port is free for IPv4.
+    /// let _ipv4 = UdpSocket::bind(&host, "0.0.0.0:53")?;
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// As [`UdpSocket::bind`].
@@ -124,6 +148,20 @@ impl UdpSocket {
 
     /// Sets the peer of [`UdpSocket::send`]. From now on the socket receives only from that peer.
     ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (host, peer) = (switch.host()?, switch.host()?);
+    /// # let receiver = UdpSocket::bind(&peer, "10.0.0.2:7")?;
+    /// let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// socket.connect("10.0.0.2:7")?;
+    /// socket.send(b"question")?;
+    /// let (_, from) = receiver.recv_from(&mut [0; 8])?;
+    /// receiver.send_to(b"answer", from)?;
+    /// assert_eq!(socket.recv(&mut [0; 8])?, 6);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// If no route leads to the peer.
     pub fn connect(&self, peer: impl ToSocketAddrs) -> io::Result<()> {
@@ -136,6 +174,19 @@ impl UdpSocket {
     /// Sends a datagram, to the first address if there are several. The stack fragments a datagram
     /// that exceeds the path's MTU.
     ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (host, peer) = (switch.host()?, switch.host()?);
+    /// # let receiver = UdpSocket::bind(&peer, "10.0.0.2:7")?;
+    /// let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// socket.send_to(b"question", "10.0.0.2:7")?;
+    /// let mut datagram = [0; 2048];
+    /// let (len, from) = receiver.recv_from(&mut datagram)?;
+    /// assert_eq!((&datagram[..len], from.port()), (&b"question"[..], socket.local_addr()?.port()));
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// If no route leads to the address, the datagram is too long, or the write timeout passed;
     /// [`io::ErrorKind::PermissionDenied`] if it is a broadcast address
@@ -147,6 +198,19 @@ impl UdpSocket {
     }
 
     /// Sends a datagram to the connected peer.
+    ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// use std::io::ErrorKind;
+    ///
+    /// // No socket of the host has this port, so its stack refuses the first datagram.
+    /// socket.connect("10.0.0.1:9")?;
+    /// socket.send(b"first")?;
+    /// assert_eq!(socket.recv(&mut [0; 8]).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// As [`UdpSocket::send_to`], and if the socket is not connected or the peer refused an earlier
@@ -172,6 +236,18 @@ impl UdpSocket {
 
     /// Receives a datagram; the part beyond the buffer's length is lost.
     ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (host, peer) = (switch.host()?, switch.host()?);
+    /// # let receiver = UdpSocket::bind(&peer, "10.0.0.2:7")?;
+    /// UdpSocket::bind(&host, "0.0.0.0:9000")?.send_to(b"longer than the buffer", "10.0.0.2:7")?;
+    /// let mut datagram = [0; 6];
+    /// let (len, from) = receiver.recv_from(&mut datagram)?;
+    /// assert_eq!((&datagram[..len], from), (&b"longer"[..], "10.0.0.1:9000".parse().unwrap()));
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// If the read timeout passed, or the peer refused a sent datagram.
     pub fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
@@ -179,6 +255,18 @@ impl UdpSocket {
     }
 
     /// Copies the next datagram without removing it.
+    ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (host, peer) = (switch.host()?, switch.host()?);
+    /// # let receiver = UdpSocket::bind(&peer, "10.0.0.2:7")?;
+    /// UdpSocket::bind(&host, "0.0.0.0:9000")?.send_to(b"question", "10.0.0.2:7")?;
+    /// let mut buffer = [0; 2048];
+    /// let (len, from) = receiver.peek_from(&mut buffer)?;
+    /// assert_eq!(receiver.recv_from(&mut buffer)?, (len, from));
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// As [`UdpSocket::recv_from`].
@@ -188,6 +276,20 @@ impl UdpSocket {
 
     /// Copies the next datagram from the connected peer without removing it.
     ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (host, peer) = (switch.host()?, switch.host()?);
+    /// # let receiver = UdpSocket::bind(&peer, "10.0.0.2:7")?;
+    /// let socket = UdpSocket::bind(&host, "0.0.0.0:9000")?;
+    /// receiver.connect("10.0.0.1:9000")?;
+    /// socket.send_to(b"question", "10.0.0.2:7")?;
+    /// let mut first = [0; 1];
+    /// receiver.peek(&mut first)?;
+    /// assert_eq!((&first, receiver.recv(&mut [0; 2048])?), (b"q", 8));
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// As [`UdpSocket::recv_from`].
     pub fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -195,6 +297,20 @@ impl UdpSocket {
     }
 
     /// Receives a datagram from the connected peer.
+    ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (host, peer) = (switch.host()?, switch.host()?);
+    /// # let receiver = UdpSocket::bind(&peer, "10.0.0.2:7")?;
+    /// let socket = UdpSocket::bind(&host, "0.0.0.0:9000")?;
+    /// receiver.connect("10.0.0.1:9000")?;
+    /// socket.send_to(b"question", "10.0.0.2:7")?;
+    /// let mut buffer = [0; 2048];
+    /// let len = receiver.recv(&mut buffer)?;
+    /// assert_eq!(&buffer[..len], b"question");
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// As [`UdpSocket::recv_from`].
@@ -205,6 +321,17 @@ impl UdpSocket {
     /// Returns the socket's address and port. Once it is connected, the source of its datagrams is in place of an unspecified
     /// address.
     ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// let chosen = socket.local_addr()?;
+    /// assert!(chosen.ip().is_unspecified() && chosen.port() != 0);
+    /// socket.connect("10.0.0.9:7")?;
+    /// assert_eq!(socket.local_addr()?.to_string(), format!("10.0.0.1:{}", chosen.port()));
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// Never, while the socket lives.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -212,6 +339,16 @@ impl UdpSocket {
     }
 
     /// Returns the peer to which the socket is connected.
+    ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// assert!(socket.peer_addr().is_err());
+    /// socket.connect("10.0.0.9:7")?;
+    /// assert_eq!(socket.peer_addr()?, "10.0.0.9:7".parse().unwrap());
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// If the socket is not connected.
@@ -222,6 +359,23 @@ impl UdpSocket {
 
     /// Takes the pending error, if any.
     ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// assert!(socket.take_error()?.is_none());
+    /// socket.connect("10.0.0.1:9")?;
+    /// socket.send(b"to a port without a socket")?;
+    /// // The answer, an ICMP message, may take a while.
+    /// let error = loop {
+    ///     if let Some(error) = socket.take_error()? {
+    ///         break error;
+    ///     }
+    /// };
+    /// assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// Never, while the socket lives.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
@@ -230,6 +384,19 @@ impl UdpSocket {
 
     /// Returns the number of datagrams dropped because the receive queue was full. [`Network::lost`] counts frames that
     /// were lost before they reached the stack.
+    ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (host, peer) = (switch.host()?, switch.host()?);
+    /// # let receiver = UdpSocket::bind(&peer, "10.0.0.2:7")?;
+    /// let before = receiver.dropped()?;
+    /// // ... the program has no time to receive ...
+    /// if receiver.dropped()? > before {
+    ///     eprintln!("the queue was full: receive sooner, or more datagrams per call");
+    /// }
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// Never, while the socket lives.
@@ -240,6 +407,16 @@ impl UdpSocket {
     /// Sets non-blocking mode, in which calls that would have to wait fail with
     /// [`io::ErrorKind::WouldBlock`].
     ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// socket.set_nonblocking(true)?;
+    /// let error = socket.recv(&mut [0; 2048]).unwrap_err();
+    /// assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// Never.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
@@ -249,6 +426,18 @@ impl UdpSocket {
 
     /// Sets the timeout of receiving.
     ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// use std::io::ErrorKind;
+    /// use std::time::Duration;
+    ///
+    /// socket.set_read_timeout(Some(Duration::from_millis(10)))?;
+    /// assert_eq!(socket.recv(&mut [0; 2048]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// If the timeout is zero.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
@@ -256,6 +445,18 @@ impl UdpSocket {
     }
 
     /// Sets the timeout of sending.
+    ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// use std::time::Duration;
+    ///
+    /// socket.set_write_timeout(Some(Duration::from_millis(10)))?;
+    /// // Fails with `WouldBlock` if there is no room for 10 ms.
+    /// socket.send_to(b"question", "10.0.0.1:7")?;
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// If the timeout is zero.
@@ -265,6 +466,18 @@ impl UdpSocket {
 
     /// Returns the value set by [`UdpSocket::set_read_timeout`].
     ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// use std::time::Duration;
+    ///
+    /// assert_eq!(socket.read_timeout()?, None);
+    /// socket.set_read_timeout(Some(Duration::from_secs(5)))?;
+    /// assert_eq!(socket.read_timeout()?, Some(Duration::from_secs(5)));
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// Never.
     pub fn read_timeout(&self) -> io::Result<Option<Duration>> {
@@ -272,6 +485,18 @@ impl UdpSocket {
     }
 
     /// Returns the value set by [`UdpSocket::set_write_timeout`].
+    ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// use std::time::Duration;
+    ///
+    /// assert_eq!(socket.write_timeout()?, None);
+    /// socket.set_write_timeout(Some(Duration::from_secs(5)))?;
+    /// assert_eq!(socket.write_timeout()?, Some(Duration::from_secs(5)));
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// Never.
@@ -282,6 +507,19 @@ impl UdpSocket {
     /// Sets the time to live (IPv4) or hop limit (IPv6) of datagrams to other addresses than
     /// multicast groups. Default 64.
     ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (host, peer) = (switch.host()?, switch.host()?);
+    /// # let receiver = UdpSocket::bind(&peer, "10.0.0.2:7")?;
+    /// let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// // At most two routers forward the datagram.
+    /// socket.set_ttl(3)?;
+    /// socket.send_to(b"near", "10.0.0.2:7")?;
+    /// assert_eq!(receiver.recv_datagram(&mut [0; 8])?.ttl, 3);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// If it is outside 1 to 255.
     pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
@@ -291,6 +529,16 @@ impl UdpSocket {
 
     /// Returns the value set by [`UdpSocket::set_ttl`].
     ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// assert_eq!(socket.ttl()?, 64);
+    /// socket.set_ttl(1)?;
+    /// assert_eq!(socket.ttl()?, 1);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// Never, while the socket lives.
     pub fn ttl(&self) -> io::Result<u32> {
@@ -298,6 +546,19 @@ impl UdpSocket {
     }
 
     /// Sets the type of service (IPv4) or traffic class (IPv6) of sent packets, congestion notification included. Default 0.
+    ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (host, peer) = (switch.host()?, switch.host()?);
+    /// # let receiver = UdpSocket::bind(&peer, "10.0.0.2:7")?;
+    /// let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// // Expedited forwarding (RFC 3246): code point 46, above the two bits of congestion notification.
+    /// socket.set_tos(46 << 2)?;
+    /// socket.send_to(b"voice", "10.0.0.2:7")?;
+    /// assert_eq!(receiver.recv_datagram(&mut [0; 8])?.tos, 184);
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// If it is over 255.
@@ -307,6 +568,16 @@ impl UdpSocket {
     }
 
     /// Returns the value set by [`UdpSocket::set_tos`].
+    ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// assert_eq!(socket.tos()?, 0);
+    /// socket.set_tos(0xb8)?;
+    /// assert_eq!(socket.tos()?, 0xb8);
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// Never, while the socket lives.
@@ -336,6 +607,23 @@ impl UdpSocket {
     /// Sets the time to live (IPv4) or hop limit (IPv6) of datagrams to multicast groups. Default
     /// 1: they stay on the link.
     ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (host, peer) = (switch.host()?, switch.host()?);
+    /// # let receiver = UdpSocket::bind(&peer, "10.0.0.2:7")?;
+    /// use std::net::Ipv4Addr;
+    ///
+    /// let group = Ipv4Addr::new(239, 1, 2, 3);
+    /// let member = UdpSocket::bind(&peer, "0.0.0.0:5000")?;
+    /// member.join_multicast_v4(&group, &Ipv4Addr::UNSPECIFIED)?;
+    /// let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// socket.set_multicast_ttl_v4(8)?;
+    /// socket.send_to(b"to all", (group, 5000))?;
+    /// assert_eq!(member.recv_datagram(&mut [0; 8])?.ttl, 8);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// If it is outside 1 to 255. The kernel also takes 0, for datagrams that stay on this host;
     /// the kernel's sockets would not receive them here.
@@ -346,6 +634,16 @@ impl UdpSocket {
 
     /// Returns the value set by [`UdpSocket::set_multicast_ttl_v4`].
     ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// assert_eq!(socket.multicast_ttl_v4()?, 1);
+    /// socket.set_multicast_ttl_v4(32)?;
+    /// assert_eq!(socket.multicast_ttl_v4()?, 32);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// Never, while the socket lives.
     pub fn multicast_ttl_v4(&self) -> io::Result<u32> {
@@ -353,6 +651,20 @@ impl UdpSocket {
     }
 
     /// Sets whether the socket may send to broadcast addresses. Default `false`.
+    ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (host, peer) = (switch.host()?, switch.host()?);
+    /// # let receiver = UdpSocket::bind(&peer, "10.0.0.2:7")?;
+    /// let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// let any = UdpSocket::bind(&peer, "0.0.0.0:67")?;
+    /// assert!(socket.send_to(b"refused", "255.255.255.255:67").is_err());
+    /// socket.set_broadcast(true)?;
+    /// socket.send_to(b"to all", "255.255.255.255:67")?;
+    /// assert_eq!(any.recv(&mut [0; 8])?, 6);
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// Never, while the socket lives.
@@ -362,6 +674,16 @@ impl UdpSocket {
 
     /// Returns the value set by [`UdpSocket::set_broadcast`].
     ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// assert!(!socket.broadcast()?);
+    /// socket.set_broadcast(true)?;
+    /// assert!(socket.broadcast()?);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// Never, while the socket lives.
     pub fn broadcast(&self) -> io::Result<bool> {
@@ -369,6 +691,18 @@ impl UdpSocket {
     }
 
     /// Returns another handle to the same socket.
+    ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (host, peer) = (switch.host()?, switch.host()?);
+    /// # let receiver = UdpSocket::bind(&peer, "10.0.0.2:7")?;
+    /// let handle = receiver.try_clone()?;
+    /// let thread = std::thread::spawn(move || handle.recv(&mut [0; 2048]));
+    /// UdpSocket::bind(&host, "0.0.0.0:0")?.send_to(b"question", "10.0.0.2:7")?;
+    /// assert_eq!(thread.join().unwrap()?, 8);
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// Never.

@@ -16,6 +16,18 @@ use crate::watchers::WatchersGuard;
 
 /// A socket that a [`Poller`](crate::Poller) can watch: [`TcpStream`](crate::TcpStream),
 /// [`TcpListener`](crate::TcpListener) or [`UdpSocket`](crate::UdpSocket).
+///
+/// ```
+/// use std::io;
+/// use towpath_net::{Events, Interest, Poller, Source, Trigger};
+///
+/// /// Waits until a socket of any kind has something to read or to accept.
+/// fn wait(socket: &impl Source) -> io::Result<()> {
+///     let poller = Poller::new()?;
+///     poller.register(socket, 0, Interest::READABLE, Trigger::Level)?;
+///     poller.wait(&mut Events::default(), None).map(|_| ())
+/// }
+/// ```
 pub trait Source: private::Watchable {}
 
 pub(crate) mod private {

@@ -39,24 +39,51 @@ pub struct ChannelQueue {
 impl ChannelQueue {
     /// Returns the queue of a channel, with the default limits. A limit out of range becomes the
     /// nearest value in range.
+    ///
+    /// ```
+    /// # use towpath_pdu::ChannelQueue;
+    /// let queue = ChannelQueue::new(7);
+    /// assert_eq!((queue.pdus, queue.bytes, queue.weight), (64, 1 << 20, 1));
+    /// ```
     #[must_use]
     pub fn new(channel: u32) -> ChannelQueue {
         ChannelQueue { channel, pdus: 64, bytes: 16 * MAX_PDU_BYTES, weight: 1 }
     }
 
     /// Sets the maximum number of PDUs.
+    ///
+    /// ```
+    /// # use towpath_pdu::ChannelQueue;
+    /// // Bulk data: many PDUs may wait.
+    /// let queue = ChannelQueue::new(7).pdus(1024);
+    /// assert_eq!(queue.pdus, 1024);
+    /// ```
     #[must_use]
     pub fn pdus(self, pdus: usize) -> ChannelQueue {
         ChannelQueue { pdus, ..self }
     }
 
     /// Sets the maximum number of bytes.
+    ///
+    /// ```
+    /// # use towpath_pdu::ChannelQueue;
+    /// // 8 MiB: 128 PDUs of 64 KiB.
+    /// let queue = ChannelQueue::new(7).pdus(128).bytes(8 << 20);
+    /// assert_eq!(queue.bytes, 8_388_608);
+    /// ```
     #[must_use]
     pub fn bytes(self, bytes: usize) -> ChannelQueue {
         ChannelQueue { bytes, ..self }
     }
 
     /// Sets the weight.
+    ///
+    /// ```
+    /// # use towpath_pdu::ChannelQueue;
+    /// // While both have PDUs, three bytes of channel 1 for one of channel 2.
+    /// let queues = [ChannelQueue::new(1).weight(3), ChannelQueue::new(2)];
+    /// assert_eq!(queues.map(|queue| queue.weight), [3, 1]);
+    /// ```
     #[must_use]
     pub fn weight(self, weight: u32) -> ChannelQueue {
         ChannelQueue { weight, ..self }
@@ -201,6 +228,15 @@ pub struct Channels {
 impl Channels {
     /// Creates a receiver without queues. The limits are those of the channels without a queue
     /// together; of each queue those that [`ChannelQueue`] does not have.
+    ///
+    /// ```
+    /// # use towpath_pdu::{Channels, Limits};
+    /// use std::time::Duration;
+    ///
+    /// let channels = Channels::new(Limits { time: Duration::from_millis(500), ..Limits::default() });
+    /// // No channel has a queue yet.
+    /// assert_eq!(channels.state(7), None);
+    /// ```
     #[must_use]
     pub fn new(limits: Limits) -> Channels {
         Channels {
@@ -214,6 +250,14 @@ impl Channels {
 
     /// Gives a channel a queue, and allocates its tables. PDUs of the channel that are incomplete
     /// now are lost.
+    ///
+    /// ```
+    /// # use towpath_pdu::{ChannelQueue, Channels, Limits, QueueError};
+    /// let mut channels = Channels::new(Limits::default());
+    /// channels.open(&ChannelQueue::new(7).pdus(32))?;
+    /// assert_eq!(channels.open(&ChannelQueue::new(7)), Err(QueueError::Exists(7)));
+    /// # Ok::<(), QueueError>(())
+    /// ```
     ///
     /// # Errors
     /// [`QueueError`].
@@ -231,6 +275,34 @@ impl Channels {
 
     /// Closes a channel's queue, and drops its PDUs. Returns the state before that; `None` if the
     /// channel has no queue.
+    ///
+    /// ```
+    /// # use std::time::{Duration, Instant};
+    /// # use towpath_pdu::{Accepted, ChannelQueue, Channels, Fragment, Limits, OVERHEAD_BYTES, Reassembler};
+    /// # /// A frame that holds a part of the PDU "hello" of channel 7.
+    /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
+    /// #     let fragment = Fragment {
+    /// #         destination: [2, 0, 0, 0, 0, 1],
+    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         channel: 7,
+    /// #         id,
+    /// #         total: 5,
+    /// #         offset: offset as u32,
+    /// #         len: part.len() as u16,
+    /// #         crc: 0x9a71_bb4c,
+    /// #     };
+    /// #     let mut headers = [0; OVERHEAD_BYTES];
+    /// #     fragment.write(&mut headers);
+    /// #     [&headers[..], part].concat()
+    /// # }
+    /// # let now = Instant::now();
+    /// let mut channels = Channels::new(Limits::default());
+    /// channels.open(&ChannelQueue::new(7)).unwrap();
+    /// channels.accept(now, std::iter::once(&frame(1, 0, b"hello")[..])).unwrap();
+    /// // The PDU that waited is lost.
+    /// assert_eq!(channels.close(7).unwrap().queued, 1);
+    /// assert_eq!(channels.close(7), None);
+    /// ```
     pub fn close(&mut self, channel: u32) -> Option<QueueState> {
         let queue = self.queues.remove(&channel)?;
         self.shares.remove(channel);
@@ -241,6 +313,33 @@ impl Channels {
     }
 
     /// Returns the state of a channel's queue; `None` if the channel has no queue.
+    ///
+    /// ```
+    /// # use std::time::{Duration, Instant};
+    /// # use towpath_pdu::{Accepted, ChannelQueue, Channels, Fragment, Limits, OVERHEAD_BYTES, Reassembler};
+    /// # /// A frame that holds a part of the PDU "hello" of channel 7.
+    /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
+    /// #     let fragment = Fragment {
+    /// #         destination: [2, 0, 0, 0, 0, 1],
+    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         channel: 7,
+    /// #         id,
+    /// #         total: 5,
+    /// #         offset: offset as u32,
+    /// #         len: part.len() as u16,
+    /// #         crc: 0x9a71_bb4c,
+    /// #     };
+    /// #     let mut headers = [0; OVERHEAD_BYTES];
+    /// #     fragment.write(&mut headers);
+    /// #     [&headers[..], part].concat()
+    /// # }
+    /// # let now = Instant::now();
+    /// let mut channels = Channels::new(Limits::default());
+    /// channels.open(&ChannelQueue::new(7)).unwrap();
+    /// channels.accept(now, std::iter::once(&frame(1, 0, b"hel")[..])).unwrap();
+    /// let state = channels.state(7).unwrap();
+    /// assert_eq!((state.incomplete, state.queued, state.taken), (1, 0, 0));
+    /// ```
     #[must_use]
     pub fn state(&self, channel: u32) -> Option<QueueState> {
         self.queues.get(&channel).map(Queue::state)
@@ -248,6 +347,34 @@ impl Channels {
 
     /// Takes a frame in pieces. A PDU of a channel with a queue waits there until the application
     /// takes it; if it has a single fragment, this copies it.
+    ///
+    /// ```
+    /// # use std::time::{Duration, Instant};
+    /// # use towpath_pdu::{Accepted, ChannelQueue, Channels, Fragment, Limits, OVERHEAD_BYTES, Reassembler};
+    /// # /// A frame that holds a part of the PDU "hello" of channel 7.
+    /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
+    /// #     let fragment = Fragment {
+    /// #         destination: [2, 0, 0, 0, 0, 1],
+    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         channel: 7,
+    /// #         id,
+    /// #         total: 5,
+    /// #         offset: offset as u32,
+    /// #         len: part.len() as u16,
+    /// #         crc: 0x9a71_bb4c,
+    /// #     };
+    /// #     let mut headers = [0; OVERHEAD_BYTES];
+    /// #     fragment.write(&mut headers);
+    /// #     [&headers[..], part].concat()
+    /// # }
+    /// # let now = Instant::now();
+    /// let mut channels = Channels::new(Limits::default());
+    /// channels.open(&ChannelQueue::new(7)).unwrap();
+    /// let (first, second) = (frame(1, 0, b"hel"), frame(1, 3, b"lo"));
+    /// assert!(matches!(channels.accept(now, std::iter::once(&first[..])), Ok(Accepted::Waits)));
+    /// let second = channels.accept(now, std::iter::once(&second[..]));
+    /// assert!(matches!(second, Ok(Accepted::Queued(fragment)) if fragment.channel == 7));
+    /// ```
     ///
     /// # Errors
     /// [`Dropped`] gives the reason for a dropped fragment.
@@ -281,6 +408,34 @@ impl Channels {
     /// Passes at most `budget` queued PDUs to `each`, and returns their number: less than `budget`
     /// if no more wait. Each channel's share of the bytes is proportional to its weight, for as
     /// long as it has PDUs; a PDU counts 42 bytes more than it has.
+    ///
+    /// ```
+    /// # use std::time::{Duration, Instant};
+    /// # use towpath_pdu::{Accepted, ChannelQueue, Channels, Fragment, Limits, OVERHEAD_BYTES, Reassembler};
+    /// # /// A frame that holds a part of the PDU "hello" of channel 7.
+    /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
+    /// #     let fragment = Fragment {
+    /// #         destination: [2, 0, 0, 0, 0, 1],
+    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         channel: 7,
+    /// #         id,
+    /// #         total: 5,
+    /// #         offset: offset as u32,
+    /// #         len: part.len() as u16,
+    /// #         crc: 0x9a71_bb4c,
+    /// #     };
+    /// #     let mut headers = [0; OVERHEAD_BYTES];
+    /// #     fragment.write(&mut headers);
+    /// #     [&headers[..], part].concat()
+    /// # }
+    /// # let now = Instant::now();
+    /// let mut channels = Channels::new(Limits::default());
+    /// channels.open(&ChannelQueue::new(7)).unwrap();
+    /// channels.accept(now, std::iter::once(&frame(1, 0, b"hello")[..])).unwrap();
+    /// // At most 16; there is one.
+    /// let taken = channels.take(16, |pdu| assert_eq!(pdu.contiguous(), Some(&b"hello"[..])));
+    /// assert_eq!(taken, 1);
+    /// ```
     pub fn take(&mut self, budget: usize, mut each: impl FnMut(Pdu<'_>)) -> usize {
         let mut taken = 0;
         while taken < budget
@@ -300,6 +455,33 @@ impl Channels {
 
     /// Passes at most `budget` PDUs of one channel's queue to `each`, and returns their number.
     /// They do not count towards the channel's share.
+    ///
+    /// ```
+    /// # use std::time::{Duration, Instant};
+    /// # use towpath_pdu::{Accepted, ChannelQueue, Channels, Fragment, Limits, OVERHEAD_BYTES, Reassembler};
+    /// # /// A frame that holds a part of the PDU "hello" of channel 7.
+    /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
+    /// #     let fragment = Fragment {
+    /// #         destination: [2, 0, 0, 0, 0, 1],
+    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         channel: 7,
+    /// #         id,
+    /// #         total: 5,
+    /// #         offset: offset as u32,
+    /// #         len: part.len() as u16,
+    /// #         crc: 0x9a71_bb4c,
+    /// #     };
+    /// #     let mut headers = [0; OVERHEAD_BYTES];
+    /// #     fragment.write(&mut headers);
+    /// #     [&headers[..], part].concat()
+    /// # }
+    /// # let now = Instant::now();
+    /// let mut channels = Channels::new(Limits::default());
+    /// channels.open(&ChannelQueue::new(7)).unwrap();
+    /// channels.accept(now, std::iter::once(&frame(1, 0, b"hello")[..])).unwrap();
+    /// assert_eq!(channels.take_from(8, 16, |_| unreachable!("channel 8 has no queue")), 0);
+    /// assert_eq!(channels.take_from(7, 16, |pdu| assert_eq!(pdu.len(), 5)), 1);
+    /// ```
     pub fn take_from(
         &mut self,
         channel: u32,
@@ -312,6 +494,33 @@ impl Channels {
 
     /// Gives up PDUs whose time has expired, and reclaims the buffer of the last delivered PDU of
     /// a channel without a queue.
+    ///
+    /// ```
+    /// # use std::time::{Duration, Instant};
+    /// # use towpath_pdu::{Accepted, ChannelQueue, Channels, Fragment, Limits, OVERHEAD_BYTES, Reassembler};
+    /// # /// A frame that holds a part of the PDU "hello" of channel 7.
+    /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
+    /// #     let fragment = Fragment {
+    /// #         destination: [2, 0, 0, 0, 0, 1],
+    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         channel: 7,
+    /// #         id,
+    /// #         total: 5,
+    /// #         offset: offset as u32,
+    /// #         len: part.len() as u16,
+    /// #         crc: 0x9a71_bb4c,
+    /// #     };
+    /// #     let mut headers = [0; OVERHEAD_BYTES];
+    /// #     fragment.write(&mut headers);
+    /// #     [&headers[..], part].concat()
+    /// # }
+    /// # let now = Instant::now();
+    /// let mut channels = Channels::new(Limits { time: Duration::from_secs(2), ..Limits::default() });
+    /// channels.open(&ChannelQueue::new(7)).unwrap();
+    /// channels.accept(now, std::iter::once(&frame(1, 0, b"hel")[..])).unwrap();
+    /// channels.expire(now + Duration::from_secs(2));
+    /// assert_eq!(channels.state(7).unwrap().received.expired, 1);
+    /// ```
     pub fn expire(&mut self, now: Instant) {
         self.shared.expire(now);
         if self.next_expiry.is_none_or(|expiry| now < expiry) {
@@ -326,12 +535,64 @@ impl Channels {
 
     /// Returns a time before which no incomplete PDU expires. It may be that of a PDU which is complete by
     /// now. `None`: none is incomplete.
+    ///
+    /// ```
+    /// # use std::time::{Duration, Instant};
+    /// # use towpath_pdu::{Accepted, ChannelQueue, Channels, Fragment, Limits, OVERHEAD_BYTES, Reassembler};
+    /// # /// A frame that holds a part of the PDU "hello" of channel 7.
+    /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
+    /// #     let fragment = Fragment {
+    /// #         destination: [2, 0, 0, 0, 0, 1],
+    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         channel: 7,
+    /// #         id,
+    /// #         total: 5,
+    /// #         offset: offset as u32,
+    /// #         len: part.len() as u16,
+    /// #         crc: 0x9a71_bb4c,
+    /// #     };
+    /// #     let mut headers = [0; OVERHEAD_BYTES];
+    /// #     fragment.write(&mut headers);
+    /// #     [&headers[..], part].concat()
+    /// # }
+    /// # let now = Instant::now();
+    /// let mut channels = Channels::new(Limits { time: Duration::from_secs(2), ..Limits::default() });
+    /// channels.accept(now, std::iter::once(&frame(1, 0, b"hel")[..])).unwrap();
+    /// // The program waits for frames until then, and calls `expire`.
+    /// assert_eq!(channels.deadline(), Some(now + Duration::from_secs(2)));
+    /// ```
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         [self.shared.deadline(), self.next_expiry].into_iter().flatten().min()
     }
 
     /// Returns the reassembler of the channels without a queue.
+    ///
+    /// ```
+    /// # use std::time::{Duration, Instant};
+    /// # use towpath_pdu::{Accepted, ChannelQueue, Channels, Fragment, Limits, OVERHEAD_BYTES, Reassembler};
+    /// # /// A frame that holds a part of the PDU "hello" of channel 7.
+    /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
+    /// #     let fragment = Fragment {
+    /// #         destination: [2, 0, 0, 0, 0, 1],
+    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         channel: 7,
+    /// #         id,
+    /// #         total: 5,
+    /// #         offset: offset as u32,
+    /// #         len: part.len() as u16,
+    /// #         crc: 0x9a71_bb4c,
+    /// #     };
+    /// #     let mut headers = [0; OVERHEAD_BYTES];
+    /// #     fragment.write(&mut headers);
+    /// #     [&headers[..], part].concat()
+    /// # }
+    /// # let now = Instant::now();
+    /// let mut channels = Channels::new(Limits::default());
+    /// // Channel 7 has no queue.
+    /// channels.accept(now, std::iter::once(&frame(1, 0, b"hel")[..])).unwrap();
+    /// assert_eq!(channels.shared().waiting(), 1);
+    /// ```
     #[must_use]
     pub fn shared(&self) -> &Reassembler {
         &self.shared

@@ -54,6 +54,34 @@ pub struct ReceiveCounters {
 
 impl ReceiveCounters {
     /// Returns the number of delivered PDUs.
+    ///
+    /// ```
+    /// # use std::time::{Duration, Instant};
+    /// # use towpath_pdu::{Accepted, ChannelQueue, Channels, Fragment, Limits, OVERHEAD_BYTES, Reassembler};
+    /// # /// A frame that holds a part of the PDU "hello" of channel 7.
+    /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
+    /// #     let fragment = Fragment {
+    /// #         destination: [2, 0, 0, 0, 0, 1],
+    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         channel: 7,
+    /// #         id,
+    /// #         total: 5,
+    /// #         offset: offset as u32,
+    /// #         len: part.len() as u16,
+    /// #         crc: 0x9a71_bb4c,
+    /// #     };
+    /// #     let mut headers = [0; OVERHEAD_BYTES];
+    /// #     fragment.write(&mut headers);
+    /// #     [&headers[..], part].concat()
+    /// # }
+    /// # let now = Instant::now();
+    /// let mut reassembler = Reassembler::new(Limits::default());
+    /// // One PDU in one fragment, and one in two.
+    /// for frame in [frame(1, 0, b"hello"), frame(2, 0, b"hel"), frame(2, 3, b"lo")] {
+    ///     reassembler.accept(now, std::iter::once(&frame[..])).unwrap();
+    /// }
+    /// assert_eq!(reassembler.counters().delivered(), 2);
+    /// ```
     #[must_use]
     pub fn delivered(&self) -> u64 {
         self.in_place + self.reassembled
@@ -61,6 +89,31 @@ impl ReceiveCounters {
 
     /// Returns `true` if every fragment, and every started PDU but for the `waiting` incomplete
     /// ones, counts once.
+    ///
+    /// ```
+    /// # use std::time::{Duration, Instant};
+    /// # use towpath_pdu::{Accepted, ChannelQueue, Channels, Fragment, Limits, OVERHEAD_BYTES, Reassembler};
+    /// # /// A frame that holds a part of the PDU "hello" of channel 7.
+    /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
+    /// #     let fragment = Fragment {
+    /// #         destination: [2, 0, 0, 0, 0, 1],
+    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         channel: 7,
+    /// #         id,
+    /// #         total: 5,
+    /// #         offset: offset as u32,
+    /// #         len: part.len() as u16,
+    /// #         crc: 0x9a71_bb4c,
+    /// #     };
+    /// #     let mut headers = [0; OVERHEAD_BYTES];
+    /// #     fragment.write(&mut headers);
+    /// #     [&headers[..], part].concat()
+    /// # }
+    /// # let now = Instant::now();
+    /// let mut reassembler = Reassembler::new(Limits::default());
+    /// reassembler.accept(now, std::iter::once(&frame(1, 0, b"hel")[..])).unwrap();
+    /// assert!(reassembler.counters().adds_up(reassembler.waiting()));
+    /// ```
     #[must_use]
     pub fn adds_up(&self, waiting: usize) -> bool {
         let dropped = self.malformed

@@ -79,6 +79,18 @@ pub struct PduEndpoint {
 impl PduEndpoint {
     /// Opens an endpoint of ethertype 0x88B5 for the session's own MAC address.
     ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use towpath_pdu::{Options, PduEndpoint, Session};
+    ///
+    /// let session = Session::attach("/run/towpath/tap0.sock", &Default::default())?;
+    /// // Also PDUs to groups.
+    /// let pdus = PduEndpoint::open(session, &Options { group: true, ..Options::default() })?;
+    /// println!("at most {} bytes per PDU", pdus.max_pdu_bytes());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`OpenError`] gives the reason.
     pub fn open(mut session: Session, options: &Options) -> Result<PduEndpoint, OpenError> {
@@ -101,6 +113,19 @@ impl PduEndpoint {
     ///
     /// A channel with waiting fragments leaves an eighth of the buffers to other channels.
     ///
+    /// ```no_run
+    /// # fn example(mut pdus: towpath_pdu::PduEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::io::Write;
+    ///
+    /// // 40 000 bytes on channel 7.
+    /// let mut message = pdus.message([2, 0, 0, 0, 0, 9], 7, 40_000)?;
+    /// message.write_all(&[0x5a; 40_000])?;
+    /// message.send()?;
+    /// pdus.flush()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`SendError`]; nothing was queued.
     pub fn message(
@@ -114,6 +139,15 @@ impl PduEndpoint {
     }
 
     /// Sends a PDU from `bytes`, with one copy. Returns its number.
+    ///
+    /// ```no_run
+    /// # fn example(mut pdus: towpath_pdu::PduEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// let id = pdus.send_bytes([2, 0, 0, 0, 0, 9], 7, b"hello")?;
+    /// pdus.flush()?;
+    /// println!("sent PDU {id}");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`SendError`]; nothing was queued.
@@ -130,6 +164,18 @@ impl PduEndpoint {
     }
 
     /// Returns `true` if the endpoint would accept a PDU of `len` bytes on that channel now.
+    ///
+    /// ```no_run
+    /// # fn example(mut pdus: towpath_pdu::PduEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// let picture = [0; 50_000];
+    /// while !pdus.has_room(7, picture.len()) {
+    ///     pdus.want_room();
+    ///     pdus.wait(None)?;
+    /// }
+    /// pdus.send_bytes([2, 0, 0, 0, 0, 9], 7, &picture)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn has_room(&mut self, channel: u32, len: usize) -> bool {
         len <= self.max_pdu_bytes() && self.sender.has_room(channel, len) == Ok(true)
@@ -137,12 +183,31 @@ impl PduEndpoint {
 
     /// Returns the length of the longest PDU that can be sent, in bytes: 65 536, or the capacity of
     /// all transmit buffers.
+    ///
+    /// ```no_run
+    /// # fn example(mut pdus: towpath_pdu::PduEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// let file = std::fs::read("picture.jpeg")?;
+    /// for part in file.chunks(pdus.max_pdu_bytes()) {
+    ///     pdus.send_bytes([2, 0, 0, 0, 0, 9], 7, part)?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn max_pdu_bytes(&self) -> usize {
         self.sender.max_pdu_bytes()
     }
 
     /// Returns the maximum number of PDU bytes in one fragment.
+    ///
+    /// ```no_run
+    /// # fn example(mut pdus: towpath_pdu::PduEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// // PDUs of at most this length are sent in one packet, and received in place.
+    /// let part = vec![0; pdus.chunk_bytes()];
+    /// pdus.send_bytes([2, 0, 0, 0, 0, 9], 7, &part)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn chunk_bytes(&self) -> usize {
         self.sender.chunk_bytes
@@ -150,6 +215,15 @@ impl PduEndpoint {
 
     /// Returns the number of fragments that wait for their turn and are not in the transmit queue
     /// yet.
+    ///
+    /// ```no_run
+    /// # fn example(mut pdus: towpath_pdu::PduEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// if pdus.waiting_fragments() < 1000 {
+    ///     pdus.send_bytes([2, 0, 0, 0, 0, 9], 7, b"of low urgency")?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn waiting_fragments(&self) -> usize {
         self.sender.turns.len()
@@ -157,6 +231,17 @@ impl PduEndpoint {
 
     /// Puts fragments into the transmit queue, channels in turn, up to [`Options::ahead`].
     /// Publishes them to the server, and notifies the server if it sleeps.
+    ///
+    /// ```no_run
+    /// # fn example(mut pdus: towpath_pdu::PduEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// for channel in 1..=3 {
+    ///     pdus.send_bytes([2, 0, 0, 0, 0, 9], channel, b"hello")?;
+    /// }
+    /// // All three with one notification.
+    /// pdus.flush()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`Lost`].
@@ -167,6 +252,18 @@ impl PduEndpoint {
     /// Examines at most `budget` received packets. Passes each complete PDU to `each`, or puts it
     /// into the queue of its channel ([`PduEndpoint::open_queue`]). Returns the number of packets:
     /// less than `budget` if no more wait.
+    ///
+    /// ```no_run
+    /// # fn example(mut pdus: towpath_pdu::PduEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// loop {
+    ///     pdus.wait(None)?;
+    ///     // A return of 64 says that further packets may wait.
+    ///     while pdus.receive(64, |pdu| println!("{} bytes", pdu.len()))? == 64 {}
+    /// }
+    /// # #[expect(unreachable_code)]
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`Lost`].
@@ -228,11 +325,29 @@ impl PduEndpoint {
 
     /// Closes a channel's queue, and drops its PDUs. Returns the state before that; `None` if the
     /// channel has no queue.
+    ///
+    /// ```no_run
+    /// # fn example(mut pdus: towpath_pdu::PduEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// if let Some(last) = pdus.close_queue(7) {
+    ///     println!("{} PDUs taken, {} lost with the queue", last.taken, last.queued);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn close_queue(&mut self, channel: u32) -> Option<QueueState> {
         self.channels.close(channel)
     }
 
     /// Returns the state of a channel's queue; `None` if the channel has no queue.
+    ///
+    /// ```no_run
+    /// # fn example(mut pdus: towpath_pdu::PduEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// if let Some(state) = pdus.queue_state(7) {
+    ///     println!("{} PDUs wait, in {} bytes", state.queued, state.held_bytes);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn queue_state(&self, channel: u32) -> Option<QueueState> {
         self.channels.state(channel)
@@ -241,16 +356,46 @@ impl PduEndpoint {
     /// Passes at most `budget` queued PDUs to `each`, channels in proportion to their weights, and
     /// returns their number ([`Channels::take`]). A PDU that stays in its queue does not end a later
     /// [`PduEndpoint::wait`].
+    ///
+    /// ```no_run
+    /// # fn example(mut pdus: towpath_pdu::PduEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// pdus.receive(64, |_| {})?;
+    /// let taken = pdus.take(16, |pdu| println!("{} bytes on {}", pdu.len(), pdu.channel()));
+    /// println!("{taken} PDUs taken");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn take(&mut self, budget: usize, each: impl FnMut(Pdu<'_>)) -> usize {
         self.channels.take(budget, each)
     }
 
     /// Passes at most `budget` PDUs of one channel's queue to `each`, and returns their number.
+    ///
+    /// ```no_run
+    /// # fn example(mut pdus: towpath_pdu::PduEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// // The control channel first, then all channels by their weights.
+    /// pdus.take_from(1, 16, |pdu| println!("control: {} bytes", pdu.len()));
+    /// pdus.take(16, |pdu| println!("{} bytes on {}", pdu.len(), pdu.channel()));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn take_from(&mut self, channel: u32, budget: usize, each: impl FnMut(Pdu<'_>)) -> usize {
         self.channels.take_from(channel, budget, each)
     }
 
     /// Makes the next [`PduEndpoint::wait`] return also when buffers become free.
+    ///
+    /// ```no_run
+    /// # fn example(mut pdus: towpath_pdu::PduEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// use towpath_pdu::SendError;
+    ///
+    /// while let Err(SendError::Full) = pdus.send_bytes([2, 0, 0, 0, 0, 9], 7, b"hello") {
+    ///     pdus.want_room();
+    ///     pdus.wait(None)?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn want_room(&mut self) {
         self.wants_room = true;
     }
@@ -259,6 +404,19 @@ impl PduEndpoint {
     /// waiting fragments, and gives up incomplete PDUs whose time has expired. Returns `false` on a
     /// timeout; `None` never times out, and zero only checks. `true` is no promise: the packets may
     /// complete no PDU, and the buffers may be too few.
+    ///
+    /// ```no_run
+    /// # fn example(mut pdus: towpath_pdu::PduEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::Duration;
+    ///
+    /// if pdus.wait(Some(Duration::from_millis(100)))? {
+    ///     pdus.receive(64, |pdu| println!("{} bytes", pdu.len()))?;
+    /// } else {
+    ///     println!("no packet within 100 ms");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`Lost`].
@@ -287,6 +445,19 @@ impl PduEndpoint {
 
     /// Waits until the server has completed all accepted PDUs, and passes PDUs received meanwhile
     /// to `each`. Returns `false` on a timeout.
+    ///
+    /// ```no_run
+    /// # fn example(mut pdus: towpath_pdu::PduEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::Duration;
+    ///
+    /// pdus.send_bytes([2, 0, 0, 0, 0, 9], 7, b"the last word")?;
+    /// // Before the drop, which loses unsent fragments.
+    /// if !pdus.drain(Duration::from_secs(1), |_| {})? {
+    ///     eprintln!("not all PDUs have left within 1 s");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`Lost`].
@@ -323,30 +494,68 @@ impl PduEndpoint {
     }
 
     /// Returns the session, for its counters and other information.
+    ///
+    /// ```no_run
+    /// # fn example(mut pdus: towpath_pdu::PduEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// let info = pdus.session().info();
+    /// println!("this endpoint is at {:02x?}, with an MTU of {} bytes", info.mac, info.mtu);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn session(&self) -> &Session {
         &self.sender.session
     }
 
     /// Returns this endpoint's handle in its session.
+    ///
+    /// ```no_run
+    /// # fn example(mut pdus: towpath_pdu::PduEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// println!("endpoint {} of the session", pdus.endpoint().number());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn endpoint(&self) -> Endpoint {
         self.sender.endpoint
     }
 
     /// Returns the number of incomplete received PDUs of all channels without a queue.
+    ///
+    /// ```no_run
+    /// # fn example(mut pdus: towpath_pdu::PduEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// println!("{} PDUs are incomplete", pdus.partials());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn partials(&self) -> usize {
         self.channels.shared().waiting()
     }
 
     /// Returns the counters of receiving on all channels without a queue.
+    ///
+    /// ```no_run
+    /// # fn example(mut pdus: towpath_pdu::PduEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// let received = pdus.received();
+    /// println!("{} PDUs delivered, {} expired", received.delivered(), received.expired);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn received(&self) -> ReceiveCounters {
         self.channels.shared().counters()
     }
 
     /// Returns the counters of sending.
+    ///
+    /// ```no_run
+    /// # fn example(mut pdus: towpath_pdu::PduEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// let sent = pdus.sent();
+    /// println!("{} PDUs sent in {} fragments", sent.pdus, sent.fragments);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn sent(&self) -> SendCounters {
         self.sender.sent

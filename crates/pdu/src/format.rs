@@ -71,6 +71,33 @@ impl Fragment {
     /// Parses the headers at the beginning of a frame of `frame_bytes` bytes. The bytes after the
     /// fragment are padding, which it ignores.
     ///
+    /// ```
+    /// # use std::time::{Duration, Instant};
+    /// # use towpath_pdu::{Accepted, ChannelQueue, Channels, Fragment, Limits, OVERHEAD_BYTES, Reassembler};
+    /// # /// A frame that holds a part of the PDU "hello" of channel 7.
+    /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
+    /// #     let fragment = Fragment {
+    /// #         destination: [2, 0, 0, 0, 0, 1],
+    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         channel: 7,
+    /// #         id,
+    /// #         total: 5,
+    /// #         offset: offset as u32,
+    /// #         len: part.len() as u16,
+    /// #         crc: 0x9a71_bb4c,
+    /// #     };
+    /// #     let mut headers = [0; OVERHEAD_BYTES];
+    /// #     fragment.write(&mut headers);
+    /// #     [&headers[..], part].concat()
+    /// # }
+    /// # let now = Instant::now();
+    /// let frame = frame(1, 0, b"hello");
+    /// let fragment = Fragment::parse(frame.first_chunk().unwrap(), frame.len()).unwrap();
+    /// assert_eq!((fragment.channel, fragment.total), (7, 5));
+    /// // A frame that has lost its end is refused.
+    /// assert!(Fragment::parse(frame.first_chunk().unwrap(), frame.len() - 1).is_err());
+    /// ```
+    ///
     /// # Errors
     /// The first check that failed. No field of the frame can be trusted then.
     #[inline]
@@ -125,6 +152,24 @@ impl Fragment {
     }
 
     /// Writes the headers, including the header check.
+    ///
+    /// ```
+    /// # use towpath_pdu::{Fragment, OVERHEAD_BYTES};
+    /// let fragment = Fragment {
+    ///     destination: [2, 0, 0, 0, 0, 1],
+    ///     source: [2, 0, 0, 0, 0, 2],
+    ///     channel: 7,
+    ///     id: 1,
+    ///     total: 5,
+    ///     offset: 0,
+    ///     len: 5,
+    ///     // The CRC-32C of "hello".
+    ///     crc: 0x9a71_bb4c,
+    /// };
+    /// let mut headers = [0; OVERHEAD_BYTES];
+    /// fragment.write(&mut headers);
+    /// let frame = [&headers[..], b"hello"].concat();
+    /// ```
     pub fn write(&self, headers: &mut [u8; OVERHEAD_BYTES]) {
         headers[..6].copy_from_slice(&self.destination.octets());
         headers[6..12].copy_from_slice(&self.source.octets());
@@ -141,6 +186,32 @@ impl Fragment {
     }
 
     /// Returns `true` if the fragment is all of its PDU.
+    ///
+    /// ```
+    /// # use std::time::{Duration, Instant};
+    /// # use towpath_pdu::{Accepted, ChannelQueue, Channels, Fragment, Limits, OVERHEAD_BYTES, Reassembler};
+    /// # /// A frame that holds a part of the PDU "hello" of channel 7.
+    /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
+    /// #     let fragment = Fragment {
+    /// #         destination: [2, 0, 0, 0, 0, 1],
+    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         channel: 7,
+    /// #         id,
+    /// #         total: 5,
+    /// #         offset: offset as u32,
+    /// #         len: part.len() as u16,
+    /// #         crc: 0x9a71_bb4c,
+    /// #     };
+    /// #     let mut headers = [0; OVERHEAD_BYTES];
+    /// #     fragment.write(&mut headers);
+    /// #     [&headers[..], part].concat()
+    /// # }
+    /// # let now = Instant::now();
+    /// let frame = frame(1, 0, b"hel");
+    /// let fragment = Fragment::parse(frame.first_chunk().unwrap(), frame.len()).unwrap();
+    /// // Three of five bytes.
+    /// assert!(!fragment.is_whole());
+    /// ```
     #[must_use]
     pub fn is_whole(&self) -> bool {
         u32::from(self.len) == self.total

@@ -35,18 +35,53 @@ impl<'a> Message<'a> {
     }
 
     /// Returns the length of the PDU, in bytes.
+    ///
+    /// ```no_run
+    /// # use std::io::Write;
+    /// # use towpath_pdu::PduEndpoint;
+    /// # fn example(pdus: &mut PduEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// # let mut message = pdus.message([2, 0, 0, 0, 0, 9], 7, 5)?;
+    /// assert_eq!(message.len(), 5);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Returns `true` if the PDU has no bytes.
+    ///
+    /// ```no_run
+    /// # use std::io::Write;
+    /// # use towpath_pdu::PduEndpoint;
+    /// # fn example(pdus: &mut PduEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// // A PDU may have no bytes.
+    /// let empty = pdus.message([2, 0, 0, 0, 0, 9], 7, 0)?;
+    /// assert!(empty.is_empty());
+    /// empty.send()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// Returns the number of bytes that are not written yet.
+    ///
+    /// ```no_run
+    /// # use std::io::Write;
+    /// # use towpath_pdu::PduEndpoint;
+    /// # fn example(pdus: &mut PduEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// # let mut message = pdus.message([2, 0, 0, 0, 0, 9], 7, 5)?;
+    /// message.write_all(b"hel")?;
+    /// assert_eq!(message.remaining(), 2);
+    /// // Unwritten bytes are sent as zeros.
+    /// message.send()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn remaining(&self) -> usize {
         self.len - self.written
@@ -54,6 +89,20 @@ impl<'a> Message<'a> {
 
     /// Returns the next chunk, or the rest of it, for writing in place; `None` at the end. The
     /// chunk then counts as written.
+    ///
+    /// ```no_run
+    /// # use std::io::Write;
+    /// # use towpath_pdu::PduEndpoint;
+    /// # fn example(pdus: &mut PduEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// # let mut message = pdus.message([2, 0, 0, 0, 0, 9], 7, 5)?;
+    /// while let Some(chunk) = message.next_chunk() {
+    ///     // A program may read from a file into the chunk.
+    ///     chunk.fill(0x5a);
+    /// }
+    /// message.send()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn next_chunk(&mut self) -> Option<&mut [u8]> {
         if self.written == self.len {
             return None;
@@ -69,6 +118,20 @@ impl<'a> Message<'a> {
     /// Queues the PDU for sending, one fragment per buffer, and writes the headers. The next
     /// [`PduEndpoint::flush`](crate::PduEndpoint::flush) sends it, in turn with other channels.
     /// Returns the PDU's number.
+    ///
+    /// ```no_run
+    /// # use std::io::Write;
+    /// # use towpath_pdu::PduEndpoint;
+    /// # fn example(pdus: &mut PduEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// # let mut message = pdus.message([2, 0, 0, 0, 0, 9], 7, 5)?;
+    /// message.write_all(b"hello")?;
+    /// let id = message.send()?;
+    /// // Sends it, together with other PDUs.
+    /// pdus.flush()?;
+    /// println!("sent PDU {id}");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`Lost`].

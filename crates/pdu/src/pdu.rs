@@ -30,42 +30,91 @@ impl<'a> Pdu<'a> {
 
     /// Returns the source MAC address. The server has checked the address of a sender on this host;
     /// the address of a sender on the wire is unchecked.
+    ///
+    /// ```
+    /// # fn example(pdu: towpath_pdu::Pdu<'_>) {
+    /// println!("from {:02x?}", pdu.source());
+    /// # }
+    /// ```
     #[must_use]
     pub fn source(&self) -> MacAddr {
         self.fragment.source
     }
 
     /// Returns the destination MAC address: the endpoint's, or a group address.
+    ///
+    /// ```
+    /// # fn example(pdu: towpath_pdu::Pdu<'_>) {
+    /// // The lowest bit of the first byte marks group addresses (IEEE 802).
+    /// let is_to_group = pdu.destination()[0] & 1 != 0;
+    /// # }
+    /// ```
     #[must_use]
     pub fn destination(&self) -> MacAddr {
         self.fragment.destination
     }
 
     /// Returns the channel.
+    ///
+    /// ```
+    /// # fn example(pdu: towpath_pdu::Pdu<'_>) {
+    /// match pdu.channel() {
+    ///     1 => println!("control: {} bytes", pdu.len()),
+    ///     channel => println!("data on channel {channel}"),
+    /// }
+    /// # }
+    /// ```
     #[must_use]
     pub fn channel(&self) -> u32 {
         self.fragment.channel
     }
 
     /// Returns the PDU's number, which its sender chose.
+    ///
+    /// ```
+    /// # fn example(pdu: towpath_pdu::Pdu<'_>) {
+    /// println!("PDU {} of {:02x?}", pdu.id(), pdu.source());
+    /// # }
+    /// ```
     #[must_use]
     pub fn id(&self) -> u32 {
         self.fragment.id
     }
 
     /// Returns the length in bytes, 0 to 65 536.
+    ///
+    /// ```
+    /// # fn example(pdu: towpath_pdu::Pdu<'_>) {
+    /// let mut bytes = Vec::with_capacity(pdu.len());
+    /// pdu.append_to(&mut bytes);
+    /// # }
+    /// ```
     #[must_use]
     pub fn len(&self) -> usize {
         self.fragment.total as usize
     }
 
     /// Returns `true` if the PDU has no bytes.
+    ///
+    /// ```
+    /// # fn example(pdu: towpath_pdu::Pdu<'_>) {
+    /// if pdu.is_empty() {
+    ///     println!("a PDU without bytes, as a sign of life");
+    /// }
+    /// # }
+    /// ```
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.fragment.total == 0
     }
 
     /// Returns `true` if the PDU lies in the receive buffer, uncopied.
+    ///
+    /// ```
+    /// # fn example(pdu: towpath_pdu::Pdu<'_>) {
+    /// println!("{}", if pdu.is_in_place() { "one fragment" } else { "reassembled" });
+    /// # }
+    /// ```
     #[must_use]
     pub fn is_in_place(&self) -> bool {
         matches!(self.body, Body::InPlace(_))
@@ -73,6 +122,16 @@ impl<'a> Pdu<'a> {
 
     /// Returns the whole PDU if it lies in one piece: always unless the session's receive buffers
     /// are smaller than the MTU.
+    ///
+    /// ```
+    /// # fn example(pdu: towpath_pdu::Pdu<'_>) {
+    /// match pdu.contiguous() {
+    ///     Some(bytes) => println!("{}", String::from_utf8_lossy(bytes)),
+    ///     // The session's receive buffers are smaller than the MTU.
+    ///     None => println!("{} pieces", pdu.parts().count()),
+    /// }
+    /// # }
+    /// ```
     #[must_use]
     pub fn contiguous(&self) -> Option<&'a [u8]> {
         match self.body {
@@ -86,6 +145,12 @@ impl<'a> Pdu<'a> {
     }
 
     /// Returns the PDU's pieces, in order; none is empty.
+    ///
+    /// ```
+    /// # fn example(pdu: towpath_pdu::Pdu<'_>) {
+    /// let sum: u64 = pdu.parts().flatten().map(|byte| u64::from(*byte)).sum();
+    /// # }
+    /// ```
     #[must_use]
     pub fn parts(&self) -> PduParts<'a> {
         match self.body {
@@ -97,6 +162,14 @@ impl<'a> Pdu<'a> {
     }
 
     /// Appends the PDU to a vector.
+    ///
+    /// ```
+    /// # fn example(pdu: towpath_pdu::Pdu<'_>) {
+    /// let mut bytes = Vec::new();
+    /// pdu.append_to(&mut bytes);
+    /// assert_eq!(bytes.len(), pdu.len());
+    /// # }
+    /// ```
     pub fn append_to(&self, to: &mut Vec<u8>) {
         to.reserve(self.len());
         for part in self.parts() {

@@ -12,6 +12,35 @@ pub struct Pieces<I> {
 
 impl<'f, I: Iterator<Item = &'f [u8]>> Pieces<I> {
     /// Returns `len` bytes of the frame after the headers: a fragment's part of its PDU.
+    ///
+    /// ```
+    /// # use std::time::{Duration, Instant};
+    /// # use towpath_pdu::{Accepted, ChannelQueue, Channels, Fragment, Limits, OVERHEAD_BYTES, Reassembler};
+    /// # /// A frame that holds a part of the PDU "hello" of channel 7.
+    /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
+    /// #     let fragment = Fragment {
+    /// #         destination: [2, 0, 0, 0, 0, 1],
+    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         channel: 7,
+    /// #         id,
+    /// #         total: 5,
+    /// #         offset: offset as u32,
+    /// #         len: part.len() as u16,
+    /// #         crc: 0x9a71_bb4c,
+    /// #     };
+    /// #     let mut headers = [0; OVERHEAD_BYTES];
+    /// #     fragment.write(&mut headers);
+    /// #     [&headers[..], part].concat()
+    /// # }
+    /// # let now = Instant::now();
+    /// use towpath_pdu::Pieces;
+    ///
+    /// let frame = frame(1, 0, b"hello");
+    /// // The frame lies in two buffers, and the cut is in the PDU.
+    /// let parts = [&frame[..44], &frame[44..]];
+    /// let part: Vec<_> = Pieces::after_headers(parts.into_iter(), 5).collect();
+    /// assert_eq!(part, [&b"he"[..], b"llo"]);
+    /// ```
     pub fn after_headers(frame: I, len: usize) -> Pieces<I> {
         Pieces { from: frame, skip: OVERHEAD_BYTES, left: len }
     }

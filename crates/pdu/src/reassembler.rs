@@ -75,6 +75,14 @@ pub struct Reassembler {
 
 impl Reassembler {
     /// Creates a reassembler. Limits out of range become the nearest value in range.
+    ///
+    /// ```
+    /// # use towpath_pdu::{Limits, Reassembler};
+    /// // Room for 256 incomplete PDUs, and at most 16 MiB.
+    /// let limits = Limits { partials: 256, bytes: 16 << 20, ..Limits::default() };
+    /// let reassembler = Reassembler::new(limits);
+    /// assert_eq!(reassembler.held_bytes(), 0);
+    /// ```
     #[must_use]
     pub fn new(limits: Limits) -> Reassembler {
         let limits = limits.in_range();
@@ -101,6 +109,34 @@ impl Reassembler {
     }
 
     /// Takes a frame in pieces. A time before that of an earlier call does no harm.
+    ///
+    /// ```
+    /// # use std::time::{Duration, Instant};
+    /// # use towpath_pdu::{Accepted, ChannelQueue, Channels, Fragment, Limits, OVERHEAD_BYTES, Reassembler};
+    /// # /// A frame that holds a part of the PDU "hello" of channel 7.
+    /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
+    /// #     let fragment = Fragment {
+    /// #         destination: [2, 0, 0, 0, 0, 1],
+    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         channel: 7,
+    /// #         id,
+    /// #         total: 5,
+    /// #         offset: offset as u32,
+    /// #         len: part.len() as u16,
+    /// #         crc: 0x9a71_bb4c,
+    /// #     };
+    /// #     let mut headers = [0; OVERHEAD_BYTES];
+    /// #     fragment.write(&mut headers);
+    /// #     [&headers[..], part].concat()
+    /// # }
+    /// # let now = Instant::now();
+    /// let mut reassembler = Reassembler::new(Limits::default());
+    /// // The fragments may come in any order.
+    /// let (last, first) = (frame(1, 3, b"lo"), frame(1, 0, b"hel"));
+    /// assert!(matches!(reassembler.accept(now, std::iter::once(&last[..])), Ok(Accepted::Waits)));
+    /// let outcome = reassembler.accept(now, std::iter::once(&first[..]));
+    /// assert!(matches!(outcome, Ok(Accepted::Reassembled(_, b"hello"))));
+    /// ```
     ///
     /// # Errors
     /// [`Dropped`] gives the reason for a dropped fragment.
@@ -280,6 +316,33 @@ impl Reassembler {
     }
 
     /// Gives up PDUs whose time has expired, and reclaims the buffer of the last delivered PDU.
+    ///
+    /// ```
+    /// # use std::time::{Duration, Instant};
+    /// # use towpath_pdu::{Accepted, ChannelQueue, Channels, Fragment, Limits, OVERHEAD_BYTES, Reassembler};
+    /// # /// A frame that holds a part of the PDU "hello" of channel 7.
+    /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
+    /// #     let fragment = Fragment {
+    /// #         destination: [2, 0, 0, 0, 0, 1],
+    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         channel: 7,
+    /// #         id,
+    /// #         total: 5,
+    /// #         offset: offset as u32,
+    /// #         len: part.len() as u16,
+    /// #         crc: 0x9a71_bb4c,
+    /// #     };
+    /// #     let mut headers = [0; OVERHEAD_BYTES];
+    /// #     fragment.write(&mut headers);
+    /// #     [&headers[..], part].concat()
+    /// # }
+    /// # let now = Instant::now();
+    /// let limits = Limits { time: Duration::from_secs(2), ..Limits::default() };
+    /// let mut reassembler = Reassembler::new(limits);
+    /// reassembler.accept(now, std::iter::once(&frame(1, 0, b"hel")[..])).unwrap();
+    /// reassembler.expire(now + Duration::from_secs(2));
+    /// assert_eq!((reassembler.waiting(), reassembler.counters().expired), (0, 1));
+    /// ```
     pub fn expire(&mut self, now: Instant) {
         if let Some(buffer) = self.delivered.take() {
             self.buffers.release(buffer);
@@ -292,24 +355,129 @@ impl Reassembler {
     }
 
     /// Returns the time at which the oldest incomplete PDU expires.
+    ///
+    /// ```
+    /// # use std::time::{Duration, Instant};
+    /// # use towpath_pdu::{Accepted, ChannelQueue, Channels, Fragment, Limits, OVERHEAD_BYTES, Reassembler};
+    /// # /// A frame that holds a part of the PDU "hello" of channel 7.
+    /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
+    /// #     let fragment = Fragment {
+    /// #         destination: [2, 0, 0, 0, 0, 1],
+    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         channel: 7,
+    /// #         id,
+    /// #         total: 5,
+    /// #         offset: offset as u32,
+    /// #         len: part.len() as u16,
+    /// #         crc: 0x9a71_bb4c,
+    /// #     };
+    /// #     let mut headers = [0; OVERHEAD_BYTES];
+    /// #     fragment.write(&mut headers);
+    /// #     [&headers[..], part].concat()
+    /// # }
+    /// # let now = Instant::now();
+    /// let limits = Limits { time: Duration::from_secs(2), ..Limits::default() };
+    /// let mut reassembler = Reassembler::new(limits);
+    /// reassembler.accept(now, std::iter::once(&frame(1, 0, b"hel")[..])).unwrap();
+    /// // The program waits for frames until then, and calls `expire`.
+    /// assert_eq!(reassembler.deadline(), Some(now + Duration::from_secs(2)));
+    /// ```
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.partials.deadline(self.limits.time)
     }
 
     /// Returns the number of incomplete PDUs.
+    ///
+    /// ```
+    /// # use std::time::{Duration, Instant};
+    /// # use towpath_pdu::{Accepted, ChannelQueue, Channels, Fragment, Limits, OVERHEAD_BYTES, Reassembler};
+    /// # /// A frame that holds a part of the PDU "hello" of channel 7.
+    /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
+    /// #     let fragment = Fragment {
+    /// #         destination: [2, 0, 0, 0, 0, 1],
+    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         channel: 7,
+    /// #         id,
+    /// #         total: 5,
+    /// #         offset: offset as u32,
+    /// #         len: part.len() as u16,
+    /// #         crc: 0x9a71_bb4c,
+    /// #     };
+    /// #     let mut headers = [0; OVERHEAD_BYTES];
+    /// #     fragment.write(&mut headers);
+    /// #     [&headers[..], part].concat()
+    /// # }
+    /// # let now = Instant::now();
+    /// let mut reassembler = Reassembler::new(Limits::default());
+    /// reassembler.accept(now, std::iter::once(&frame(1, 0, b"hel")[..])).unwrap();
+    /// assert_eq!(reassembler.waiting(), 1);
+    /// ```
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.partials.len()
     }
 
     /// Returns the bytes of reassembly memory, in use or kept for reuse.
+    ///
+    /// ```
+    /// # use std::time::{Duration, Instant};
+    /// # use towpath_pdu::{Accepted, ChannelQueue, Channels, Fragment, Limits, OVERHEAD_BYTES, Reassembler};
+    /// # /// A frame that holds a part of the PDU "hello" of channel 7.
+    /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
+    /// #     let fragment = Fragment {
+    /// #         destination: [2, 0, 0, 0, 0, 1],
+    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         channel: 7,
+    /// #         id,
+    /// #         total: 5,
+    /// #         offset: offset as u32,
+    /// #         len: part.len() as u16,
+    /// #         crc: 0x9a71_bb4c,
+    /// #     };
+    /// #     let mut headers = [0; OVERHEAD_BYTES];
+    /// #     fragment.write(&mut headers);
+    /// #     [&headers[..], part].concat()
+    /// # }
+    /// # let now = Instant::now();
+    /// let mut reassembler = Reassembler::new(Limits::default());
+    /// reassembler.accept(now, std::iter::once(&frame(1, 0, b"hel")[..])).unwrap();
+    /// // A PDU of 5 bytes takes the smallest buffer.
+    /// assert_eq!(reassembler.held_bytes(), 256);
+    /// ```
     #[must_use]
     pub fn held_bytes(&self) -> usize {
         self.buffers.held()
     }
 
     /// Returns the counters.
+    ///
+    /// ```
+    /// # use std::time::{Duration, Instant};
+    /// # use towpath_pdu::{Accepted, ChannelQueue, Channels, Fragment, Limits, OVERHEAD_BYTES, Reassembler};
+    /// # /// A frame that holds a part of the PDU "hello" of channel 7.
+    /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
+    /// #     let fragment = Fragment {
+    /// #         destination: [2, 0, 0, 0, 0, 1],
+    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         channel: 7,
+    /// #         id,
+    /// #         total: 5,
+    /// #         offset: offset as u32,
+    /// #         len: part.len() as u16,
+    /// #         crc: 0x9a71_bb4c,
+    /// #     };
+    /// #     let mut headers = [0; OVERHEAD_BYTES];
+    /// #     fragment.write(&mut headers);
+    /// #     [&headers[..], part].concat()
+    /// # }
+    /// # let now = Instant::now();
+    /// let mut reassembler = Reassembler::new(Limits::default());
+    /// let first = frame(1, 0, b"hel");
+    /// reassembler.accept(now, std::iter::once(&first[..])).unwrap();
+    /// assert!(reassembler.accept(now, std::iter::once(&first[..])).is_err());
+    /// assert_eq!(reassembler.counters().duplicates, 1);
+    /// ```
     #[must_use]
     pub fn counters(&self) -> ReceiveCounters {
         self.counters

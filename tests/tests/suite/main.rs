@@ -3,6 +3,7 @@
 mod calls;
 mod control;
 mod embedded;
+mod examples;
 mod filters;
 mod forks;
 mod images;

@@ -18,7 +18,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Returns all source files below a folder, except those that a build made.
-fn sources(folder: &Path, into: &mut Vec<PathBuf>) {
+pub(crate) fn sources(folder: &Path, into: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() && !path.ends_with("target") {

@@ -29,6 +29,19 @@ impl TcpStream {
     /// the time they send on in the background. The stack ends with the program, so a wait that
     /// fails tells the peer, and an event loop never waits.
     ///
+    /// ```
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = towpath_net::TcpListener::bind(&host, "10.0.0.1:80")?;
+    /// # let stream = towpath_net::TcpStream::connect(&host, "10.0.0.1:80")?;
+    /// use std::time::Duration;
+    ///
+    /// // The drop waits for at most 5 s until the peer has all data.
+    /// stream.set_linger(Some(Duration::from_secs(5)))?;
+    /// // The drop resets the connection.
+    /// stream.set_linger(Some(Duration::ZERO))?;
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// Never, while the stream lives.
     pub fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
@@ -40,6 +53,18 @@ impl TcpStream {
 
     /// Returns the value set by [`TcpStream::set_linger`].
     ///
+    /// ```
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = towpath_net::TcpListener::bind(&host, "10.0.0.1:80")?;
+    /// # let stream = towpath_net::TcpStream::connect(&host, "10.0.0.1:80")?;
+    /// use std::time::Duration;
+    ///
+    /// assert_eq!(stream.linger()?, None);
+    /// stream.set_linger(Some(Duration::from_secs(5)))?;
+    /// assert_eq!(stream.linger()?, Some(Duration::from_secs(5)));
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// Never, while the stream lives.
     pub fn linger(&self) -> io::Result<Option<Duration>> {
@@ -49,6 +74,23 @@ impl TcpStream {
     /// Sets whether the stack sends small segments at once instead of collecting them (Nagle's
     /// algorithm).
     ///
+    /// ```
+    /// # use std::io::{Read, Write};
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (server, client) = (switch.host()?, switch.host()?);
+    /// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+    /// # let mut stream = TcpStream::connect(&client, "10.0.0.1:80")?;
+    /// # let (mut accepted, _) = listener.accept()?;
+    /// // Each request leaves at once, although the previous one is not acknowledged.
+    /// stream.set_nodelay(true)?;
+    /// stream.write_all(b"request 1")?;
+    /// stream.write_all(b"request 2")?;
+    /// let mut bytes = [0; 18];
+    /// accepted.read_exact(&mut bytes)?;
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// Never, while the stream lives.
     pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
@@ -56,6 +98,16 @@ impl TcpStream {
     }
 
     /// Returns the value set by [`TcpStream::set_nodelay`].
+    ///
+    /// ```
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = towpath_net::TcpListener::bind(&host, "10.0.0.1:80")?;
+    /// # let stream = towpath_net::TcpStream::connect(&host, "10.0.0.1:80")?;
+    /// assert!(!stream.nodelay()?);
+    /// stream.set_nodelay(true)?;
+    /// assert!(stream.nodelay()?);
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// Never, while the stream lives.
@@ -66,6 +118,24 @@ impl TcpStream {
     /// Sets whether the stack holds small segments back until they are full, for at most 200 ms (`TCP_CORK`). `false`, the
     /// default, also sends what was held back, as far as [`TcpStream::set_nodelay`] allows it.
     ///
+    /// ```
+    /// # use std::io::{Read, Write};
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (server, client) = (switch.host()?, switch.host()?);
+    /// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+    /// # let mut stream = TcpStream::connect(&client, "10.0.0.1:80")?;
+    /// # let (mut accepted, _) = listener.accept()?;
+    /// stream.set_cork(true)?;
+    /// stream.write_all(b"header")?;
+    /// stream.write_all(b"body")?;
+    /// // Now both leave, in one segment.
+    /// stream.set_cork(false)?;
+    /// let mut bytes = [0; 10];
+    /// accepted.read_exact(&mut bytes)?;
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// Never, while the stream lives.
     pub fn set_cork(&self, cork: bool) -> io::Result<()> {
@@ -73,6 +143,16 @@ impl TcpStream {
     }
 
     /// Returns the value set by [`TcpStream::set_cork`].
+    ///
+    /// ```
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = towpath_net::TcpListener::bind(&host, "10.0.0.1:80")?;
+    /// # let stream = towpath_net::TcpStream::connect(&host, "10.0.0.1:80")?;
+    /// assert!(!stream.cork()?);
+    /// stream.set_cork(true)?;
+    /// assert!(stream.cork()?);
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// Never, while the stream lives.
@@ -84,6 +164,23 @@ impl TcpStream {
     /// [`TcpConfig::ack_delay`](crate::TcpConfig::ack_delay) later. Default `false`. Unlike with `TCP_QUICKACK` of the
     /// kernel, the value stays.
     ///
+    /// ```
+    /// # use std::io::{Read, Write};
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (server, client) = (switch.host()?, switch.host()?);
+    /// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+    /// # let mut stream = TcpStream::connect(&client, "10.0.0.1:80")?;
+    /// # let (mut accepted, _) = listener.accept()?;
+    /// // The peer's Nagle algorithm does not wait for a delayed acknowledgement.
+    /// accepted.set_quickack(true)?;
+    /// stream.write_all(b"half of ")?;
+    /// stream.write_all(b"a request")?;
+    /// let mut bytes = [0; 17];
+    /// accepted.read_exact(&mut bytes)?;
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// Never, while the stream lives.
     pub fn set_quickack(&self, quickack: bool) -> io::Result<()> {
@@ -91,6 +188,16 @@ impl TcpStream {
     }
 
     /// Returns the value set by [`TcpStream::set_quickack`].
+    ///
+    /// ```
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = towpath_net::TcpListener::bind(&host, "10.0.0.1:80")?;
+    /// # let stream = towpath_net::TcpStream::connect(&host, "10.0.0.1:80")?;
+    /// assert!(!stream.quickack()?);
+    /// stream.set_quickack(true)?;
+    /// assert!(stream.quickack()?);
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// Never, while the stream lives.
@@ -128,6 +235,21 @@ impl TcpStream {
 
     /// Returns the value set by [`TcpStream::set_keep_alive`].
     ///
+    /// ```
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = towpath_net::TcpListener::bind(&host, "10.0.0.1:80")?;
+    /// # let stream = towpath_net::TcpStream::connect(&host, "10.0.0.1:80")?;
+    /// use std::time::Duration;
+    /// use towpath_net::KeepAlive;
+    ///
+    /// assert_eq!(stream.keep_alive()?, None);
+    /// let (idle, interval) = (Duration::from_secs(60), Duration::from_secs(10));
+    /// let probes = KeepAlive { idle, interval, probes: 6 };
+    /// stream.set_keep_alive(Some(probes))?;
+    /// assert_eq!(stream.keep_alive()?, Some(probes));
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// Never, while the stream lives.
     pub fn keep_alive(&self) -> io::Result<Option<KeepAlive>> {
@@ -138,6 +260,26 @@ impl TcpStream {
     /// the connection fails with [`io::ErrorKind::TimedOut`]; `None`, the default, means
     /// [`TcpConfig::user_timeout`](crate::TcpConfig::user_timeout).
     ///
+    /// ```
+    /// # use std::io::{Read, Write};
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (server, client) = (switch.host()?, switch.host()?);
+    /// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+    /// # let mut stream = TcpStream::connect(&client, "10.0.0.1:80")?;
+    /// # let (mut accepted, _) = listener.accept()?;
+    /// use std::time::Duration;
+    ///
+    /// stream.set_user_timeout(Some(Duration::from_secs(30)))?;
+    /// server.end(Duration::ZERO);
+    /// stream.write_all(b"to a peer that has vanished")?;
+    /// // The hosts' clock: the test does not wait.
+    /// switch.advance(Duration::from_secs(31));
+    /// let error = stream.take_error()?.unwrap();
+    /// assert_eq!(error.kind(), std::io::ErrorKind::TimedOut);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// If the timeout is zero.
     pub fn set_user_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
@@ -147,6 +289,18 @@ impl TcpStream {
 
     /// Returns the value set by [`TcpStream::set_user_timeout`].
     ///
+    /// ```
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = towpath_net::TcpListener::bind(&host, "10.0.0.1:80")?;
+    /// # let stream = towpath_net::TcpStream::connect(&host, "10.0.0.1:80")?;
+    /// use std::time::Duration;
+    ///
+    /// assert_eq!(stream.user_timeout()?, None);
+    /// stream.set_user_timeout(Some(Duration::from_secs(30)))?;
+    /// assert_eq!(stream.user_timeout()?, Some(Duration::from_secs(30)));
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// Never, while the stream lives.
     pub fn user_timeout(&self) -> io::Result<Option<Duration>> {
@@ -154,6 +308,18 @@ impl TcpStream {
     }
 
     /// Sets the time to live (IPv4) or hop limit (IPv6) of sent packets. Default 64.
+    ///
+    /// ```
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = towpath_net::TcpListener::bind(&host, "10.0.0.1:80")?;
+    /// # let stream = towpath_net::TcpStream::connect(&host, "10.0.0.1:80")?;
+    /// // For a neighbour: no router forwards the packets.
+    /// stream.set_ttl(1)?;
+    /// assert_eq!(stream.ttl()?, 1);
+    /// // 0 and values above 255 are refused.
+    /// assert!(stream.set_ttl(0).is_err());
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// If it is outside 1 to 255.
@@ -164,6 +330,16 @@ impl TcpStream {
 
     /// Returns the value set by [`TcpStream::set_ttl`].
     ///
+    /// ```
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = towpath_net::TcpListener::bind(&host, "10.0.0.1:80")?;
+    /// # let stream = towpath_net::TcpStream::connect(&host, "10.0.0.1:80")?;
+    /// assert_eq!(stream.ttl()?, 64);
+    /// stream.set_ttl(255)?;
+    /// assert_eq!(stream.ttl()?, 255);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// Never, while the stream lives.
     pub fn ttl(&self) -> io::Result<u32> {
@@ -172,6 +348,16 @@ impl TcpStream {
 
     /// Sets the type of service (IPv4) or traffic class (IPv6) of sent packets, without its two lowest bits, which are for
     /// congestion notification. Default 0.
+    ///
+    /// ```
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = towpath_net::TcpListener::bind(&host, "10.0.0.1:80")?;
+    /// # let stream = towpath_net::TcpStream::connect(&host, "10.0.0.1:80")?;
+    /// // Lower effort (RFC 8622): code point 1, above the two bits of congestion notification.
+    /// stream.set_tos(1 << 2)?;
+    /// assert_eq!(stream.tos()?, 4);
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// If it is over 255.
@@ -182,6 +368,16 @@ impl TcpStream {
 
     /// Returns the value set by [`TcpStream::set_tos`].
     ///
+    /// ```
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = towpath_net::TcpListener::bind(&host, "10.0.0.1:80")?;
+    /// # let stream = towpath_net::TcpStream::connect(&host, "10.0.0.1:80")?;
+    /// assert_eq!(stream.tos()?, 0);
+    /// stream.set_tos(0xb8)?;
+    /// assert_eq!(stream.tos()?, 0xb8);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// Never, while the stream lives.
     pub fn tos(&self) -> io::Result<u32> {
@@ -189,6 +385,21 @@ impl TcpStream {
     }
 
     /// Returns what the connection has learned of its path: sizes, windows and times.
+    ///
+    /// ```
+    /// # use std::io::{Read, Write};
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (server, client) = (switch.host()?, switch.host()?);
+    /// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+    /// # let mut stream = TcpStream::connect(&client, "10.0.0.1:80")?;
+    /// # let (mut accepted, _) = listener.accept()?;
+    /// stream.write_all(b"question")?;
+    /// accepted.read(&mut [0; 8])?;
+    /// let info = stream.info()?;
+    /// println!("{info:?}");
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// Never, while the stream lives.
@@ -198,6 +409,22 @@ impl TcpStream {
 
     /// Returns `true` if the handshake has ended, also if it failed and ended the connection.
     ///
+    /// ```
+    /// # use std::io::{Read, Write};
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (server, client) = (switch.host()?, switch.host()?);
+    /// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+    /// // The switch loses the answer to the SYN.
+    /// switch.set_filter(|frame| match frame.from {
+    ///     1 => towpath_net::testing::Fate::Lose,
+    ///     _ => towpath_net::testing::Fate::Deliver,
+    /// });
+    /// let stream = TcpStream::connect_nonblocking(&client, "10.0.0.1:80".parse().unwrap())?;
+    /// assert!(!stream.is_connected()?);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// Never, while the stream lives.
     pub fn is_connected(&self) -> io::Result<bool> {
@@ -205,6 +432,22 @@ impl TcpStream {
     }
 
     /// Takes the pending error, if any.
+    ///
+    /// ```
+    /// # use std::io::{Read, Write};
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (server, client) = (switch.host()?, switch.host()?);
+    /// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+    /// # let mut stream = TcpStream::connect(&client, "10.0.0.1:80")?;
+    /// # let (mut accepted, _) = listener.accept()?;
+    /// assert!(stream.take_error()?.is_none());
+    /// accepted.abort();
+    /// let reset = stream.read(&mut [0; 8]);
+    /// // The read has returned the error, and so has taken it.
+    /// assert!(reset.is_err() && stream.take_error()?.is_none());
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// Never, while the stream lives.
@@ -219,6 +462,20 @@ impl TcpStream {
     /// Sets non-blocking mode, in which calls that would have to wait fail with
     /// [`io::ErrorKind::WouldBlock`].
     ///
+    /// ```
+    /// # use std::io::{Read, Write};
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (server, client) = (switch.host()?, switch.host()?);
+    /// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+    /// # let mut stream = TcpStream::connect(&client, "10.0.0.1:80")?;
+    /// # let (mut accepted, _) = listener.accept()?;
+    /// stream.set_nonblocking(true)?;
+    /// let error = stream.read(&mut [0; 8]).unwrap_err();
+    /// assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// Never.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
@@ -228,6 +485,22 @@ impl TcpStream {
 
     /// Sets the timeout of reading.
     ///
+    /// ```
+    /// # use std::io::{Read, Write};
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (server, client) = (switch.host()?, switch.host()?);
+    /// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+    /// # let mut stream = TcpStream::connect(&client, "10.0.0.1:80")?;
+    /// # let (mut accepted, _) = listener.accept()?;
+    /// use std::time::Duration;
+    ///
+    /// stream.set_read_timeout(Some(Duration::from_millis(10)))?;
+    /// let error = stream.read(&mut [0; 8]).unwrap_err();
+    /// assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// If the timeout is zero.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
@@ -235,6 +508,27 @@ impl TcpStream {
     }
 
     /// Sets the timeout of writing.
+    ///
+    /// ```
+    /// # use std::io::{Read, Write};
+    /// # use towpath_net::{TcpListener, TcpStream};
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (server, client) = (switch.host()?, switch.host()?);
+    /// # let listener = TcpListener::bind(&server, "10.0.0.1:80")?;
+    /// # let mut stream = TcpStream::connect(&client, "10.0.0.1:80")?;
+    /// # let (mut accepted, _) = listener.accept()?;
+    /// use std::time::Duration;
+    ///
+    /// stream.set_write_timeout(Some(Duration::from_millis(10)))?;
+    /// // The peer reads nothing, so its window and this side's buffer fill.
+    /// let error = loop {
+    ///     if let Err(error) = stream.write(&[0; 65_536]) {
+    ///         break error;
+    ///     }
+    /// };
+    /// assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// If the timeout is zero.
@@ -244,6 +538,18 @@ impl TcpStream {
 
     /// Returns the value set by [`TcpStream::set_read_timeout`].
     ///
+    /// ```
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = towpath_net::TcpListener::bind(&host, "10.0.0.1:80")?;
+    /// # let stream = towpath_net::TcpStream::connect(&host, "10.0.0.1:80")?;
+    /// use std::time::Duration;
+    ///
+    /// assert_eq!(stream.read_timeout()?, None);
+    /// stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    /// assert_eq!(stream.read_timeout()?, Some(Duration::from_secs(5)));
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// Never.
     pub fn read_timeout(&self) -> io::Result<Option<Duration>> {
@@ -251,6 +557,18 @@ impl TcpStream {
     }
 
     /// Returns the value set by [`TcpStream::set_write_timeout`].
+    ///
+    /// ```
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = towpath_net::TcpListener::bind(&host, "10.0.0.1:80")?;
+    /// # let stream = towpath_net::TcpStream::connect(&host, "10.0.0.1:80")?;
+    /// use std::time::Duration;
+    ///
+    /// assert_eq!(stream.write_timeout()?, None);
+    /// stream.set_write_timeout(Some(Duration::from_secs(5)))?;
+    /// assert_eq!(stream.write_timeout()?, Some(Duration::from_secs(5)));
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// Never.

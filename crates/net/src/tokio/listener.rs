@@ -23,6 +23,18 @@ pub struct TcpListener {
 impl TcpListener {
     /// Listens at an address of the network: see [`TcpListener::bind`](crate::TcpListener::bind).
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// use towpath_net::tokio::TcpListener;
+    ///
+    /// let listener = TcpListener::bind(&host, "0.0.0.0:80").await?;
+    /// assert_eq!(listener.local_addr()?.port(), 80);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// If the address is not the network's, in use, or not allowed to this application.
     pub async fn bind(network: &Network, local: impl ToSocketAddrs) -> io::Result<TcpListener> {
@@ -31,6 +43,21 @@ impl TcpListener {
     }
 
     /// Makes a listener of tasks of one that was configured by other calls.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// use towpath_net::BindOptions;
+    /// use towpath_net::tokio::TcpListener;
+    ///
+    /// let mut options = BindOptions::default();
+    /// options.backlog = 16;
+    /// let listener = towpath_net::TcpListener::bind_with(&host, "0.0.0.0:80", options)?;
+    /// let listener = TcpListener::new(listener)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`LinkError::Forked`](crate::LinkError::Forked).
@@ -41,18 +68,56 @@ impl TcpListener {
     }
 
     /// Returns the non-blocking listener, which shares its readiness and options with this one.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # use towpath_net::tokio::{TcpListener, TcpStream};
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = TcpListener::bind(&host, "10.0.0.1:80").await?;
+    /// // The options are those of the other listener.
+    /// listener.get_ref().set_ttl(255)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn get_ref(&self) -> &crate::TcpListener {
         &self.listener
     }
 
     /// Returns the non-blocking listener.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # use towpath_net::tokio::{TcpListener, TcpStream};
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = TcpListener::bind(&host, "10.0.0.1:80").await?;
+    /// let listener = listener.into_inner();
+    /// // For a thread that blocks.
+    /// listener.set_nonblocking(false)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn into_inner(self) -> crate::TcpListener {
         self.listener
     }
 
     /// Accepts the oldest waiting connection. Several tasks may wait; a connection wakes all of them, and one gets it.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # use towpath_net::tokio::{TcpListener, TcpStream};
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = TcpListener::bind(&host, "10.0.0.1:80").await?;
+    /// let stream = TcpStream::connect(&host, "10.0.0.1:80").await?;
+    /// let (_accepted, peer) = listener.accept().await?;
+    /// assert_eq!(peer, stream.local_addr()?);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// If the link is dead, or the port was revoked.
@@ -64,6 +129,21 @@ impl TcpListener {
     }
 
     /// Accepts a connection, for one task at a time: the last one that polled is woken.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # use towpath_net::tokio::{TcpListener, TcpStream};
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = TcpListener::bind(&host, "10.0.0.1:80").await?;
+    /// use std::future::poll_fn;
+    ///
+    /// let stream = TcpStream::connect(&host, "10.0.0.1:80").await?;
+    /// let (_accepted, peer) = poll_fn(|context| listener.poll_accept(context)).await?;
+    /// assert_eq!(peer, stream.local_addr()?);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`TcpListener::accept`].
@@ -80,6 +160,18 @@ impl TcpListener {
     }
 
     /// Returns the listener's local address.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// use towpath_net::tokio::TcpListener;
+    ///
+    /// let listener = TcpListener::bind(&host, "10.0.0.1:0").await?;
+    /// println!("listening at port {}", listener.local_addr()?.port());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`LinkError::Forked`](crate::LinkError::Forked).

@@ -37,11 +37,48 @@ pub struct ReuniteError(pub OwnedReadHalf, pub OwnedWriteHalf);
 
 impl TcpStream {
     /// Splits the stream into borrowed halves, for one task.
+    ///
+    /// ```
+    /// # use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    /// # use towpath_net::tokio::{TcpListener, TcpStream};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = TcpListener::bind(&host, "10.0.0.1:80").await?;
+    /// # let mut stream = TcpStream::connect(&host, "10.0.0.1:80").await?;
+    /// # let (mut accepted, _) = listener.accept().await?;
+    /// stream.write_all(b"question").await?;
+    /// # stream.shutdown().await?;
+    /// let (mut reader, mut writer) = accepted.split();
+    /// // Both halves in one task: each byte goes back to the peer.
+    /// tokio::io::copy(&mut reader, &mut writer).await?;
+    /// stream.read_exact(&mut [0; 8]).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn split(&mut self) -> (ReadHalf<'_>, WriteHalf<'_>) {
         (ReadHalf(self), WriteHalf(self))
     }
 
     /// Splits the stream into halves for two tasks. The drop of the writing half closes this side's direction.
+    ///
+    /// ```
+    /// # use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    /// # use towpath_net::tokio::{TcpListener, TcpStream};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = TcpListener::bind(&host, "10.0.0.1:80").await?;
+    /// # let mut stream = TcpStream::connect(&host, "10.0.0.1:80").await?;
+    /// # let (mut accepted, _) = listener.accept().await?;
+    /// let (mut reader, mut writer) = accepted.into_split();
+    /// let writing = tokio::spawn(async move { writer.write_all(b"greeting").await });
+    /// stream.write_all(b"question").await?;
+    /// reader.read_exact(&mut [0; 8]).await?;
+    /// writing.await??;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn into_split(self) -> (OwnedReadHalf, OwnedWriteHalf) {
         let stream = Arc::new(self);
@@ -51,6 +88,22 @@ impl TcpStream {
 
 impl OwnedReadHalf {
     /// Makes the stream of its two halves again.
+    ///
+    /// ```
+    /// # use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    /// # use towpath_net::tokio::{TcpListener, TcpStream};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = TcpListener::bind(&host, "10.0.0.1:80").await?;
+    /// # let mut stream = TcpStream::connect(&host, "10.0.0.1:80").await?;
+    /// # let (mut accepted, _) = listener.accept().await?;
+    /// let (reader, writer) = accepted.into_split();
+    /// let accepted = reader.reunite(writer).map_err(std::io::Error::other)?;
+    /// assert_eq!(accepted.peer_addr()?, stream.local_addr()?);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// If they are not of the same stream; the error has both.
@@ -70,6 +123,22 @@ impl OwnedReadHalf {
 
 impl OwnedWriteHalf {
     /// Drops the half without closing this side's direction. The direction then closes with the other half.
+    ///
+    /// ```
+    /// # use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    /// # use towpath_net::tokio::{TcpListener, TcpStream};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = TcpListener::bind(&host, "10.0.0.1:80").await?;
+    /// # let mut stream = TcpStream::connect(&host, "10.0.0.1:80").await?;
+    /// # let (mut accepted, _) = listener.accept().await?;
+    /// let (reader, mut writer) = accepted.into_split();
+    /// writer.write_all(b"the last word, and the direction stays open").await?;
+    /// writer.forget();
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn forget(mut self) {
         self.closes = false;
     }

@@ -26,6 +26,20 @@ pub struct TcpStream {
 impl TcpStream {
     /// Connects to a peer.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # use towpath_net::tokio::{TcpListener, TcpStream};
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = TcpListener::bind(&host, "10.0.0.1:80").await?;
+    /// use tokio::io::AsyncWriteExt;
+    ///
+    /// let mut stream = TcpStream::connect(&host, "10.0.0.1:80").await?;
+    /// stream.write_all(b"question").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// If no route leads to the address, no socket listens there or the peer does not answer; if the application has
     /// no port left.
@@ -51,6 +65,22 @@ impl TcpStream {
 
     /// Makes a stream of tasks of one that was configured by other calls. It may still be connecting.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # use towpath_net::tokio::{TcpListener, TcpStream};
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = TcpListener::bind(&host, "10.0.0.1:80").await?;
+    /// let (from, to) = ("0.0.0.0:179".parse().unwrap(), "10.0.0.1:80".parse().unwrap());
+    /// let stream = towpath_net::TcpStream::connect_nonblocking_from(&host, from, to)?;
+    /// stream.set_nodelay(true)?;
+    /// let stream = TcpStream::new(stream)?;
+    /// stream.writable().await?;
+    /// assert!(stream.get_ref().is_connected()?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`LinkError::Forked`](crate::LinkError::Forked).
     pub fn new(stream: crate::TcpStream) -> io::Result<TcpStream> {
@@ -60,18 +90,67 @@ impl TcpStream {
     }
 
     /// Returns the non-blocking stream, which shares its data and options with this one.
+    ///
+    /// ```
+    /// # use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    /// # use towpath_net::tokio::{TcpListener, TcpStream};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = TcpListener::bind(&host, "10.0.0.1:80").await?;
+    /// # let mut stream = TcpStream::connect(&host, "10.0.0.1:80").await?;
+    /// # let (mut accepted, _) = listener.accept().await?;
+    /// // The options are those of the other stream.
+    /// stream.get_ref().set_nodelay(true)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn get_ref(&self) -> &crate::TcpStream {
         &self.stream
     }
 
     /// Returns the non-blocking stream.
+    ///
+    /// ```
+    /// # use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    /// # use towpath_net::tokio::{TcpListener, TcpStream};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = TcpListener::bind(&host, "10.0.0.1:80").await?;
+    /// # let mut stream = TcpStream::connect(&host, "10.0.0.1:80").await?;
+    /// # let (mut accepted, _) = listener.accept().await?;
+    /// let stream = stream.into_inner();
+    /// // For a thread that blocks.
+    /// stream.set_nonblocking(false)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn into_inner(self) -> crate::TcpStream {
         self.stream
     }
 
     /// Waits until the stream is ready for something that the interest concerns.
+    ///
+    /// ```
+    /// # use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    /// # use towpath_net::tokio::{TcpListener, TcpStream};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = TcpListener::bind(&host, "10.0.0.1:80").await?;
+    /// # let mut stream = TcpStream::connect(&host, "10.0.0.1:80").await?;
+    /// # let (mut accepted, _) = listener.accept().await?;
+    /// use towpath_net::Interest;
+    ///
+    /// let ready = stream.ready(Interest::READABLE | Interest::WRITABLE).await?;
+    /// // The peer has sent nothing, and there is room.
+    /// assert!(ready.is_writable() && !ready.is_readable());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`LinkError::Forked`](crate::LinkError::Forked).
@@ -81,6 +160,22 @@ impl TcpStream {
 
     /// Waits until a read does not wait.
     ///
+    /// ```
+    /// # use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    /// # use towpath_net::tokio::{TcpListener, TcpStream};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = TcpListener::bind(&host, "10.0.0.1:80").await?;
+    /// # let mut stream = TcpStream::connect(&host, "10.0.0.1:80").await?;
+    /// # let (mut accepted, _) = listener.accept().await?;
+    /// stream.write_all(b"question").await?;
+    /// accepted.readable().await?;
+    /// assert_eq!(accepted.try_read(&mut [0; 64])?, 8);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`TcpStream::ready`].
     pub async fn readable(&self) -> io::Result<()> {
@@ -88,6 +183,21 @@ impl TcpStream {
     }
 
     /// Waits until a write does not wait.
+    ///
+    /// ```
+    /// # use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    /// # use towpath_net::tokio::{TcpListener, TcpStream};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = TcpListener::bind(&host, "10.0.0.1:80").await?;
+    /// # let mut stream = TcpStream::connect(&host, "10.0.0.1:80").await?;
+    /// # let (mut accepted, _) = listener.accept().await?;
+    /// stream.writable().await?;
+    /// let written = stream.try_write(b"question")?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`TcpStream::ready`].
@@ -97,6 +207,21 @@ impl TcpStream {
 
     /// Reads without waiting.
     ///
+    /// ```
+    /// # use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    /// # use towpath_net::tokio::{TcpListener, TcpStream};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = TcpListener::bind(&host, "10.0.0.1:80").await?;
+    /// # let mut stream = TcpStream::connect(&host, "10.0.0.1:80").await?;
+    /// # let (mut accepted, _) = listener.accept().await?;
+    /// let error = stream.try_read(&mut [0; 64]).unwrap_err();
+    /// assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] without data; as reading.
     pub fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -104,6 +229,21 @@ impl TcpStream {
     }
 
     /// Writes without waiting.
+    ///
+    /// ```
+    /// # use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    /// # use towpath_net::tokio::{TcpListener, TcpStream};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = TcpListener::bind(&host, "10.0.0.1:80").await?;
+    /// # let mut stream = TcpStream::connect(&host, "10.0.0.1:80").await?;
+    /// # let (mut accepted, _) = listener.accept().await?;
+    /// // The buffer for sent data has room.
+    /// assert_eq!(stream.try_write(b"question")?, 8);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] without room; as writing.
@@ -113,6 +253,25 @@ impl TcpStream {
 
     /// Copies the next data without removing it.
     ///
+    /// ```
+    /// # use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    /// # use towpath_net::tokio::{TcpListener, TcpStream};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = TcpListener::bind(&host, "10.0.0.1:80").await?;
+    /// # let mut stream = TcpStream::connect(&host, "10.0.0.1:80").await?;
+    /// # let (mut accepted, _) = listener.accept().await?;
+    /// stream.write_all(b"question").await?;
+    /// let mut first = [0; 1];
+    /// accepted.peek(&mut first).await?;
+    /// assert_eq!(&first, b"q");
+    /// // The byte is still there.
+    /// accepted.read_exact(&mut [0; 8]).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As reading.
     pub async fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -121,6 +280,20 @@ impl TcpStream {
 
     /// Returns the peer's address.
     ///
+    /// ```
+    /// # use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    /// # use towpath_net::tokio::{TcpListener, TcpStream};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = TcpListener::bind(&host, "10.0.0.1:80").await?;
+    /// # let mut stream = TcpStream::connect(&host, "10.0.0.1:80").await?;
+    /// # let (mut accepted, _) = listener.accept().await?;
+    /// assert_eq!(stream.peer_addr()?, "10.0.0.1:80".parse().unwrap());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`TcpStream::peer_addr`](crate::TcpStream::peer_addr).
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
@@ -128,6 +301,20 @@ impl TcpStream {
     }
 
     /// Returns this side's address.
+    ///
+    /// ```
+    /// # use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    /// # use towpath_net::tokio::{TcpListener, TcpStream};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let listener = TcpListener::bind(&host, "10.0.0.1:80").await?;
+    /// # let mut stream = TcpStream::connect(&host, "10.0.0.1:80").await?;
+    /// # let (mut accepted, _) = listener.accept().await?;
+    /// assert_eq!(stream.local_addr()?, accepted.peer_addr()?);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`TcpStream::local_addr`](crate::TcpStream::local_addr).

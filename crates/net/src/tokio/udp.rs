@@ -27,6 +27,18 @@ pub struct UdpSocket {
 impl UdpSocket {
     /// Binds a socket to an address of the network: see [`UdpSocket::bind`](crate::UdpSocket::bind).
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// use towpath_net::tokio::UdpSocket;
+    ///
+    /// let socket = UdpSocket::bind(&host, "0.0.0.0:53").await?;
+    /// assert_eq!(socket.local_addr()?.port(), 53);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// If the address is not the network's, in use, or not allowed to this application.
     pub async fn bind(network: &Network, local: impl ToSocketAddrs) -> io::Result<UdpSocket> {
@@ -35,6 +47,19 @@ impl UdpSocket {
     }
 
     /// Makes a socket of tasks of one that was configured by other calls.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// use towpath_net::tokio::UdpSocket;
+    ///
+    /// let socket = towpath_net::UdpSocket::bind(&host, "0.0.0.0:67")?;
+    /// socket.set_broadcast(true)?;
+    /// let socket = UdpSocket::new(socket)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`LinkError::Forked`](crate::LinkError::Forked).
@@ -45,18 +70,59 @@ impl UdpSocket {
     }
 
     /// Returns the non-blocking socket, which shares its datagrams and options with this one.
+    ///
+    /// ```
+    /// # use towpath_net::tokio::UdpSocket;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "10.0.0.1:7").await?;
+    /// # let sender = UdpSocket::bind(&host, "10.0.0.1:0").await?;
+    /// // The options are those of the other socket.
+    /// socket.get_ref().set_ttl(3)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn get_ref(&self) -> &crate::UdpSocket {
         &self.socket
     }
 
     /// Returns the non-blocking socket.
+    ///
+    /// ```
+    /// # use towpath_net::tokio::UdpSocket;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "10.0.0.1:7").await?;
+    /// # let sender = UdpSocket::bind(&host, "10.0.0.1:0").await?;
+    /// let socket = socket.into_inner();
+    /// // For a thread that blocks.
+    /// socket.set_nonblocking(false)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn into_inner(self) -> crate::UdpSocket {
         self.socket
     }
 
     /// Sets the peer of [`UdpSocket::send`]. From now on the socket receives only from that peer.
+    ///
+    /// ```
+    /// # use towpath_net::tokio::UdpSocket;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "10.0.0.1:7").await?;
+    /// # let sender = UdpSocket::bind(&host, "10.0.0.1:0").await?;
+    /// sender.connect("10.0.0.1:7").await?;
+    /// sender.send(b"question").await?;
+    /// assert_eq!(socket.recv(&mut [0; 64]).await?, 8);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// If no route leads to the peer.
@@ -68,6 +134,21 @@ impl UdpSocket {
 
     /// Waits until the socket is ready for something that the interest concerns.
     ///
+    /// ```
+    /// # use towpath_net::tokio::UdpSocket;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "10.0.0.1:7").await?;
+    /// # let sender = UdpSocket::bind(&host, "10.0.0.1:0").await?;
+    /// use towpath_net::Interest;
+    ///
+    /// let ready = sender.ready(Interest::READABLE | Interest::WRITABLE).await?;
+    /// assert!(ready.is_writable() && !ready.is_readable());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`LinkError::Forked`](crate::LinkError::Forked).
     pub async fn ready(&self, interest: Interest) -> io::Result<Ready> {
@@ -76,6 +157,19 @@ impl UdpSocket {
 
     /// Sends a datagram to the connected peer.
     ///
+    /// ```
+    /// # use towpath_net::tokio::UdpSocket;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "10.0.0.1:7").await?;
+    /// # let sender = UdpSocket::bind(&host, "10.0.0.1:0").await?;
+    /// sender.connect("10.0.0.1:7").await?;
+    /// assert_eq!(sender.send(b"question").await?, 8);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`UdpSocket::send`](crate::UdpSocket::send).
     pub async fn send(&self, data: &[u8]) -> io::Result<usize> {
@@ -83,6 +177,20 @@ impl UdpSocket {
     }
 
     /// Sends a datagram, to the first address if there are several.
+    ///
+    /// ```
+    /// # use towpath_net::tokio::UdpSocket;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "10.0.0.1:7").await?;
+    /// # let sender = UdpSocket::bind(&host, "10.0.0.1:0").await?;
+    /// sender.send_to(b"question", "10.0.0.1:7").await?;
+    /// let (len, from) = socket.recv_from(&mut [0; 64]).await?;
+    /// assert_eq!((len, from), (8, sender.local_addr()?));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`UdpSocket::send_to`](crate::UdpSocket::send_to).
@@ -96,6 +204,19 @@ impl UdpSocket {
 
     /// Receives a datagram from the connected peer; the part beyond the buffer's length is lost.
     ///
+    /// ```
+    /// # use towpath_net::tokio::UdpSocket;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "10.0.0.1:7").await?;
+    /// # let sender = UdpSocket::bind(&host, "10.0.0.1:0").await?;
+    /// sender.send_to(b"longer than the buffer", "10.0.0.1:7").await?;
+    /// assert_eq!(socket.recv(&mut [0; 6]).await?, 6);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// If the peer refused a sent datagram, or the link is dead.
     pub async fn recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -103,6 +224,21 @@ impl UdpSocket {
     }
 
     /// Receives a datagram; the part beyond the buffer's length is lost.
+    ///
+    /// ```
+    /// # use towpath_net::tokio::UdpSocket;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "10.0.0.1:7").await?;
+    /// # let sender = UdpSocket::bind(&host, "10.0.0.1:0").await?;
+    /// sender.send_to(b"question", "10.0.0.1:7").await?;
+    /// let mut datagram = [0; 2048];
+    /// let (len, from) = socket.recv_from(&mut datagram).await?;
+    /// socket.send_to(&datagram[..len], from).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`UdpSocket::recv`].
@@ -113,6 +249,21 @@ impl UdpSocket {
     /// Receives a datagram with the fields of its header, or several if
     /// [`UdpSocket::set_gro`](crate::UdpSocket::set_gro) of [`UdpSocket::get_ref`] is on.
     ///
+    /// ```
+    /// # use towpath_net::tokio::UdpSocket;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "10.0.0.1:7").await?;
+    /// # let sender = UdpSocket::bind(&host, "10.0.0.1:0").await?;
+    /// sender.get_ref().set_ttl(3)?;
+    /// sender.send_to(b"question", "10.0.0.1:7").await?;
+    /// let received = socket.recv_datagram(&mut [0; 64]).await?;
+    /// assert_eq!((received.len, received.ttl), (8, 3));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`UdpSocket::recv`].
     pub async fn recv_datagram(&self, buffer: &mut [u8]) -> io::Result<ReceivedDatagram> {
@@ -122,6 +273,24 @@ impl UdpSocket {
 
     /// Waits for a datagram, and receives as many as have arrived and have buffers: see
     /// [`UdpSocket::recv_many`](crate::UdpSocket::recv_many).
+    ///
+    /// ```
+    /// # use towpath_net::tokio::UdpSocket;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "10.0.0.1:7").await?;
+    /// # let sender = UdpSocket::bind(&host, "10.0.0.1:0").await?;
+    /// use std::io::IoSliceMut;
+    ///
+    /// sender.send_to(b"question", "10.0.0.1:7").await?;
+    /// let (mut one, mut other, mut received) = ([0; 2048], [0; 2048], Vec::new());
+    /// let mut buffers = [IoSliceMut::new(&mut one), IoSliceMut::new(&mut other)];
+    /// assert_eq!(socket.recv_many(&mut buffers, &mut received).await?, 1);
+    /// println!("{} bytes from {}", received[0].len, received[0].from);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`UdpSocket::recv`].
@@ -137,6 +306,22 @@ impl UdpSocket {
     /// Waits for room, and sends as many datagrams as find room: see
     /// [`UdpSocket::send_many`](crate::UdpSocket::send_many).
     ///
+    /// ```
+    /// # use towpath_net::tokio::UdpSocket;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "10.0.0.1:7").await?;
+    /// # let sender = UdpSocket::bind(&host, "10.0.0.1:0").await?;
+    /// use towpath_net::DatagramToSend;
+    ///
+    /// let to = socket.local_addr()?;
+    /// let datagrams = [DatagramToSend::new(b"one", to), DatagramToSend::new(b"another", to)];
+    /// assert_eq!(sender.send_many(&datagrams).await?, 2);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`UdpSocket::send_many`](crate::UdpSocket::send_many).
     pub async fn send_many(&self, datagrams: &[DatagramToSend<'_>]) -> io::Result<usize> {
@@ -146,6 +331,21 @@ impl UdpSocket {
 
     /// Copies the next datagram without removing it.
     ///
+    /// ```
+    /// # use towpath_net::tokio::UdpSocket;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "10.0.0.1:7").await?;
+    /// # let sender = UdpSocket::bind(&host, "10.0.0.1:0").await?;
+    /// sender.send_to(b"question", "10.0.0.1:7").await?;
+    /// let (_, from) = socket.peek_from(&mut [0; 1]).await?;
+    /// // The datagram is still there.
+    /// assert_eq!(socket.recv_from(&mut [0; 64]).await?, (8, from));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`UdpSocket::recv`].
     pub async fn peek_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
@@ -153,6 +353,19 @@ impl UdpSocket {
     }
 
     /// Receives a datagram without waiting.
+    ///
+    /// ```
+    /// # use towpath_net::tokio::UdpSocket;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "10.0.0.1:7").await?;
+    /// # let sender = UdpSocket::bind(&host, "10.0.0.1:0").await?;
+    /// let error = socket.try_recv_from(&mut [0; 64]).unwrap_err();
+    /// assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] without a datagram; as [`UdpSocket::recv`].
@@ -162,6 +375,18 @@ impl UdpSocket {
 
     /// Sends a datagram without waiting.
     ///
+    /// ```
+    /// # use towpath_net::tokio::UdpSocket;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "10.0.0.1:7").await?;
+    /// # let sender = UdpSocket::bind(&host, "10.0.0.1:0").await?;
+    /// assert_eq!(sender.try_send_to(b"question", socket.local_addr()?)?, 8);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] without room; as [`UdpSocket::send_to`].
     pub fn try_send_to(&self, data: &[u8], to: SocketAddr) -> io::Result<usize> {
@@ -169,6 +394,25 @@ impl UdpSocket {
     }
 
     /// Receives a datagram from the connected peer, for one task at a time.
+    ///
+    /// ```
+    /// # use towpath_net::tokio::UdpSocket;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "10.0.0.1:7").await?;
+    /// # let sender = UdpSocket::bind(&host, "10.0.0.1:0").await?;
+    /// use std::future::poll_fn;
+    /// use tokio::io::ReadBuf;
+    ///
+    /// sender.send_to(b"question", "10.0.0.1:7").await?;
+    /// let mut memory = [0; 2048];
+    /// let mut buffer = ReadBuf::new(&mut memory);
+    /// poll_fn(|context| socket.poll_recv(context, &mut buffer)).await?;
+    /// assert_eq!(buffer.filled(), b"question");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`UdpSocket::recv`].
@@ -181,6 +425,25 @@ impl UdpSocket {
     }
 
     /// Receives a datagram, for one task at a time.
+    ///
+    /// ```
+    /// # use towpath_net::tokio::UdpSocket;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "10.0.0.1:7").await?;
+    /// # let sender = UdpSocket::bind(&host, "10.0.0.1:0").await?;
+    /// use std::future::poll_fn;
+    /// use tokio::io::ReadBuf;
+    ///
+    /// sender.send_to(b"question", "10.0.0.1:7").await?;
+    /// let mut memory = [0; 2048];
+    /// let mut buffer = ReadBuf::new(&mut memory);
+    /// let from = poll_fn(|context| socket.poll_recv_from(context, &mut buffer)).await?;
+    /// assert_eq!((buffer.filled(), from), (&b"question"[..], sender.local_addr()?));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`UdpSocket::recv`].
@@ -200,6 +463,22 @@ impl UdpSocket {
 
     /// Sends a datagram, for one task at a time.
     ///
+    /// ```
+    /// # use towpath_net::tokio::UdpSocket;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "10.0.0.1:7").await?;
+    /// # let sender = UdpSocket::bind(&host, "10.0.0.1:0").await?;
+    /// use std::future::poll_fn;
+    ///
+    /// let to = socket.local_addr()?;
+    /// let sent = poll_fn(|context| sender.poll_send_to(context, b"question", to)).await?;
+    /// assert_eq!(sent, 8);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`UdpSocket::send_to`].
     pub fn poll_send_to(
@@ -214,6 +493,18 @@ impl UdpSocket {
 
     /// Returns the socket's address and port.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// use towpath_net::tokio::UdpSocket;
+    ///
+    /// let socket = UdpSocket::bind(&host, "10.0.0.1:0").await?;
+    /// println!("the network chose port {}", socket.local_addr()?.port());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`LinkError::Forked`](crate::LinkError::Forked).
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -221,6 +512,19 @@ impl UdpSocket {
     }
 
     /// Returns the peer to which the socket is connected.
+    ///
+    /// ```
+    /// # use towpath_net::tokio::UdpSocket;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// # let host = towpath_net::testing::Switch::new().host()?;
+    /// # let socket = UdpSocket::bind(&host, "10.0.0.1:7").await?;
+    /// # let sender = UdpSocket::bind(&host, "10.0.0.1:0").await?;
+    /// sender.connect("10.0.0.1:7").await?;
+    /// assert_eq!(sender.peer_addr()?, socket.local_addr()?);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// If the socket is not connected.

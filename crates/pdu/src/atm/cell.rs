@@ -34,6 +34,17 @@ pub struct CellHeader {
 impl CellHeader {
     /// Parses a cell's header.
     ///
+    /// ```
+    /// # use towpath_pdu::atm::{CellHeader, Circuit, Segmenter};
+    /// # let circuit = Circuit { vpi: 0, vci: 100 };
+    /// let cell = Segmenter::aal5(circuit, 5).unwrap().cells(b"hello").next().unwrap();
+    /// let header = CellHeader::parse(&cell).unwrap();
+    /// assert_eq!(header.circuit, circuit);
+    /// let mut damaged = cell;
+    /// damaged[2] ^= 1;
+    /// assert!(CellHeader::parse(&damaged).is_err());
+    /// ```
+    ///
     /// # Errors
     /// [`WrongHec`]: no field can be trusted.
     #[inline]
@@ -48,6 +59,16 @@ impl CellHeader {
     }
 
     /// Writes the header to the beginning of a cell, including the HEC.
+    ///
+    /// ```
+    /// # use towpath_pdu::atm::{CELL_BYTES, CellHeader, Circuit};
+    /// let circuit = Circuit { vpi: 0x12, vci: 0x3456 };
+    /// let header = CellHeader { circuit, payload_type: 1, low_priority: true };
+    /// let mut cell = [0; CELL_BYTES];
+    /// header.write(&mut cell);
+    /// assert_eq!(cell[..4], [0x01, 0x23, 0x45, 0x63]);
+    /// assert_eq!(CellHeader::parse(&cell), Ok(header));
+    /// ```
     #[inline]
     pub fn write(self, cell: &mut Cell) {
         let CellHeader { circuit: Circuit { vpi, vci }, payload_type, low_priority } = self;
@@ -63,12 +84,29 @@ impl CellHeader {
     }
 
     /// Returns `true` if the cell is the last one of an AAL5 PDU.
+    ///
+    /// ```
+    /// # use towpath_pdu::atm::{CellHeader, Circuit, Segmenter};
+    /// # let circuit = Circuit { vpi: 0, vci: 100 };
+    /// // 100 bytes, and 8 of the trailer: three cells.
+    /// let cells = Segmenter::aal5(circuit, 100).unwrap().cells(&[7; 100]);
+    /// let are_last = cells.map(|cell| CellHeader::parse(&cell).unwrap().is_last());
+    /// assert_eq!(are_last.collect::<Vec<_>>(), [false, false, true]);
+    /// ```
     #[must_use]
     pub fn is_last(self) -> bool {
         self.payload_type & (MANAGEMENT | LAST) == LAST
     }
 
     /// Returns `true` if a switch on the cell's way was congested.
+    ///
+    /// ```
+    /// # use towpath_pdu::atm::{CellHeader, Circuit, Segmenter};
+    /// # let circuit = Circuit { vpi: 0, vci: 100 };
+    /// // Bit 1 of the payload type of a user's cell.
+    /// let header = CellHeader { circuit, payload_type: 0b010, low_priority: false };
+    /// assert!(header.is_congested() && !header.is_last());
+    /// ```
     #[must_use]
     pub fn is_congested(self) -> bool {
         self.payload_type & (MANAGEMENT | CONGESTED) == CONGESTED
@@ -76,6 +114,14 @@ impl CellHeader {
 
     /// Returns `true` if the cell carries no user data: operation and maintenance, resource
     /// management, or reserved.
+    ///
+    /// ```
+    /// # use towpath_pdu::atm::{CellHeader, Circuit, Segmenter};
+    /// # let circuit = Circuit { vpi: 0, vci: 100 };
+    /// // 5: operation and maintenance, from end to end (ITU-T I.361).
+    /// let header = CellHeader { circuit, payload_type: 5, low_priority: false };
+    /// assert!(header.is_management() && !header.is_last());
+    /// ```
     #[must_use]
     pub fn is_management(self) -> bool {
         self.payload_type & MANAGEMENT != 0

@@ -14,12 +14,25 @@ pub struct Circuit {
 
 impl Circuit {
     /// Returns `true` if the VCI is reserved: below 32.
+    ///
+    /// ```
+    /// # use towpath_pdu::atm::Circuit;
+    /// // VCI 5 is that of signalling.
+    /// assert!(Circuit { vpi: 0, vci: 5 }.is_reserved());
+    /// assert!(!Circuit { vpi: 0, vci: 32 }.is_reserved());
+    /// ```
     #[must_use]
     pub fn is_reserved(self) -> bool {
         self.vci < FIRST_VCI
     }
 
     /// Returns `true` if cells of this circuit are idle or unassigned.
+    ///
+    /// ```
+    /// # use towpath_pdu::atm::Circuit;
+    /// assert!(Circuit { vpi: 0, vci: 0 }.is_idle());
+    /// assert!(!Circuit { vpi: 1, vci: 0 }.is_idle());
+    /// ```
     #[must_use]
     pub fn is_idle(self) -> bool {
         self.vpi == 0 && self.vci == 0

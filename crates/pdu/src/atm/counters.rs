@@ -56,6 +56,19 @@ pub struct Counters {
 impl Counters {
     /// Returns `true` if every cell, and every started PDU but for the `waiting` incomplete ones,
     /// counts once.
+    ///
+    /// ```
+    /// # use towpath_pdu::atm::{Adaptation, Circuit, Limits, Reassembler, Segmenter};
+    /// # let circuit = Circuit { vpi: 0, vci: 100 };
+    /// # let mut reassembler = Reassembler::new(Limits::default());
+    /// # reassembler.open(circuit, Adaptation::Aal5).unwrap();
+    /// # use std::time::Instant;
+    /// // One of two cells.
+    /// let first = Segmenter::aal5(circuit, 50).unwrap().cells(&[7; 50]).next().unwrap();
+    /// reassembler.accept(Instant::now(), &first).unwrap();
+    /// assert!(reassembler.counters().adds_up(reassembler.waiting()));
+    /// assert_eq!(reassembler.waiting(), 1);
+    /// ```
     #[must_use]
     pub fn adds_up(&self, waiting: usize) -> bool {
         let dropped = self.hec

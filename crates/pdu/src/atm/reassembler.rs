@@ -79,6 +79,15 @@ pub struct Reassembler {
 
 impl Reassembler {
     /// Creates a receiver without circuits. Limits out of range become the nearest value in range.
+    ///
+    /// ```
+    /// # use towpath_pdu::atm::{Limits, Reassembler};
+    /// use std::time::Duration;
+    ///
+    /// let limits = Limits { cells: 20_000, time: Duration::from_millis(500), ..Limits::default() };
+    /// let reassembler = Reassembler::new(limits);
+    /// assert_eq!(reassembler.limits().cells, 20_000);
+    /// ```
     #[must_use]
     pub fn new(limits: Limits) -> Reassembler {
         let limits = limits.in_range();
@@ -93,6 +102,15 @@ impl Reassembler {
     }
 
     /// Opens a circuit.
+    ///
+    /// ```
+    /// # use towpath_pdu::atm::{Adaptation, Circuit, Limits, OpenError, Reassembler};
+    /// let mut reassembler = Reassembler::new(Limits::default());
+    /// let circuit = Circuit { vpi: 0, vci: 100 };
+    /// reassembler.open(circuit, Adaptation::Aal34).unwrap();
+    /// let again = reassembler.open(circuit, Adaptation::Aal5);
+    /// assert_eq!(again, Err(OpenError::AlreadyOpen(circuit)));
+    /// ```
     ///
     /// # Errors
     /// The VCI is reserved, the circuit is open, or too many are.
@@ -113,6 +131,16 @@ impl Reassembler {
 
     /// Closes a circuit, and gives up its incomplete PDUs. Returns `true` if the
     /// circuit was open.
+    ///
+    /// ```
+    /// # use towpath_pdu::atm::{Adaptation, Circuit, Limits, Reassembler, Segmenter};
+    /// # let circuit = Circuit { vpi: 0, vci: 100 };
+    /// # let mut reassembler = Reassembler::new(Limits::default());
+    /// # reassembler.open(circuit, Adaptation::Aal5).unwrap();
+    /// assert!(reassembler.close(circuit));
+    /// // It is not open any more.
+    /// assert!(!reassembler.close(circuit));
+    /// ```
     pub fn close(&mut self, circuit: Circuit) -> bool {
         while let (_, Some(place)) = self.partials.matching(|key| key.circuit == circuit) {
             self.counters.closed += 1;
@@ -122,6 +150,21 @@ impl Reassembler {
     }
 
     /// Takes a cell. A time before that of an earlier call does no harm.
+    ///
+    /// ```
+    /// # use towpath_pdu::atm::{Adaptation, Circuit, Limits, Reassembler, Segmenter};
+    /// # let circuit = Circuit { vpi: 0, vci: 100 };
+    /// # let mut reassembler = Reassembler::new(Limits::default());
+    /// # reassembler.open(circuit, Adaptation::Aal5).unwrap();
+    /// use std::time::Instant;
+    /// use towpath_pdu::atm::Accepted;
+    ///
+    /// for cell in Segmenter::aal5(circuit, 100).unwrap().cells(&[7; 100]) {
+    ///     if let Accepted::Complete(pdu) = reassembler.accept(Instant::now(), &cell).unwrap() {
+    ///         assert_eq!(pdu.to_vec(), [7; 100]);
+    ///     }
+    /// }
+    /// ```
     ///
     /// # Errors
     /// [`Dropped`] gives the reason for a dropped cell.
@@ -355,6 +398,21 @@ impl Reassembler {
 
     /// Gives up PDUs whose time has expired. Cells of such a PDU that still come begin another one,
     /// as far as the receiver can tell. It also reclaims the memory of the last delivered PDU.
+    ///
+    /// ```
+    /// # use towpath_pdu::atm::{Adaptation, Circuit, Limits, Reassembler, Segmenter};
+    /// # let circuit = Circuit { vpi: 0, vci: 100 };
+    /// # let mut reassembler = Reassembler::new(Limits::default());
+    /// # reassembler.open(circuit, Adaptation::Aal5).unwrap();
+    /// use std::time::Instant;
+    ///
+    /// let start = Instant::now();
+    /// let first = Segmenter::aal5(circuit, 50).unwrap().cells(&[7; 50]).next().unwrap();
+    /// reassembler.accept(start, &first).unwrap();
+    /// // The second cell does not come within the time of a PDU.
+    /// reassembler.expire(start + reassembler.limits().time);
+    /// assert_eq!((reassembler.waiting(), reassembler.counters().expired), (0, 1));
+    /// ```
     pub fn expire(&mut self, now: Instant) {
         self.pool.release(&mut self.delivered);
         while let Some(oldest) = self.partials.expired(now, self.limits.time) {
@@ -364,30 +422,90 @@ impl Reassembler {
     }
 
     /// Returns the time at which the oldest incomplete PDU expires.
+    ///
+    /// ```
+    /// # use towpath_pdu::atm::{Adaptation, Circuit, Limits, Reassembler, Segmenter};
+    /// # let circuit = Circuit { vpi: 0, vci: 100 };
+    /// # let mut reassembler = Reassembler::new(Limits::default());
+    /// # reassembler.open(circuit, Adaptation::Aal5).unwrap();
+    /// use std::time::Instant;
+    ///
+    /// let start = Instant::now();
+    /// assert_eq!(reassembler.deadline(), None);
+    /// let first = Segmenter::aal5(circuit, 50).unwrap().cells(&[7; 50]).next().unwrap();
+    /// reassembler.accept(start, &first).unwrap();
+    /// // The program waits for cells until then, and calls `expire`.
+    /// assert_eq!(reassembler.deadline(), Some(start + reassembler.limits().time));
+    /// ```
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.partials.deadline(self.limits.time)
     }
 
     /// Returns the number of incomplete PDUs.
+    ///
+    /// ```
+    /// # use towpath_pdu::atm::{Adaptation, Circuit, Limits, Reassembler, Segmenter};
+    /// # let circuit = Circuit { vpi: 0, vci: 100 };
+    /// # let mut reassembler = Reassembler::new(Limits::default());
+    /// # reassembler.open(circuit, Adaptation::Aal5).unwrap();
+    /// # use std::time::Instant;
+    /// let mut cells = Segmenter::aal5(circuit, 50).unwrap().cells(&[7; 50]);
+    /// reassembler.accept(Instant::now(), &cells.next().unwrap()).unwrap();
+    /// assert_eq!(reassembler.waiting(), 1);
+    /// reassembler.accept(Instant::now(), &cells.next().unwrap()).unwrap();
+    /// assert_eq!(reassembler.waiting(), 0);
+    /// ```
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.partials.len()
     }
 
     /// Returns the number of cells of incomplete PDUs, and of the PDU delivered last.
+    ///
+    /// ```
+    /// # use towpath_pdu::atm::{Adaptation, Circuit, Limits, Reassembler, Segmenter};
+    /// # let circuit = Circuit { vpi: 0, vci: 100 };
+    /// # let mut reassembler = Reassembler::new(Limits::default());
+    /// # reassembler.open(circuit, Adaptation::Aal5).unwrap();
+    /// # use std::time::Instant;
+    /// let first = Segmenter::aal5(circuit, 50).unwrap().cells(&[7; 50]).next().unwrap();
+    /// reassembler.accept(Instant::now(), &first).unwrap();
+    /// assert_eq!(reassembler.held_cells(), 1);
+    /// println!("{} cells are free", reassembler.limits().cells - reassembler.held_cells());
+    /// ```
     #[must_use]
     pub fn held_cells(&self) -> usize {
         self.limits.cells - self.pool.free_cells()
     }
 
     /// Returns the limits in force.
+    ///
+    /// ```
+    /// # use towpath_pdu::atm::{Limits, Reassembler};
+    /// // Too few cells for the longest PDU: the nearest value in range holds.
+    /// let reassembler = Reassembler::new(Limits { cells: 1, ..Limits::default() });
+    /// assert_eq!(reassembler.limits().cells, 1490);
+    /// ```
     #[must_use]
     pub fn limits(&self) -> Limits {
         self.limits
     }
 
     /// Returns the counters.
+    ///
+    /// ```
+    /// # use towpath_pdu::atm::{Adaptation, Circuit, Limits, Reassembler, Segmenter};
+    /// # let circuit = Circuit { vpi: 0, vci: 100 };
+    /// # let mut reassembler = Reassembler::new(Limits::default());
+    /// # reassembler.open(circuit, Adaptation::Aal5).unwrap();
+    /// # use std::time::Instant;
+    /// let mut cell = Segmenter::aal5(circuit, 5).unwrap().cells(b"hello").next().unwrap();
+    /// // The payload is damaged on the way.
+    /// cell[5] ^= 1;
+    /// assert!(reassembler.accept(Instant::now(), &cell).is_err());
+    /// assert_eq!(reassembler.counters().damaged, 1);
+    /// ```
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.counters

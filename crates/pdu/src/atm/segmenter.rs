@@ -46,6 +46,16 @@ pub struct Segmenter {
 impl Segmenter {
     /// Begins a PDU of that many bytes with AAL5.
     ///
+    /// ```
+    /// # use towpath_pdu::atm::{CellHeader, Circuit, Segmenter};
+    /// # let circuit = Circuit { vpi: 0, vci: 100 };
+    /// // 100 bytes, and 8 of the trailer, in payloads of 48 bytes.
+    /// let segmenter = Segmenter::aal5(circuit, 100).unwrap();
+    /// assert_eq!(segmenter.cells(&[7; 100]).len(), 3);
+    /// // A PDU has at least one byte.
+    /// assert!(Segmenter::aal5(circuit, 0).is_err());
+    /// ```
+    ///
     /// # Errors
     /// The length is not 1 to 65 535, or the VCI is reserved.
     pub fn aal5(circuit: Circuit, pdu_bytes: usize) -> Result<Segmenter, SegmentError> {
@@ -56,6 +66,16 @@ impl Segmenter {
     /// Begins a PDU of that many bytes with AAL3/4. The tag should differ from that of the previous
     /// PDU of this circuit and MID. Otherwise the receiver may join the beginning of one PDU to the
     /// end of another.
+    ///
+    /// ```
+    /// # use towpath_pdu::atm::{CellHeader, Circuit, Segmenter};
+    /// # let circuit = Circuit { vpi: 0, vci: 100 };
+    /// // Two PDUs of one circuit, whose cells may alternate.
+    /// let mut first = Segmenter::aal34(circuit, 1, 0, 100).unwrap().cells(&[1; 100]);
+    /// let mut second = Segmenter::aal34(circuit, 2, 0, 100).unwrap().cells(&[2; 100]);
+    /// let cells = [first.next().unwrap(), second.next().unwrap(), first.next().unwrap()];
+    /// assert_eq!(cells.map(|cell| CellHeader::parse(&cell).unwrap().circuit), [circuit; 3]);
+    /// ```
     ///
     /// # Errors
     /// The length is not 1 to 65 535, the VCI is reserved, or the MID is over 1 023.
@@ -89,6 +109,15 @@ impl Segmenter {
     }
 
     /// Sets AAL5's byte from user to user. AAL3/4 has none, and ignores it.
+    ///
+    /// ```
+    /// # use towpath_pdu::atm::{CellHeader, Circuit, Segmenter};
+    /// # let circuit = Circuit { vpi: 0, vci: 100 };
+    /// let segmenter = Segmenter::aal5(circuit, 5).unwrap().user_to_user(9);
+    /// let cell = segmenter.cells(b"hello").next().unwrap();
+    /// // The first byte of the trailer of 8 bytes.
+    /// assert_eq!(cell[45], 9);
+    /// ```
     #[must_use]
     pub fn user_to_user(mut self, value: u8) -> Segmenter {
         if let LayerFields::Aal5 { user_to_user, .. } = &mut self.layer {
@@ -98,6 +127,14 @@ impl Segmenter {
     }
 
     /// Lets the network discard the cells first (CLP).
+    ///
+    /// ```
+    /// # use towpath_pdu::atm::{CellHeader, Circuit, Segmenter};
+    /// # let circuit = Circuit { vpi: 0, vci: 100 };
+    /// let segmenter = Segmenter::aal5(circuit, 5).unwrap().low_priority();
+    /// let cell = segmenter.cells(b"hello").next().unwrap();
+    /// assert!(CellHeader::parse(&cell).unwrap().low_priority);
+    /// ```
     #[must_use]
     pub fn low_priority(mut self) -> Segmenter {
         self.low_priority = true;
@@ -105,6 +142,15 @@ impl Segmenter {
     }
 
     /// Sets the sequence number of AAL3/4's first cell, modulo 16. AAL5 has none, and ignores it.
+    ///
+    /// ```
+    /// # use towpath_pdu::atm::{CellHeader, Circuit, Segmenter};
+    /// # let circuit = Circuit { vpi: 0, vci: 100 };
+    /// // The sequence goes on behind the previous PDU of this MID, whose last cell had 6.
+    /// let segmenter = Segmenter::aal34(circuit, 1, 4, 100).unwrap().first_sequence(7);
+    /// let cell = segmenter.cells(&[7; 100]).next().unwrap();
+    /// assert_eq!(cell[5] >> 2 & 0xf, 7);
+    /// ```
     #[must_use]
     pub fn first_sequence(mut self, value: u8) -> Segmenter {
         if let LayerFields::Aal34 { sequence, .. } = &mut self.layer {
@@ -114,6 +160,15 @@ impl Segmenter {
     }
 
     /// Returns the number of cells that remain.
+    ///
+    /// ```
+    /// # use towpath_pdu::atm::{CellHeader, Circuit, Segmenter};
+    /// # let circuit = Circuit { vpi: 0, vci: 100 };
+    /// let mut segmenter = Segmenter::aal5(circuit, 50).unwrap();
+    /// assert_eq!(segmenter.remaining(), 2);
+    /// segmenter.next_cell(|_, bytes| bytes.fill(7));
+    /// assert_eq!(segmenter.remaining(), 1);
+    /// ```
     #[must_use]
     pub fn remaining(&self) -> usize {
         self.cells - self.next
@@ -121,6 +176,21 @@ impl Segmenter {
 
     /// Returns the next cell, or `None` after the last. Calls `read` at most once, to fill the slice
     /// with the PDU's bytes from that offset on.
+    ///
+    /// ```
+    /// # use towpath_pdu::atm::{CellHeader, Circuit, Segmenter};
+    /// # let circuit = Circuit { vpi: 0, vci: 100 };
+    /// // The PDU lies in a file or a ring: `read` fetches the bytes of one cell.
+    /// let pdu = [7; 100];
+    /// let mut segmenter = Segmenter::aal5(circuit, pdu.len()).unwrap();
+    /// let mut cells = Vec::new();
+    /// while let Some(cell) =
+    ///     segmenter.next_cell(|offset, to| to.copy_from_slice(&pdu[offset..][..to.len()]))
+    /// {
+    ///     cells.push(cell);
+    /// }
+    /// assert_eq!(cells.len(), 3);
+    /// ```
     pub fn next_cell(&mut self, read: impl FnOnce(usize, &mut [u8])) -> Option<Cell> {
         if self.next == self.cells {
             return None;
@@ -168,6 +238,14 @@ impl Segmenter {
     }
 
     /// Returns the cells of a PDU that lies in one slice.
+    ///
+    /// ```
+    /// # use towpath_pdu::atm::{CellHeader, Circuit, Segmenter};
+    /// # let circuit = Circuit { vpi: 0, vci: 100 };
+    /// let cells: Vec<_> = Segmenter::aal5(circuit, 5).unwrap().cells(b"hello").collect();
+    /// assert_eq!(cells.len(), 1);
+    /// assert_eq!(&cells[0][5..10], b"hello");
+    /// ```
     ///
     /// # Panics
     /// If the slice has another length than the PDU.

@@ -53,6 +53,13 @@ pub enum Dropped {
 
 impl Dropped {
     /// Returns `true` if the cell ended its PDU, which the receiver has given up.
+    ///
+    /// ```
+    /// # use towpath_pdu::atm::Dropped;
+    /// assert!(Dropped::Damaged.ends_pdu());
+    /// // An idle cell is of no PDU.
+    /// assert!(!Dropped::Idle.ends_pdu());
+    /// ```
     #[must_use]
     pub fn ends_pdu(self) -> bool {
         matches!(
