@@ -227,15 +227,21 @@
 //! network does not recover: the program attaches again. [`LinkError::Lost`](crate::LinkError::Lost) says why the session
 //! ended.
 //!
-//! ```no_run
+//! In a test, [`Switch::lose_link`](crate::testing::Switch::lose_link) ends a link in the same way.
+//!
+//! ```
 //! use std::io::{self, ErrorKind};
 //! use std::time::Duration;
 //! use towpath_net::{LinkError, Lost, Network};
 //!
-//! /// Serves until the administrator takes the rights away. `run` returns the error that ended it.
-//! fn serve(socket: &str, run: impl Fn(&Network) -> io::Error) -> io::Error {
+//! /// Serves until the administrator takes the rights away. `attach` makes a network, such as
+//! /// `|| Ok(Network::attach("/run/towpath/eth0.sock")?)`; `run` returns the error that ended it.
+//! fn serve(
+//!     attach: impl Fn() -> io::Result<Network>,
+//!     run: impl Fn(&Network) -> io::Error,
+//! ) -> io::Error {
 //!     loop {
-//!         let Ok(network) = Network::attach(socket) else {
+//!         let Ok(network) = attach() else {
 //!             std::thread::sleep(Duration::from_secs(1));
 //!             continue;
 //!         };
@@ -248,7 +254,21 @@
 //!         }
 //!     }
 //! }
-//! # drop(serve("/run/towpath/eth0.sock", |_| ErrorKind::NetworkDown.into()));
+//! # use std::cell::Cell;
+//! # use towpath_net::UdpSocket;
+//! # use towpath_net::testing::Switch;
+//! # let (switch, ends) = (Switch::new(), Cell::new(0));
+//! # let ended = serve(
+//! #     || switch.host(),
+//! #     |network| {
+//! #         let socket = UdpSocket::bind(network, "0.0.0.0:7").unwrap();
+//! #         ends.set(ends.get() + 1);
+//! #         let reason = if ends.get() < 3 { Lost::ServerGone } else { Lost::Revoked };
+//! #         switch.lose_link(ends.get(), reason).unwrap();
+//! #         socket.recv(&mut [0; 8]).unwrap_err()
+//! #     },
+//! # );
+//! # assert_eq!((ended.kind(), ends.get()), (ErrorKind::NetworkDown, 3));
 //! ```
 //!
 //! # A graceful stop

@@ -22,7 +22,12 @@
 //!
 //! A switch loses, duplicates, reorders and corrupts frames by a seed ([`Switch::set_faults`]), or as a function of the test
 //! decides ([`Switch::set_filter`]). Its hosts have a clock that the test advances ([`Switch::advance`]): so a test of a
-//! retransmission or of a timeout takes no time.
+//! retransmission or of a timeout takes no time. A [`Wire`] between a host and the switch has a delay, a bandwidth, a queue
+//! and an MTU; frames on their way obey the same clock. [`Switch::capture`] writes what a host sends and receives to a file
+//! for Wireshark.
+//!
+//! [`Switch::lose_link`] ends the link of a host as the end of a session does, so that a test sees what a program does
+//! when its server is lost; the [cookbook](crate::cookbook#going-on-after-the-end-of-a-session) has such a program.
 //!
 //! A server that runs in another thread has to be bound before its clients connect. A host whose
 //! [driving](crate::Driving) is the application's does nothing while no call, task or event loop drives it. To have a host
@@ -32,8 +37,12 @@
 //! [`Driving::Application`](crate::Driving::Application) that the test drives by [`Network::turn`], and a fixed `seed` in
 //! each stack's configuration.
 
+mod capture;
+mod doorbell;
 mod link;
+mod links;
 mod state;
+mod wire;
 
 use std::fmt;
 use std::io;
@@ -43,12 +52,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, eventfd};
 use towpath_stack::Config;
 
 use crate::{Network, NetworkBuilder};
+use doorbell::Doorbell;
 use link::SwitchLink;
 use state::{Filter, Port, Shared};
+
+pub use wire::Wire;
 
 /// The most hosts of a switch.
 const MOST_HOSTS: u8 = 254;
@@ -141,6 +152,7 @@ impl Faults {
     /// for number in 0..100 {
     ///     sender.send_to(&[number], "10.0.0.2:7")?;
     /// }
+    /// # while switch.counters().reordered == 0 {}
     /// switch.set_faults(Faults::default());
     /// sender.send_to(&[100], "10.0.0.2:7")?;
     /// let mut numbers = [0; 101];
@@ -209,8 +221,10 @@ pub struct SwitchCounters {
     pub delivered: u64,
     /// Lost by a fault, by the filter, or because the host has gone.
     pub lost: u64,
-    /// Lost because too many frames waited for the host.
+    /// Lost because too many frames waited, for the host or for a wire ([`Wire::queue`]).
     pub overflowed: u64,
+    /// Lost because they exceed the receiver's MTU ([`Wire::mtu`]).
+    pub oversized: u64,
     /// Duplicated.
     pub duplicated: u64,
     /// Delivered behind the next frame.
@@ -284,22 +298,33 @@ impl Switch {
     /// [`io::ErrorKind::AddrNotAvailable`] if the switch has had 254 hosts; if the settings contradict each other, or the system
     /// has no descriptor or thread left.
     pub fn host_with(&self, builder: NetworkBuilder) -> io::Result<Network> {
+        self.add(Wire::new(), builder)
+    }
+
+    fn add(&self, wire: Wire, builder: NetworkBuilder) -> io::Result<Network> {
         self.check();
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let doorbell = Arc::new(eventfd(0, flags)?);
+        let doorbell = Arc::new(Doorbell::new()?);
         let mut state = self.shared.state();
         let index = state.ports.len();
         let Some(last) = u8::try_from(index + 1).ok().filter(|last| *last <= MOST_HOSTS) else {
             let text = format!("a switch has at most {MOST_HOSTS} hosts in its life");
             return Err(io::Error::new(io::ErrorKind::AddrNotAvailable, text));
         };
-        state.ports.push(Port::new(doorbell.clone()));
+        state.ports.push(Port::new(doorbell.clone(), wire));
         drop(state);
         let mut config = Config::new([2, 0, 0, 0, 0, last]);
         config.ipv4 = Some((Ipv4Addr::new(10, 0, 0, last), 24));
         config.ipv6 = vec![(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last.into()), 64)];
         let shared = self.shared.clone();
-        let link = SwitchLink { shared, index, doorbell, told: Vec::new(), notified: 0 };
+        let link = SwitchLink {
+            shared,
+            index,
+            mtu: wire.mtu_bytes(),
+            doorbell,
+            has_timer: false,
+            told: Vec::new(),
+            notified: 0,
+        };
         let host = builder.ahead(self.shared.ahead.clone()).on(Box::new(link), config);
         let mut state = self.shared.state();
         match &host {
@@ -431,10 +456,11 @@ impl Switch {
         let mut state = self.shared.state();
         let held = std::mem::take(&mut state.held);
         let count = held.len();
+        let now = self.shared.now();
         for (to, frame) in held {
-            state.deliver(to, frame);
+            state.deliver(to, frame, now, now);
         }
-        state.deliver_late();
+        state.deliver_late(now);
         state.ports.iter_mut().for_each(Port::notify);
         count
     }
@@ -479,7 +505,8 @@ impl Switch {
             left -= step;
             ahead.fetch_add(step, Ordering::SeqCst);
             let mut state = self.shared.state();
-            state.deliver_late();
+            self.shared.pass_all(&mut state);
+            state.deliver_late(self.shared.now());
             // A driver that sleeps until a time of the clock looks again.
             state.ports.iter_mut().for_each(Port::notify);
             drop(state);

@@ -2,22 +2,27 @@
 
 use std::any::Any;
 use std::cell::Cell;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
+use towpath_client::Lost;
+use towpath_packet::pcapng::Direction;
+
+use super::capture::Capture;
+use super::doorbell::Doorbell;
+use super::wire::{Line, QUEUE, Wire};
 use super::{Fate, Faults, Frame, SwitchCounters};
 use crate::driver::SharedNetwork;
 use crate::lock::lock;
 
-/// Frames that wait for a host, as many as a session has receive buffers by default; the switch loses further ones.
-pub(super) const QUEUE: usize = 4096;
-pub(super) const ETHERNET_BYTES: usize = 14;
-pub(super) const MTU: usize = 1500;
+const ETHERNET_BYTES: usize = 14;
+/// The bytes of a frame of which a fault chooses one.
+const MTU: usize = 1500;
 /// How long a step of the clock waits for the hosts to handle what is due.
 pub(super) const PATIENCE: Duration = Duration::from_millis(20);
 
@@ -26,9 +31,28 @@ thread_local! {
     static FILTERS: Cell<bool> = const { Cell::new(false) };
 }
 
+/// The beginning of a switch's clock.
+struct Start {
+    at: Instant,
+    /// The same, since 1970.
+    since_1970: Duration,
+}
+
+impl Default for Start {
+    fn default() -> Start {
+        let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        Start { at: Instant::now(), since_1970: since_1970.unwrap_or_default() }
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 #[derive(Default)]
 pub(super) struct Shared {
     pub(super) state: Mutex<State>,
+    start: Start,
     /// Told when a host is at rest.
     pub(super) rested: Condvar,
     /// The microseconds by which the hosts' clock is ahead of the machine's.
@@ -48,15 +72,30 @@ pub(super) struct State {
     /// Frames that the filter holds, with the indices of their receivers.
     pub(super) held: VecDeque<(usize, Vec<u8>)>,
     pub(super) counters: SwitchCounters,
+    /// The frames that took a way of some time so far.
+    under_way: u64,
 }
 
-/// The receiving side of a host's port.
+/// Where a frame on its way to a host will be next.
+enum Next {
+    Switch,
+    Host,
+}
+
+/// A host's port.
 pub(super) struct Port {
+    pub(super) wire: Wire,
+    /// The direction from the host to the switch.
+    up: Line,
+    down: Line,
+    /// The frames on their way to the host, by the time of the switch's clock at which they are at the next place, and in
+    /// the order in which they were sent.
+    under_way: BTreeMap<(u64, u64), (Next, Vec<u8>)>,
     pub(super) arrived: VecDeque<Vec<u8>>,
     /// A frame that comes behind the next one.
     pub(super) late: Option<Vec<u8>>,
     pub(super) overflowed: u64,
-    pub(super) doorbell: Arc<OwnedFd>,
+    pub(super) doorbell: Arc<Doorbell>,
     /// Notifications so far.
     pub(super) notified: u64,
     /// Their number when a round began after which the host had nothing to do.
@@ -66,11 +105,18 @@ pub(super) struct Port {
     /// `true` if a thread of the library drives the host.
     pub(super) is_driven: bool,
     pub(super) is_closed: bool,
+    /// Why the test has ended the link.
+    pub(super) lost: Option<Lost>,
+    pub(super) capture: Option<Capture>,
 }
 
 impl Port {
-    pub(super) fn new(doorbell: Arc<OwnedFd>) -> Port {
+    pub(super) fn new(doorbell: Arc<Doorbell>, wire: Wire) -> Port {
         Port {
+            wire,
+            up: Line::default(),
+            down: Line::default(),
+            under_way: BTreeMap::new(),
             arrived: VecDeque::new(),
             late: None,
             overflowed: 0,
@@ -80,6 +126,8 @@ impl Port {
             host: Weak::new(),
             is_driven: false,
             is_closed: false,
+            lost: None,
+            capture: None,
         }
     }
 
@@ -91,11 +139,17 @@ impl Port {
     pub(super) fn close(&mut self) {
         self.is_closed = true;
         (self.arrived, self.late) = (VecDeque::new(), None);
+        self.under_way.clear();
+    }
+
+    /// Returns the time at which the next frame is at its next place; `None` if no frame is on its way.
+    pub(super) fn next_frame(&self) -> Option<u64> {
+        self.under_way.first_key_value().map(|((at, _), _)| *at)
     }
 
     pub(super) fn notify(&mut self) {
         self.notified += 1;
-        let _ = rustix::io::write(&self.doorbell, &1u64.to_ne_bytes());
+        self.doorbell.ring();
     }
 
     /// Returns `true` if the host has handled everything that the switch told it, or does so only if its program drives it.
@@ -108,6 +162,23 @@ impl Shared {
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         assert!(!FILTERS.get(), "a switch's filter must call neither the switch nor its hosts");
         lock(&self.state)
+    }
+
+    /// Returns the time of the switch's clock, in nanoseconds.
+    pub(super) fn now(&self) -> u64 {
+        let ahead = self.ahead.load(Ordering::SeqCst).saturating_mul(1000);
+        nanoseconds(self.start.at.elapsed()).saturating_add(ahead)
+    }
+
+    /// Returns the beginning of the switch's clock, in nanoseconds since 1970.
+    pub(super) fn since_1970(&self) -> u64 {
+        nanoseconds(self.start.since_1970)
+    }
+
+    /// Passes all frames that have arrived by now to their hosts' ports.
+    pub(super) fn pass_all(&self, state: &mut State) {
+        let now = self.now();
+        (0..state.ports.len()).for_each(|to| state.pass(to, now));
     }
 
     /// Waits until all hosts are at rest, but not for long.
@@ -145,7 +216,10 @@ impl Shared {
 
     /// Returns the microseconds until some host has something to do; `None` if none has.
     pub(super) fn next_due(&self) -> Option<u64> {
-        self.driven().iter().filter_map(|(_, host)| host.next_due()).min()
+        let host = self.driven().iter().filter_map(|(_, host)| host.next_due()).min();
+        let frame = self.state().ports.iter().filter_map(Port::next_frame).min();
+        let frame = frame.map(|at| at.saturating_sub(self.now()).div_ceil(1000));
+        host.into_iter().chain(frame).min()
     }
 }
 
@@ -162,8 +236,30 @@ impl State {
         }
     }
 
-    /// Sends a frame to a host.
-    pub(super) fn send(&mut self, from: usize, to: usize, mut frame: Vec<u8>) {
+    /// Returns the port of a host by its number.
+    pub(super) fn port(&mut self, host: usize) -> io::Result<&mut Port> {
+        let hosts = self.ports.len();
+        host.checked_sub(1).and_then(|index| self.ports.get_mut(index)).ok_or_else(|| {
+            let text = format!("the switch has no host {host}: its hosts are 1 to {hosts}");
+            io::Error::new(io::ErrorKind::NotFound, text)
+        })
+    }
+
+    /// Sends a host's frame to the switch. Returns when it is there; `None` if it is lost.
+    pub(super) fn enter(&mut self, from: usize, now: u64, frame: &[u8]) -> Option<u64> {
+        let port = &mut self.ports[from];
+        if let Some(capture) = &mut port.capture {
+            capture.note(now, Direction::Outbound, frame);
+        }
+        let at = port.up.send(&port.wire, now, frame.len());
+        if at.is_none() {
+            self.counters.overflowed += 1;
+        }
+        at
+    }
+
+    /// Sends a frame that is at the switch at a time to a host.
+    pub(super) fn send(&mut self, from: usize, to: usize, mut frame: Vec<u8>, at: u64, now: u64) {
         let fate = self.ask_filter(Frame { from: from + 1, to: to + 1, bytes: &frame });
         let Faults { loss, duplication, reordering, corruption, .. } = self.faults;
         // Each frame takes the same number of random numbers, whatever becomes of it.
@@ -188,7 +284,7 @@ impl State {
         }
         if duplicates {
             self.counters.duplicated += 1;
-            self.deliver(to, frame.clone());
+            self.deliver(to, frame.clone(), at, now);
         }
         let late = &mut self.ports[to].late;
         if reorders && late.is_none() {
@@ -196,8 +292,8 @@ impl State {
             self.counters.reordered += 1;
         } else {
             let late = late.take();
-            self.deliver(to, frame);
-            late.into_iter().for_each(|late| self.deliver(to, late));
+            self.deliver(to, frame, at, now);
+            late.into_iter().for_each(|late| self.deliver(to, late, at, now));
         }
     }
 
@@ -216,24 +312,53 @@ impl State {
         })
     }
 
-    pub(super) fn deliver(&mut self, to: usize, frame: Vec<u8>) {
+    /// Delivers a frame that is at the switch at a time.
+    pub(super) fn deliver(&mut self, to: usize, frame: Vec<u8>, at: u64, now: u64) {
         let port = &mut self.ports[to];
         if port.is_closed {
             self.counters.lost += 1;
-        } else if port.arrived.len() < QUEUE {
-            port.arrived.push_back(frame);
-            self.counters.delivered += 1;
+        } else if frame.len() > ETHERNET_BYTES + port.wire.mtu_bytes() {
+            self.counters.oversized += 1;
         } else {
-            port.overflowed += 1;
-            self.counters.overflowed += 1;
+            self.under_way += 1;
+            port.under_way.insert((at, self.under_way), (Next::Switch, frame));
+            self.pass(to, now);
+        }
+    }
+
+    /// Passes the frames that have arrived by a time to a host's port.
+    pub(super) fn pass(&mut self, to: usize, now: u64) {
+        let State { ports, counters, .. } = self;
+        let port = &mut ports[to];
+        while let Some(entry) = port.under_way.first_entry()
+            && entry.key().0 <= now
+        {
+            let ((at, number), (next, frame)) = entry.remove_entry();
+            match next {
+                Next::Switch => match port.down.send(&port.wire, at, frame.len()) {
+                    Some(at) => drop(port.under_way.insert((at, number), (Next::Host, frame))),
+                    None => counters.overflowed += 1,
+                },
+                Next::Host if port.arrived.len() < QUEUE => {
+                    if let Some(capture) = &mut port.capture {
+                        capture.note(at, Direction::Inbound, &frame);
+                    }
+                    port.arrived.push_back(frame);
+                    counters.delivered += 1;
+                }
+                Next::Host => {
+                    port.overflowed += 1;
+                    counters.overflowed += 1;
+                }
+            }
         }
     }
 
     /// Delivers the frames that come behind others.
-    pub(super) fn deliver_late(&mut self) {
+    pub(super) fn deliver_late(&mut self, now: u64) {
         for to in 0..self.ports.len() {
             let late = self.ports[to].late.take();
-            late.into_iter().for_each(|late| self.deliver(to, late));
+            late.into_iter().for_each(|late| self.deliver(to, late, now, now));
         }
     }
 }

@@ -16,5 +16,7 @@ mod session;
 mod std_net;
 #[cfg(feature = "testing")]
 mod switch;
+#[cfg(feature = "testing")]
+mod switch_links;
 #[cfg(all(feature = "mio", feature = "tokio"))]
 mod tasks;
