@@ -25,6 +25,13 @@ pub struct Memories<'a> {
 
 impl Session {
     /// Returns the part that asks the server for memory, apertures and tripwires.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session) -> Result<(), Box<dyn std::error::Error>> {
+    /// let memory = session.memories().create(4096, Sharing::Requests)?;
+    /// # Ok(()) }
+    /// ```
     pub fn memories(&mut self) -> Memories<'_> {
         Memories { session: self }
     }
@@ -34,6 +41,14 @@ impl Memories<'_> {
     /// Creates memory of at least `bytes` bytes, up to 1 GiB, of which the session can export
     /// ranges. The server allocates it, and its bytes count against the policy's `session-bytes`
     /// and `bytes-per-user`.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session) -> Result<(), Box<dyn std::error::Error>> {
+    /// let memory = session.memories().create(1 << 20, Sharing::MapWrite)?;
+    /// assert_eq!(memory.len(), 1 << 20);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`OpenError`].
@@ -65,6 +80,14 @@ impl Memories<'_> {
     /// If the memory's sharing is not [`Sharing::Requests`], the peer **maps all of the memory**,
     /// and the rights of a mapping cannot be taken back. docs/apertures.md has more.
     ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint, memory: &Memory) -> Result<(), Box<dyn std::error::Error>> {
+    /// let export = session.memories().export(endpoint, memory, 0..4096, Access::Read)?;
+    /// println!("the key for the peer is {:?}", export.key());
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`OpenError`]: the endpoint is not connected, the range is empty, not inside, or overlaps that of
     /// another aperture and one of the two may be written, or the session has as many apertures as
@@ -93,6 +116,13 @@ impl Memories<'_> {
     /// access, and the server carries out no request. A peer that mapped the memory and does not
     /// use this library can still access it, so the owner uses such memory for this peer alone.
     ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, export: Export) -> Result<(), Box<dyn std::error::Error>> {
+    /// session.memories().revoke(export)?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`OpenError`].
     pub fn revoke(&mut self, export: Export) -> Result<(), OpenError> {
@@ -102,6 +132,14 @@ impl Memories<'_> {
     /// Imports an aperture that the peer of an endpoint exports for their connection. If its memory
     /// is mapped, its bytes count against the limits of this session too, until this session
     /// releases its last aperture there: the owner cannot take a mapping back.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint, key: ApertureKey) -> Result<(), Box<dyn std::error::Error>> {
+    /// let aperture = session.memories().import(endpoint, key)?;
+    /// println!("{} bytes", aperture.len());
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`OpenError`]: there is no such aperture for this endpoint, it is imported already, or a limit is
@@ -167,6 +205,13 @@ impl Memories<'_> {
     /// Releases an imported aperture. Its memory counts against this session no more once it has no
     /// other aperture there.
     ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, aperture: Aperture) -> Result<(), Box<dyn std::error::Error>> {
+    /// session.memories().release_aperture(aperture)?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`OpenError`].
     pub fn release_aperture(&mut self, aperture: Aperture) -> Result<(), OpenError> {
@@ -181,6 +226,13 @@ impl Memories<'_> {
     /// Releases a memory without exported apertures and without tripwires. Its content is lost,
     /// unless an importer still maps it; the value is of no more use.
     ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, memory: &Memory) -> Result<(), Box<dyn std::error::Error>> {
+    /// session.memories().release(memory)?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`OpenError`]; then the memory is as before.
     pub fn release(&mut self, memory: &Memory) -> Result<(), OpenError> {
@@ -189,6 +241,14 @@ impl Memories<'_> {
 
     /// Sets a tripwire on a range of a memory of this session. It tells of these kinds of access,
     /// once it is armed ([`Tripwires::arm`](crate::Tripwires::arm)). It may overlap at most 8 others.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, memory: &Memory) -> Result<(), Box<dyn std::error::Error>> {
+    /// let tripwire = session.memories().set_tripwire(memory, 0..8, Access::Write)?;
+    /// session.tripwires().arm(tripwire);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`OpenError`]: the range is empty or not inside, 8 others overlap it, or the session has as many as
@@ -215,6 +275,15 @@ impl Memories<'_> {
     /// ([`Tripwire::number`]), so that this application can fire it after it has accessed the
     /// memory ([`Tripwires::trip`](crate::Tripwires::trip)). The owner tells the number, in an out-of-band message for
     /// instance. Both sessions need [`Options::tripwires`](crate::Options::tripwires).
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, aperture: &Aperture, number: u32) -> Result<(), Box<dyn std::error::Error>> {
+    /// let tripwire = session.memories().import_tripwire(aperture, number)?;
+    /// aperture.store(0, 1)?;
+    /// session.tripwires().trip(tripwire)?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`OpenError`]: the aperture has ended, or contains no such tripwire; or this session has as many as
@@ -243,6 +312,13 @@ impl Memories<'_> {
 
     /// Releases a tripwire that this session set.
     ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, tripwire: Tripwire) -> Result<(), Box<dyn std::error::Error>> {
+    /// session.memories().release_tripwire(tripwire)?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`OpenError`].
     pub fn release_tripwire(&mut self, tripwire: Tripwire) -> Result<(), OpenError> {
@@ -250,6 +326,13 @@ impl Memories<'_> {
     }
 
     /// Releases a tripwire that this session imported.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, tripwire: ImportedTripwire) -> Result<(), Box<dyn std::error::Error>> {
+    /// session.memories().release_imported_tripwire(tripwire)?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`OpenError`].

@@ -3,8 +3,10 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `channel` | sending, receiving and waiting |
+//! | `channel` | a side of a channel, and what it knows of the peer |
 //! | `error` | why a channel was not opened, or moved nothing |
+//! | `flush` | publication of messages, and the end of a channel |
+//! | `message` | sending and receiving |
 //! | `offer` | how a channel begins |
 //! | `own_part` | what a side has of its own in the server's tables |
 //! | `stream` | a channel as a stream of bytes |
@@ -12,12 +14,15 @@
 
 mod channel;
 mod error;
+mod flush;
+mod message;
 mod offer;
 mod own_part;
 mod stream;
 mod waiting;
 
-pub use channel::{Channel, ReceivedMessage, ReservedMessage};
+pub use channel::Channel;
 pub use error::{ChannelError, OpenChannelError};
+pub use message::{ReceivedMessage, ReservedMessage};
 pub use offer::ChannelOffer;
 pub use stream::ChannelStream;

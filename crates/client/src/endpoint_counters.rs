@@ -27,35 +27,77 @@ impl EndpointCounters {
     }
 
     /// Returns the counter with this name; `None` if endpoints have none of this name.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(counters: &EndpointCounters) {
+    /// let without_room = counters.get("rx_dropped_no_buffers");
+    /// # }
+    /// ```
     #[must_use]
     pub fn get(&self, name: &str) -> Option<u64> {
         self.iter().find(|(other, _)| *other == name).map(|(_, count)| count)
     }
 
     /// Returns the names and the values, in a fixed order.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(counters: &EndpointCounters) {
+    /// let all: u64 = counters.iter().map(|(_, count)| count).sum();
+    /// # }
+    /// ```
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         self.into_iter()
     }
 
     /// Returns the number of packets that the endpoint received.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(counters: &EndpointCounters) {
+    /// println!("rx_packets: {}", counters.rx_packets());
+    /// # }
+    /// ```
     #[must_use]
     pub fn rx_packets(&self) -> u64 {
         self.get("rx_packets").unwrap_or(0)
     }
 
     /// Returns the number of packets that the endpoint sent: to the device, or to another endpoint.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(counters: &EndpointCounters) {
+    /// println!("tx_packets: {}", counters.tx_packets());
+    /// # }
+    /// ```
     #[must_use]
     pub fn tx_packets(&self) -> u64 {
         self.get("tx_packets").unwrap_or(0)
     }
 
     /// Returns the number of packets for the endpoint that the server dropped, for whatever reason.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(counters: &EndpointCounters) {
+    /// println!("rx_dropped: {}", counters.rx_dropped());
+    /// # }
+    /// ```
     #[must_use]
     pub fn rx_dropped(&self) -> u64 {
         self.sum_of("rx_dropped_")
     }
 
     /// Returns the number of packets from the endpoint that the server did not send, for whatever reason.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(counters: &EndpointCounters) {
+    /// println!("tx_dropped: {}", counters.tx_dropped());
+    /// # }
+    /// ```
     #[must_use]
     pub fn tx_dropped(&self) -> u64 {
         self.sum_of("tx_dropped_")

@@ -20,6 +20,13 @@ use crate::session::Session;
 impl Session {
     /// Returns the server's counters of an endpoint. All are zero in a child made by `fork`, and
     /// for an endpoint of another session whose number this session cannot have.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &Session, endpoint: Endpoint) {
+    /// println!("{} packets", session.counters(endpoint).rx_packets());
+    /// # }
+    /// ```
     #[must_use]
     pub fn counters(&self, endpoint: Endpoint) -> EndpointCounters {
         if !self.status.is_parents() {
@@ -36,6 +43,15 @@ impl Session {
 
     /// Returns what an endpoint's peer does: one load of a word that the server writes. So before
     /// it sends, an application can tell whether the peer has closed or died.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &Session, endpoint: Endpoint) {
+    /// if session.peer_state(endpoint) == PeerState::Connected {
+    ///     println!("the peer is there");
+    /// }
+    /// # }
+    /// ```
     #[inline]
     #[must_use]
     pub fn peer_state(&self, endpoint: Endpoint) -> PeerState {
@@ -49,6 +65,14 @@ impl Session {
     }
 
     /// Opens an endpoint.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session) -> Result<(), Box<dyn std::error::Error>> {
+    /// let endpoint = session.open(&Rule::new().udp(0))?;
+    /// println!("port {}", endpoint.port());
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`OpenError`].
@@ -78,6 +102,13 @@ impl Session {
 
     /// Closes an endpoint. The server drops its packets that wait to be sent.
     ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// session.close(endpoint)?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`OpenError`].
     pub fn close(&mut self, endpoint: Endpoint) -> Result<(), OpenError> {
@@ -99,6 +130,13 @@ impl Session {
 
     /// Changes a setting of one of this session's endpoints. An application may change the settings
     /// whose [`Scope`](crate::Scope) is `OwnEndpoint`.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// session.set(endpoint, Setting::RxFrames, 16)?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`OpenError`]; then the old value stays in force.

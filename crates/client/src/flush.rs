@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use towpath_queue::doorbell::{self, Due};
-use towpath_queue::events;
+use towpath_queue::{Violation, events};
 
 use crate::error::Lost;
 use crate::hold::Taken;
@@ -16,6 +16,17 @@ impl Sender<'_> {
     /// Publishes all queued packets to the server, and notifies the server if it sleeps. The caller
     /// calls this once per batch.
     ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint, packets: &[Vec<u8>]) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut sender = session.sender();
+    /// for packet in packets {
+    ///     sender.send_bytes(endpoint, packet)?;
+    /// }
+    /// sender.flush()?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`Lost`].
     pub fn flush(&mut self) -> Result<(), Lost> {
@@ -24,6 +35,15 @@ impl Sender<'_> {
 
     /// Flushes as [`Sender::flush`] does, and sends a deferred notification at once, also to a
     /// timer-driven server. For the last packet of a burst.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint, last: &[u8]) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut sender = session.sender();
+    /// sender.send_bytes(endpoint, last)?;
+    /// sender.flush_now()?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`Lost`].
@@ -45,6 +65,14 @@ impl Sender<'_> {
     /// [`Session::arm`](crate::Session::arm) before each sleep. A
     /// program that computes meanwhile calls `flush_now` first. With one packet or no delay, the
     /// client notifies at once, as it does by default. (Hennrich calls this producer IPC saving.)
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session) {
+    /// let delay = std::time::Duration::from_micros(50);
+    /// session.sender().defer_notifications(32, delay);
+    /// # }
+    /// ```
     pub fn defer_notifications(&mut self, packets: u32, delay: Duration) {
         if !self.status.is_parents() {
             return;
@@ -56,6 +84,13 @@ impl Sender<'_> {
     /// Sets whether the client notifies the server when half of a queue is in flight, even if the
     /// client defers notifications or the server is timer-driven; on by default. If off, also a
     /// full queue waits for its delay or tick.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session) {
+    /// session.sender().set_early_notification(false);
+    /// # }
+    /// ```
     pub fn set_early_notification(&mut self, on: bool) {
         self.transmit.hold.set_early(on);
     }
@@ -64,6 +99,13 @@ impl Sender<'_> {
     /// already notified; on by default. If off, the client notifies the server for each batch, to
     /// measure the effect of suppression. The device's setting `notification_suppression` does the
     /// same in the other direction.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session) {
+    /// session.sender().set_notification_suppression(false);
+    /// # }
+    /// ```
     pub fn set_notification_suppression(&mut self, on: bool) {
         self.transmit.hold.set_suppression(on);
     }
@@ -85,6 +127,13 @@ impl Transmit {
             }
             return Ok(());
         }
+        self.publish().map_err(|violation| status.wrong(violation))
+    }
+
+    /// Publishes all queued packets, and notifies the server. A function of its own, which keeps
+    /// its loops in registers.
+    #[inline(never)]
+    fn publish(&mut self) -> Result<(), Violation> {
         let mut outcome = Ok(());
         for queue_pair in &self.dirty {
             let transmit = &mut self.pairs[*queue_pair as usize].queue;
@@ -110,9 +159,7 @@ impl Transmit {
             outcome = outcome.and(lane.marker.mark(fenced, pair.number).map(|_| ()));
         }
         self.dirty.clear();
-        if let Err(violation) = outcome {
-            return Err(status.wrong(violation));
-        }
+        outcome?;
         self.statistics.batches += 1;
         let mut new = false;
         for lane in self.lanes.iter_mut().filter(|lane| lane.unnotified) {

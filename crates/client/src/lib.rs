@@ -59,6 +59,7 @@ mod endpoint_counters;
 mod endpoints;
 mod entrance;
 mod error;
+mod events;
 mod flush;
 mod hold;
 mod ids;

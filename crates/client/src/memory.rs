@@ -39,6 +39,14 @@ pub struct Export {
 
 impl Export {
     /// Returns the key by which the peer imports the aperture.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint, export: Export, peer: OobAddress) -> Result<(), Box<dyn std::error::Error>> {
+    /// let key = export.key().0.to_le_bytes();
+    /// session.oob().send(endpoint, peer, &key)?;
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn key(&self) -> ApertureKey {
         self.key
@@ -73,24 +81,53 @@ impl Memory {
     }
 
     /// Returns the length in bytes: as long as the application asked for, rounded up to pages.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(memory: &Memory) {
+    /// println!("{} bytes", memory.len());
+    /// # }
+    /// ```
     #[must_use]
     pub fn len(&self) -> usize {
         self.common.len()
     }
 
     /// Returns `false`: a memory has at least one page.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(memory: &Memory) {
+    /// assert!(!memory.is_empty());
+    /// # }
+    /// ```
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.common.is_empty()
     }
 
     /// Returns how the importers of its apertures reach the memory.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(memory: &Memory) {
+    /// let is_mapped = memory.sharing() != Sharing::Requests;
+    /// # }
+    /// ```
     #[must_use]
     pub fn sharing(&self) -> Sharing {
         self.sharing
     }
 
     /// Copies bytes out of the memory. If others write them meanwhile, old and new bytes are mixed.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(memory: &Memory) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut header = [0; 64];
+    /// memory.read(0, &mut header)?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`AccessError::Range`], or `Forked`.
@@ -102,6 +139,13 @@ impl Memory {
     /// Copies bytes into the memory, in ascending order. A reader sees all or none of the new bytes
     /// of each aligned word of 8 bytes that the write covers completely.
     ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(memory: &Memory) -> Result<(), Box<dyn std::error::Error>> {
+    /// memory.write(64, b"for the peer")?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`AccessError::Range`], or `Forked`.
     #[inline]
@@ -111,6 +155,13 @@ impl Memory {
 
     /// Returns the aligned word of 8 bytes at an offset. The application then also sees all that
     /// the writer of the word wrote before it, here and in other memory.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(memory: &Memory) -> Result<(), Box<dyn std::error::Error>> {
+    /// let sequence = memory.load(0)?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`AccessError::Range`], or `Forked`.
@@ -122,6 +173,15 @@ impl Memory {
 
     /// Stores an aligned word of 8 bytes. A reader that loads it also sees all that this thread
     /// wrote before.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(memory: &Memory) -> Result<(), Box<dyn std::error::Error>> {
+    /// memory.write(64, b"for the peer")?;
+    /// // Whoever loads 1 sees the bytes, too.
+    /// memory.store(0, 1)?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`AccessError::Range`], or `Forked`.
@@ -154,30 +214,66 @@ pub struct Aperture {
 
 impl Aperture {
     /// Returns the length in bytes.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(aperture: &Aperture) {
+    /// println!("{} bytes", aperture.len());
+    /// # }
+    /// ```
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Returns `false`: an aperture has at least one byte.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(aperture: &Aperture) {
+    /// assert!(!aperture.is_empty());
+    /// # }
+    /// ```
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// Returns the rights.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(aperture: &Aperture) {
+    /// let is_writable = aperture.access() != Access::Read;
+    /// # }
+    /// ```
     #[must_use]
     pub fn access(&self) -> Access {
         self.access
     }
 
     /// Returns the key.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint, aperture: &Aperture, own: &Memory) -> Result<(), Box<dyn std::error::Error>> {
+    /// let request = Request::read(aperture.key(), 0).local(own, 0..4096);
+    /// session.requests().queue(endpoint, &request)?;
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn key(&self) -> ApertureKey {
         self.key
     }
 
     /// Returns the state: only a valid aperture can be accessed.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(aperture: &Aperture) {
+    /// let is_usable = aperture.state() == ApertureState::Valid;
+    /// # }
+    /// ```
     #[inline]
     #[must_use]
     pub fn state(&self) -> ApertureState {
@@ -218,6 +314,14 @@ impl Aperture {
 
     /// Copies bytes out of the aperture, as [`Memory::read`] does.
     ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(aperture: &Aperture) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut header = [0; 64];
+    /// aperture.read(0, &mut header)?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`AccessError`].
     #[inline]
@@ -226,6 +330,13 @@ impl Aperture {
     }
 
     /// Copies bytes into the aperture, as [`Memory::write`] does.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(aperture: &Aperture) -> Result<(), Box<dyn std::error::Error>> {
+    /// aperture.write(64, b"for the owner")?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`AccessError`].
@@ -237,6 +348,13 @@ impl Aperture {
     /// Returns an aligned word, as [`Memory::load`] does. Words are aligned in the memory that the
     /// aperture is of.
     ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(aperture: &Aperture) -> Result<(), Box<dyn std::error::Error>> {
+    /// let sequence = aperture.load(0)?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`AccessError`].
     #[inline]
@@ -246,6 +364,14 @@ impl Aperture {
     }
 
     /// Stores an aligned word, as [`Memory::store`] does.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(aperture: &Aperture) -> Result<(), Box<dyn std::error::Error>> {
+    /// aperture.write(64, b"for the owner")?;
+    /// aperture.store(0, 1)?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`AccessError`].

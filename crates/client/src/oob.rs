@@ -47,6 +47,14 @@ impl<'a> Oob<'a> {
     /// packet. docs/messages.md lists the reasons for which the engine drops a message; each has a
     /// counter on one of the two endpoints ([`Session::counters`](crate::Session::counters)).
     ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint, peer: OobAddress) -> Result<(), Box<dyn std::error::Error>> {
+    /// session.oob().send(endpoint, peer, b"hello")?;
+    /// session.sender().flush()?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`SendError`]; then nothing was queued.
     pub fn send(
@@ -63,6 +71,17 @@ impl<'a> Oob<'a> {
     /// [`Session::peer_state`](crate::Session::peer_state) tells of the answer: [`PeerState::Connected`], or
     /// [`PeerState::Refused`] with the reason.
     ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, peer: OobAddress) -> Result<(), Box<dyn std::error::Error>> {
+    /// let endpoint = session.open(&Rule::new().udp(0).out_of_band())?;
+    /// session.oob().request_connection(endpoint, peer, b"")?;
+    /// while session.peer_state(endpoint) == PeerState::Requested {
+    ///     session.wait(None)?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`SendError`]; then nothing was queued.
     pub fn request_connection(
@@ -78,6 +97,16 @@ impl<'a> Oob<'a> {
     /// connection: one of this session, without a peer, such as one opened for this purpose.
     /// [`Session::peer_state`](crate::Session::peer_state) tells whether the requester is still there.
     ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, listener: Endpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// if let Some(request) = session.oob().receive(listener)? {
+    ///     let endpoint = session.open(&Rule::new().udp(0).out_of_band())?;
+    ///     session.oob().accept_connection(endpoint, request.from(), b"")?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`SendError`]; then nothing was queued.
     pub fn accept_connection(
@@ -91,6 +120,13 @@ impl<'a> Oob<'a> {
 
     /// Queues the rejection of a request from an address. The requester learns of it even if its
     /// queue has no room for the payload.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, listener: Endpoint, request: &ReceivedOob) -> Result<(), Box<dyn std::error::Error>> {
+    /// session.oob().reject_connection(listener, request.from(), b"busy")?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`SendError`]; then nothing was queued.
@@ -106,6 +142,14 @@ impl<'a> Oob<'a> {
     /// Queues the end of an endpoint's connection, or takes its request back. The peer learns of it
     /// behind all messages sent before.
     ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// session.oob().disconnect(endpoint)?;
+    /// session.sender().flush()?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`SendError`]; then nothing was queued.
     pub fn disconnect(&mut self, endpoint: Endpoint) -> Result<(), SendError> {
@@ -117,6 +161,15 @@ impl<'a> Oob<'a> {
 
     /// Takes the oldest out-of-band message of an endpoint; `None` if none waits. A message that is
     /// not taken stays, and keeps its room in the queue.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// while let Some(message) = session.oob().receive(endpoint)? {
+    ///     println!("{}: {:?}", message.from(), message.payload());
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`Lost`].
@@ -141,6 +194,17 @@ impl<'a> Oob<'a> {
     /// application has taken them; or a new [`Session::peer_state`](crate::Session::peer_state), or a request that is complete
     /// or failed ([`Requests::state`](crate::Requests::state)), which are reported once. Only
     /// [`Session::wait`](crate::Session::wait) and [`Session::poll`](crate::Session::poll) take events.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session) -> Result<(), Box<dyn std::error::Error>> {
+    /// session.wait(None)?;
+    /// while let Some(id) = session.oob().ready()? {
+    ///     println!("endpoint {id} has news");
+    ///     # break;
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`Lost`].

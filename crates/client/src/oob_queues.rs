@@ -48,6 +48,15 @@ impl ReceivedOob {
     }
 
     /// Returns the kind.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(message: &ReceivedOob) {
+    /// if message.kind() == OobKind::Request {
+    ///     println!("{} wants a connection", message.from());
+    /// }
+    /// # }
+    /// ```
     #[must_use]
     pub fn kind(&self) -> OobKind {
         self.kind
@@ -55,6 +64,13 @@ impl ReceivedOob {
 
     /// Returns the address of the endpoint that sent it. The server wrote it: no application can
     /// forge it.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint, message: &ReceivedOob) -> Result<(), Box<dyn std::error::Error>> {
+    /// session.oob().send(endpoint, message.from(), b"answer")?;
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn from(&self) -> OobAddress {
         self.from
@@ -62,12 +78,26 @@ impl ReceivedOob {
 
     /// Returns the user ID of the sender, as the server knows it from the kernel; `u32::MAX` if the sender
     /// is on another host.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(message: &ReceivedOob) {
+    /// let is_from_root = message.uid() == 0;
+    /// # }
+    /// ```
     #[must_use]
     pub fn uid(&self) -> u32 {
         self.message.uid
     }
 
     /// Returns `true` if the sender is on another host, whose memory cannot be mapped here.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(message: &ReceivedOob) {
+    /// let can_share_memory = !message.is_from_other_host();
+    /// # }
+    /// ```
     #[must_use]
     pub fn is_from_other_host(&self) -> bool {
         self.message.uid == OTHER_HOST_UID
@@ -75,6 +105,13 @@ impl ReceivedOob {
 
     /// Returns the number of the sender's session; if the sender is on another host, a number that stands
     /// for the connection and is of no session of this server.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(message: &ReceivedOob) {
+    /// println!("from session {}", message.session());
+    /// # }
+    /// ```
     #[must_use]
     pub fn session(&self) -> u32 {
         self.message.session
@@ -82,6 +119,15 @@ impl ReceivedOob {
 
     /// Returns the value that came with a write into an aperture, and the number of bytes written;
     /// `None` for another kind of message.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(message: &ReceivedOob) {
+    /// if let Some((value, bytes)) = message.value() {
+    ///     println!("{bytes} bytes came with the value {value}");
+    /// }
+    /// # }
+    /// ```
     #[must_use]
     pub fn value(&self) -> Option<(u32, u32)> {
         let payload = self.message.payload().first_chunk::<8>();
@@ -90,6 +136,13 @@ impl ReceivedOob {
     }
 
     /// Returns the payload, at most 64 bytes.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(message: &ReceivedOob) {
+    /// println!("{:?}", message.payload());
+    /// # }
+    /// ```
     #[must_use]
     pub fn payload(&self) -> &[u8] {
         self.message.payload()

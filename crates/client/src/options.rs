@@ -262,6 +262,15 @@ pub struct Endpoint {
 
 impl Endpoint {
     /// Returns the endpoint's number in the session.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// session.receiver().receive(endpoint.queue_pair(), 64, |packet| {
+    ///     assert_eq!(packet.endpoint(), endpoint.id());
+    /// })?;
+    /// # Ok(()) }
+    /// ```
     #[inline]
     #[must_use]
     pub fn id(&self) -> EndpointId {
@@ -270,12 +279,27 @@ impl Endpoint {
 
     /// Returns the endpoint's local port, if its rule has one; else 0. It is the server's choice if
     /// the rule asked for port 0.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session) -> Result<(), Box<dyn std::error::Error>> {
+    /// let endpoint = session.open(&Rule::new().udp(0))?;
+    /// println!("the server chose port {}", endpoint.port());
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
     /// Returns the endpoint's queue pair.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// let unsent = session.sender().unsent(endpoint.queue_pair())?;
+    /// # Ok(()) }
+    /// ```
     #[inline]
     #[must_use]
     pub fn queue_pair(&self) -> QueuePair {

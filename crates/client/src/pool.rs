@@ -63,6 +63,13 @@ impl<'a> Received<'a> {
     }
 
     /// Returns the length in bytes, from the Ethernet header on.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(packet: &Received<'_>) {
+    /// println!("{} bytes", packet.len());
+    /// # }
+    /// ```
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a packet is never empty")]
     pub fn len(&self) -> usize {
@@ -70,12 +77,26 @@ impl<'a> Received<'a> {
     }
 
     /// Returns the endpoint to which the server delivered the packet.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(packet: &Received<'_>, endpoint: Endpoint) {
+    /// let is_own = packet.endpoint() == endpoint.id();
+    /// # }
+    /// ```
     #[must_use]
     pub fn endpoint(&self) -> EndpointId {
         EndpointId::new(self.descriptors[0].endpoint)
     }
 
     /// `true` if the server captured the packet as it was sent (capturing endpoints only).
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(packet: &Received<'_>) {
+    /// let arrow = if packet.is_outgoing() { "->" } else { "<-" };
+    /// # }
+    /// ```
     #[must_use]
     pub fn is_outgoing(&self) -> bool {
         self.descriptors[0].flags & OUTGOING != 0
@@ -83,6 +104,13 @@ impl<'a> Received<'a> {
 
     /// Returns the packet's offload state. Always [`Meta::FULL`] unless the endpoint's rule has
     /// offload.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(packet: &Received<'_>) {
+    /// let is_large = packet.meta().segmentation.is_some();
+    /// # }
+    /// ```
     #[must_use]
     pub fn meta(&self) -> Meta {
         let first = &self.descriptors[0];
@@ -93,6 +121,13 @@ impl<'a> Received<'a> {
     }
 
     /// Returns the packet's pieces, in order.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(packet: &Received<'_>) {
+    /// let sum: u64 = packet.parts().flatten().map(|byte| u64::from(*byte)).sum();
+    /// # }
+    /// ```
     #[must_use]
     pub fn parts(&self) -> ReceivedParts<'a> {
         ReceivedParts { pool: self.pool, descriptors: self.descriptors }
@@ -100,6 +135,15 @@ impl<'a> Received<'a> {
 
     /// Returns the whole packet if it is in one piece. Every packet up to the buffer size is, and
     /// so is a larger one whose buffers follow each other in the pool.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(packet: &Received<'_>) {
+    /// if let Some(bytes) = packet.contiguous() {
+    ///     println!("to {:?}", &bytes[..6]);
+    /// }
+    /// # }
+    /// ```
     #[must_use]
     #[inline]
     pub fn contiguous(&self) -> Option<&'a [u8]> {
@@ -111,6 +155,14 @@ impl<'a> Received<'a> {
     }
 
     /// Appends the packet to a vector.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(packet: &Received<'_>) {
+    /// let mut copy = Vec::new();
+    /// packet.append_to(&mut copy);
+    /// # }
+    /// ```
     pub fn append_to(&self, to: &mut Vec<u8>) {
         to.reserve(self.len);
         for part in self.parts() {

@@ -59,6 +59,15 @@ impl<'a> Receiver<'a> {
     ///
     /// With the two halves of [`Session::split`](crate::Session::split), `each` can send.
     ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session) -> Result<(), Box<dyn std::error::Error>> {
+    /// let got = session.receiver().receive(QueuePair::FIRST, 64, |packet| {
+    ///     println!("{} bytes for endpoint {}", packet.len(), packet.endpoint());
+    /// })?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`QueuePairError`].
     ///
@@ -89,6 +98,15 @@ impl<'a> Receiver<'a> {
     }
 
     /// Receives a copy of one packet of a queue pair; `None` when nothing waits.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session) -> Result<(), Box<dyn std::error::Error>> {
+    /// while let Some(packet) = session.receiver().receive_one(QueuePair::FIRST)? {
+    ///     println!("{packet:?}");
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`QueuePairError`].

@@ -14,6 +14,11 @@ use crate::ids::EndpointId;
 /// Returns the default path of a device's server socket. For root it is `/run/towpath/DEVICE.sock`,
 /// for other users `$XDG_RUNTIME_DIR/towpath/DEVICE.sock`, or where the variable is not set or
 /// empty, `/tmp/towpath-UID/DEVICE.sock`.
+///
+/// ```
+/// let path = towpath_client::default_socket("tap0");
+/// assert!(path.ends_with("tap0.sock"));
+/// ```
 #[must_use]
 pub fn default_socket(device: &str) -> PathBuf {
     let name = format!("{device}.sock");
@@ -32,6 +37,14 @@ pub fn default_socket(device: &str) -> PathBuf {
 /// Asks a server for its sessions and counters, and returns its JSON. Root and the server's
 /// user see all sessions over its administration socket; others see only their own.
 ///
+/// ```
+/// # use towpath_client::*;
+/// # fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let report = towpath_client::report("/run/towpath/tap0.sock")?;
+/// println!("{}", report["sessions"]);
+/// # Ok(()) }
+/// ```
+///
 /// # Errors
 /// As attaching.
 pub fn report(path: impl AsRef<Path>) -> Result<serde_json::Value, AttachError> {
@@ -40,6 +53,13 @@ pub fn report(path: impl AsRef<Path>) -> Result<serde_json::Value, AttachError> 
 }
 
 /// Asks as [`report()`] does, over a connected socket from a server in this process.
+///
+/// ```
+/// # use towpath_client::*;
+/// # fn example(socket: std::os::fd::OwnedFd) -> Result<(), Box<dyn std::error::Error>> {
+/// println!("{}", towpath_client::report_over(socket)?);
+/// # Ok(()) }
+/// ```
 ///
 /// # Errors
 /// As attaching.
@@ -92,6 +112,14 @@ fn append(report: &mut serde_json::Value, mut page: serde_json::Value) {
 /// ([`administration_socket`](crate::administration_socket)); an application changes its own endpoints' settings by
 /// [`crate::Session::set`].
 ///
+/// ```
+/// # use towpath_client::*;
+/// # fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let endpoint = Some((1, EndpointId::new(0)));
+/// towpath_client::set("/run/towpath/tap0.sock", endpoint, Setting::Weight, 200)?;
+/// # Ok(()) }
+/// ```
+///
 /// # Errors
 /// As attaching; then the old value stays in force.
 pub fn set(
@@ -106,6 +134,13 @@ pub fn set(
 }
 
 /// Changes a setting as [`set`] does, over a connected socket from a server in this process.
+///
+/// ```
+/// # use towpath_client::*;
+/// # fn example(socket: std::os::fd::OwnedFd) -> Result<(), Box<dyn std::error::Error>> {
+/// towpath_client::set_over(socket, None, Setting::Expedited, 16)?;
+/// # Ok(()) }
+/// ```
 ///
 /// # Errors
 /// As attaching; then the old value stays in force.

@@ -37,12 +37,26 @@ impl Request {
     }
 
     /// Returns a request that writes from local memory into an aperture, from its byte `offset` on.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(key: ApertureKey, memory: &Memory) {
+    /// let request = Request::write(key, 0).local(memory, 0..4096);
+    /// # }
+    /// ```
     #[must_use]
     pub fn write(key: ApertureKey, offset: u64) -> Request {
         Request::new(RequestKind::Write, (key.0, offset))
     }
 
     /// Returns a request that reads from an aperture, from its byte `offset` on, into local memory.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(key: ApertureKey, memory: &Memory) {
+    /// let request = Request::read(key, 8192).local(memory, 0..4096);
+    /// # }
+    /// ```
     #[must_use]
     pub fn read(key: ApertureKey, offset: u64) -> Request {
         Request::new(RequestKind::Read, (key.0, offset))
@@ -51,6 +65,10 @@ impl Request {
     /// Returns a request that puts a message of at most 64 bytes into the queue of the endpoint at
     /// the other end, which it takes as an out-of-band message. Unlike [`Oob::send`](crate::Oob::send), this
     /// waits for room there.
+    ///
+    /// ```
+    /// let request = towpath_client::Request::send(b"hello");
+    /// ```
     #[must_use]
     pub fn send(payload: &[u8]) -> Request {
         let mut request = Request::new(RequestKind::Send, (0, 0));
@@ -64,6 +82,13 @@ impl Request {
     /// Adds a range of a memory of this session, whose bytes the application leaves alone until the
     /// request is complete. A request has 1 to 6 of them, one behind the other in the aperture, and
     /// at most 1 GiB in all.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(key: ApertureKey, memory: &Memory) {
+    /// let request = Request::write(key, 0).local(memory, 0..64).local(memory, 4096..8192);
+    /// # }
+    /// ```
     #[must_use]
     pub fn local(mut self, memory: &Memory, range: Range<usize>) -> Request {
         let len = range.end.saturating_sub(range.start);
@@ -78,6 +103,13 @@ impl Request {
 
     /// Has the server send this value to the endpoint at the other end after the write
     /// ([`crate::OobKind::Value`]). Reads and messages ignore it.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(key: ApertureKey, memory: &Memory) {
+    /// let request = Request::write(key, 0).local(memory, 0..4096).with_value(7);
+    /// # }
+    /// ```
     #[must_use]
     pub fn with_value(mut self, value: u32) -> Request {
         if self.kind == RequestKind::Write {
@@ -89,6 +121,14 @@ impl Request {
 
     /// Groups this request with the endpoint's next one: the server carries out nothing between
     /// them, up to a limit of its own.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// session.requests().queue(endpoint, &Request::send(b"first").together())?;
+    /// session.requests().queue(endpoint, &Request::send(b"second"))?;
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn together(mut self) -> Request {
         self.together = true;
@@ -142,6 +182,17 @@ impl<'a> Requests<'a> {
     /// [`Oob::ready`](crate::Oob::ready) then returns the endpoint. docs/apertures.md says what may be
     /// relied on.
     ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint, key: ApertureKey, memory: &Memory) -> Result<(), Box<dyn std::error::Error>> {
+    /// let request = Request::write(key, 0).local(memory, 0..4096);
+    /// let id = session.requests().queue(endpoint, &request)?;
+    /// while session.requests().state(id) == RequestState::Pending {
+    ///     session.wait(None)?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`RequestError`]; then nothing was queued.
     pub fn queue(
@@ -179,6 +230,15 @@ impl<'a> Requests<'a> {
     /// complete, so are all earlier ones of the same connection. Ids of an endpoint that is closed,
     /// of connections before the last one that failed, and of more than two billion requests ago,
     /// have no meaning.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, id: RequestId) {
+    /// if let RequestState::Failed(fault) = session.requests().state(id) {
+    ///     println!("{fault:?}");
+    /// }
+    /// # }
+    /// ```
     #[inline]
     #[must_use]
     pub fn state(&self, id: RequestId) -> RequestState {

@@ -40,6 +40,13 @@ impl TransmitBuffer {
     /// [`Session::transmit_buffer_bytes`](crate::Session::transmit_buffer_bytes) says. They hold the bytes
     /// that this session wrote there last.
     ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(buffer: &mut TransmitBuffer) -> Result<(), Box<dyn std::error::Error>> {
+    /// buffer.bytes_mut()?[..60].fill(0);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`Lost::Forked`] in a child made by `fork`.
     #[inline]
@@ -50,6 +57,16 @@ impl TransmitBuffer {
     /// Queues the packet in the first `len` bytes of the buffer, its checksums full, on an endpoint.
     /// The next [`Sender::flush`] sends the packet. The sender is of the session that reserved the
     /// buffer.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint, buffer: TransmitBuffer) {
+    /// if let Err(unsent) = buffer.send(&mut session.sender(), endpoint, 60) {
+    ///     println!("{}", unsent.error);
+    ///     let again = unsent.buffer;
+    /// }
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`UnsentBuffer`]; then nothing was queued.
@@ -72,6 +89,18 @@ impl TransmitBuffer {
 impl Sender<'_> {
     /// Takes a free transmit buffer, which the application writes and sends when it chooses; `None` if
     /// the client knows of none. [`Sender::unsent`] reclaims buffers. A child made by `fork` has none.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint, packet: &[u8]) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut sender = session.sender();
+    /// if let Some(mut buffer) = sender.reserve() {
+    ///     buffer.bytes_mut()?[..packet.len()].copy_from_slice(packet);
+    ///     buffer.send(&mut sender, endpoint, packet.len())?;
+    /// }
+    /// sender.flush()?;
+    /// # Ok(()) }
+    /// ```
     pub fn reserve(&mut self) -> Option<TransmitBuffer> {
         if !self.status.is_parents() {
             return None;
@@ -84,6 +113,13 @@ impl Sender<'_> {
     }
 
     /// Returns how many transmit buffers are free, as last reclaimed; [`Sender::unsent`] reclaims.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session) -> Result<(), Box<dyn std::error::Error>> {
+    /// println!("{} buffers are free", session.sender().free_buffers()?);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`Lost`].

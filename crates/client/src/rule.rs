@@ -37,6 +37,13 @@ pub struct Rule {
 
 impl Rule {
     /// Matches every packet to the session's MAC address without a VLAN tag.
+    ///
+    /// ```
+    /// use towpath_client::Rule;
+    ///
+    /// let all_of_the_session = Rule::new();
+    /// assert_eq!(all_of_the_session, Rule::default());
+    /// ```
     #[must_use]
     pub fn new() -> Rule {
         Rule::default()
@@ -44,6 +51,12 @@ impl Rule {
 
     /// Matches every packet of the device, whatever its destination. For root and the server's
     /// user.
+    ///
+    /// ```
+    /// use towpath_client::Rule;
+    ///
+    /// let all_of_the_device = Rule::promiscuous();
+    /// ```
     #[must_use]
     pub fn promiscuous() -> Rule {
         Rule { flags: message::OPEN_PROMISCUOUS, ..Rule::default() }
@@ -51,6 +64,12 @@ impl Rule {
 
     /// Captures every packet, received or sent, with full checksums. For root and the server's
     /// user.
+    ///
+    /// ```
+    /// use towpath_client::Rule;
+    ///
+    /// let copies = Rule::capture();
+    /// ```
     #[must_use]
     pub fn capture() -> Rule {
         Rule { flags: message::OPEN_CAPTURE, ..Rule::default() }
@@ -63,6 +82,12 @@ impl Rule {
     /// interface leads there, or if the next hop does not answer. The server answers again by
     /// itself when the route or the link address changes. A session has at most one such endpoint,
     /// and 64 requests that wait.
+    ///
+    /// ```
+    /// use towpath_client::Rule;
+    ///
+    /// let questions = Rule::neighbours();
+    /// ```
     #[must_use]
     pub fn neighbours() -> Rule {
         Rule { flags: message::OPEN_NEIGHBOURS, ..Rule::default() }
@@ -88,6 +113,13 @@ impl Rule {
 
     /// Matches packets to this MAC address instead of the session's. For root and the server's
     /// user.
+    ///
+    /// ```
+    /// use towpath_client::{MacAddr, Rule};
+    ///
+    /// let rule = Rule::new().mac(MacAddr::BROADCAST);
+    /// assert_eq!(rule, Rule::new().mac([0xff; 6]));
+    /// ```
     #[must_use]
     pub fn mac(self, mac: impl Into<MacAddr>) -> Rule {
         Rule { mac: Some(mac.into()), any: self.any & !message::RULE_ANY_MAC, ..self }
@@ -95,6 +127,12 @@ impl Rule {
 
     /// Matches packets to any MAC address except a group's. The endpoint still sends only from the
     /// session's own address. For root and the server's user.
+    ///
+    /// ```
+    /// use towpath_client::Rule;
+    ///
+    /// let rule = Rule::new().any_mac().ethertype(0x88b5);
+    /// ```
     #[must_use]
     pub fn any_mac(self) -> Rule {
         Rule { mac: None, any: self.any | message::RULE_ANY_MAC, ..self }
@@ -102,6 +140,12 @@ impl Rule {
 
     /// Matches packets with this VLAN tag, 1 to 4094. The tag is in the bytes of the packets that
     /// the application receives and sends.
+    ///
+    /// ```
+    /// use towpath_client::Rule;
+    ///
+    /// let tagged = Rule::new().vlan(7);
+    /// ```
     #[must_use]
     pub fn vlan(self, vlan: u16) -> Rule {
         let flags = self.flags & !message::OPEN_WITHIN_VLAN;
@@ -129,6 +173,12 @@ impl Rule {
     }
 
     /// Matches packets with any VLAN tag, and packets without one.
+    ///
+    /// ```
+    /// use towpath_client::Rule;
+    ///
+    /// let rule = Rule::new().any_vlan().udp(9000);
+    /// ```
     #[must_use]
     pub fn any_vlan(self) -> Rule {
         let flags = self.flags & !message::OPEN_WITHIN_VLAN;
@@ -136,18 +186,37 @@ impl Rule {
     }
 
     /// Matches packets of this ethertype, 0x0600 upward.
+    ///
+    /// ```
+    /// use towpath_client::Rule;
+    ///
+    /// let experiments = Rule::new().ethertype(0x88b5);
+    /// ```
     #[must_use]
     pub fn ethertype(self, ethertype: u16) -> Rule {
         Rule { ethertype: Some(ethertype), ..self }
     }
 
     /// Matches packets to this address of the session.
+    ///
+    /// ```
+    /// use towpath_client::Rule;
+    ///
+    /// let rule = Rule::new().udp(53).ip("10.77.0.2".parse()?);
+    /// # Ok::<(), std::net::AddrParseError>(())
+    /// ```
     #[must_use]
     pub fn ip(self, ip: IpAddr) -> Rule {
         Rule { ip: Some(ip), ..self }
     }
 
     /// Matches packets of this IP protocol.
+    ///
+    /// ```
+    /// use towpath_client::Rule;
+    ///
+    /// let icmp = Rule::new().ethertype(0x0800).protocol(1);
+    /// ```
     #[must_use]
     pub fn protocol(self, protocol: u8) -> Rule {
         Rule { protocol: Some(protocol), ..self }
@@ -156,36 +225,73 @@ impl Rule {
     /// Matches packets to this port. The rule's protocol applies; without one, the rule matches
     /// TCP, UDP and SCTP. With the protocol TCP or UDP, port 0 asks the server to choose a free
     /// port, which [`Endpoint::port`](crate::Endpoint::port) returns.
+    ///
+    /// ```
+    /// use towpath_client::Rule;
+    ///
+    /// let sctp = Rule::new().protocol(132).port(5000);
+    /// ```
     #[must_use]
     pub fn port(self, port: u16) -> Rule {
         Rule { port: Some(port), ..self }
     }
 
     /// Matches packets from this address, of the same family as [`Rule::ip`] if both are given.
+    ///
+    /// ```
+    /// use towpath_client::Rule;
+    ///
+    /// let rule = Rule::new().udp(53).remote_ip("10.77.0.1".parse()?);
+    /// # Ok::<(), std::net::AddrParseError>(())
+    /// ```
     #[must_use]
     pub fn remote_ip(self, ip: IpAddr) -> Rule {
         Rule { remote_ip: Some(ip), ..self }
     }
 
     /// Matches packets from this port, as [`Rule::port`].
+    ///
+    /// ```
+    /// use towpath_client::Rule;
+    ///
+    /// let answers = Rule::new().udp(4000).remote_port(53);
+    /// ```
     #[must_use]
     pub fn remote_port(self, port: u16) -> Rule {
         Rule { remote_port: Some(port), ..self }
     }
 
     /// Matches UDP packets to this port.
+    ///
+    /// ```
+    /// use towpath_client::Rule;
+    ///
+    /// assert_eq!(Rule::new().udp(53), Rule::new().protocol(17).port(53));
+    /// ```
     #[must_use]
     pub fn udp(self, port: u16) -> Rule {
         Rule { protocol: Some(17), port: Some(port), ..self }
     }
 
     /// Matches TCP packets to this port.
+    ///
+    /// ```
+    /// use towpath_client::Rule;
+    ///
+    /// assert_eq!(Rule::new().tcp(80), Rule::new().protocol(6).port(80));
+    /// ```
     #[must_use]
     pub fn tcp(self, port: u16) -> Rule {
         Rule { protocol: Some(6), port: Some(port), ..self }
     }
 
     /// Also matches broadcast and multicast packets that the rest of the rule matches.
+    ///
+    /// ```
+    /// use towpath_client::Rule;
+    ///
+    /// let rule = Rule::new().udp(5353).with_group();
+    /// ```
     #[must_use]
     pub fn with_group(self) -> Rule {
         Rule { flags: self.flags | message::OPEN_GROUP, ..self }
@@ -193,6 +299,12 @@ impl Rule {
 
     /// Accepts large packets and partial checksums, with their [`crate::Meta`]. Otherwise the
     /// server completes the checksums and segments the packets to the MTU.
+    ///
+    /// ```
+    /// use towpath_client::Rule;
+    ///
+    /// let rule = Rule::new().tcp(80).with_offload();
+    /// ```
     #[must_use]
     pub fn with_offload(self) -> Rule {
         Rule { flags: self.flags | message::OPEN_OFFLOAD, ..self }
@@ -204,6 +316,12 @@ impl Rule {
     /// stands for all addresses of the session. The endpoint receives the packets that the rule
     /// matches, too: a program that wants none takes them all the same ([`crate::Receiver::receive`]),
     /// since they are news for a wait.
+    ///
+    /// ```
+    /// use towpath_client::Rule;
+    ///
+    /// let rule = Rule::new().udp(7).out_of_band();
+    /// ```
     #[must_use]
     pub fn out_of_band(self) -> Rule {
         Rule { flags: self.flags | message::OPEN_OUT_OF_BAND, ..self }
@@ -216,6 +334,12 @@ impl Rule {
 
     /// Uses this queue pair of the session, [`QueuePair::FIRST`] by default. The server refuses a queue
     /// pair that the session does not have.
+    ///
+    /// ```
+    /// use towpath_client::{QueuePair, Rule};
+    ///
+    /// let rule = Rule::new().udp(53).queue_pair(QueuePair::new(1));
+    /// ```
     #[must_use]
     pub fn queue_pair(self, queue_pair: QueuePair) -> Rule {
         Rule { queue_pair, ..self }

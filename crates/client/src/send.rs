@@ -44,6 +44,17 @@ impl<'a> Sender<'a> {
     /// slice, or into several in order if the packet is longer than a buffer. The next
     /// [`Sender::flush`] sends the packet.
     ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// session.sender().send(endpoint, 60, Meta::FULL, |parts| {
+    ///     for part in parts {
+    ///         part.fill(0);
+    ///     }
+    /// })?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`SendError`]; then nothing was queued.
     #[inline]
@@ -54,13 +65,21 @@ impl<'a> Sender<'a> {
         meta: Meta,
         fill: impl FnOnce(&mut [&mut [u8]]),
     ) -> Result<(), SendError> {
-        let packet = Outgoing { queue_pair: endpoint.queue_pair, len, meta, flags: 0 };
-        self.put(endpoint, packet, fill)
+        self.put(endpoint, endpoint.queue_pair, len, meta, 0, fill)
     }
 
     /// Queues a packet as [`Sender::send`] does; the next packet on this queue pair belongs to the
     /// same message. The engine sends no other packet between the two to the device, if both are
     /// published when the engine takes the first, up to the endpoint's setting `max_message_bytes`.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut sender = session.sender();
+    /// sender.send_more(endpoint, 60, Meta::FULL, |parts| parts[0].fill(1))?;
+    /// sender.send(endpoint, 60, Meta::FULL, |parts| parts[0].fill(2))?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`SendError`]; then nothing was queued.
@@ -72,8 +91,7 @@ impl<'a> Sender<'a> {
         meta: Meta,
         fill: impl FnOnce(&mut [&mut [u8]]),
     ) -> Result<(), SendError> {
-        let packet = Outgoing { queue_pair: endpoint.queue_pair, len, meta, flags: TOGETHER };
-        self.put(endpoint, packet, fill)
+        self.put(endpoint, endpoint.queue_pair, len, meta, TOGETHER, fill)
     }
 
     /// Queues an expedited packet of at most [`EXPEDITED_BYTES`] bytes, Ethernet header included,
@@ -92,6 +110,13 @@ impl<'a> Sender<'a> {
     ///
     /// The next [`Sender::flush`] sends the packet.
     ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint, packet: &[u8]) -> Result<(), Box<dyn std::error::Error>> {
+    /// session.sender().send_expedited(endpoint, packet)?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`SendError`]; then nothing was queued.
     pub fn send_expedited(&mut self, endpoint: Endpoint, packet: &[u8]) -> Result<(), SendError> {
@@ -101,8 +126,7 @@ impl<'a> Sender<'a> {
             return Err(SendError::Length { len, max });
         }
         let queue_pair = self.transmit.expedited_queue_pair.unwrap_or(endpoint.queue_pair);
-        let outgoing = Outgoing { queue_pair, len, meta: Meta::FULL, flags: EXPEDITED };
-        self.put(endpoint, outgoing, |parts| {
+        self.put(endpoint, queue_pair, len, Meta::FULL, EXPEDITED, |parts| {
             if let [part] = parts {
                 part.copy_from_slice(packet);
             }
@@ -113,6 +137,16 @@ impl<'a> Sender<'a> {
     /// packet, as in [`Sender::send`], and returns its endpoint, one of the queue pair
     /// `queue_pair`. With `None`, or an endpoint of another queue pair, the session drops the
     /// packet.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoints: &[Endpoint]) -> Result<(), Box<dyn std::error::Error>> {
+    /// session.sender().send_chosen(QueuePair::FIRST, 60, Meta::FULL, |parts| {
+    ///     parts[0].fill(0);
+    ///     endpoints.first().copied()
+    /// })?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`SendError`]; then nothing was queued.
@@ -133,6 +167,14 @@ impl<'a> Sender<'a> {
 
     /// Queues a copy of a packet with full checksums on an endpoint.
     ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint, packet: &[u8]) -> Result<(), Box<dyn std::error::Error>> {
+    /// session.sender().send_bytes(endpoint, packet)?;
+    /// session.sender().flush()?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`SendError`]; then nothing was queued.
     pub fn send_bytes(&mut self, endpoint: Endpoint, packet: &[u8]) -> Result<(), SendError> {
@@ -151,14 +193,16 @@ impl<'a> Sender<'a> {
     fn put(
         &mut self,
         endpoint: Endpoint,
-        packet: Outgoing,
+        queue_pair: QueuePair,
+        len: usize,
+        meta: Meta,
+        flags: u16,
         fill: impl FnOnce(&mut [&mut [u8]]),
     ) -> Result<(), SendError> {
         self.status.check()?;
         if self.status.is_revoked(endpoint) {
             return Err(SendError::Revoked);
         }
-        let Outgoing { queue_pair, len, meta, flags } = packet;
         let transmit = &mut *self.transmit;
         let unit = queue_pair.number();
         if meta.is_full()
@@ -184,10 +228,21 @@ impl<'a> Sender<'a> {
             transmit.statistics.sent += 1;
             return Ok(());
         }
+        // Made here, so that the packets above do not pay for it.
+        let packet = Outgoing { queue_pair, len, meta, flags };
         transmit.put_any(self.status, endpoint, packet, fill)
     }
 
     /// Returns `true` if [`Sender::send`] would accept a packet of `len` bytes now.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// if session.sender().has_room(endpoint, 1514)? {
+    ///     session.sender().send_bytes(endpoint, &[0; 1514])?;
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`QueuePairError`].
@@ -196,6 +251,13 @@ impl<'a> Sender<'a> {
     }
 
     /// Returns `true` if [`Sender::send_chosen`] would accept a packet of `len` bytes now.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session) -> Result<(), Box<dyn std::error::Error>> {
+    /// let has_room = session.sender().has_room_in(QueuePair::FIRST, 1514)?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`QueuePairError`].
@@ -210,6 +272,16 @@ impl<'a> Sender<'a> {
     /// Requests that [`Session::wait`](crate::Session::wait) also returns when half of a queue pair's
     /// buffers in flight are completed. Each request is answered once.
     ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint, packet: &[u8]) -> Result<(), Box<dyn std::error::Error>> {
+    /// while session.sender().send_bytes(endpoint, packet) == Err(SendError::Full) {
+    ///     session.sender().want_room(endpoint.queue_pair())?;
+    ///     session.wait(None)?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`QueuePairError`].
     pub fn want_room(&mut self, queue_pair: QueuePair) -> Result<(), QueuePairError> {
@@ -219,6 +291,13 @@ impl<'a> Sender<'a> {
     /// Reclaims completed buffers. Returns how many buffers of a queue pair's transmit queue are
     /// unsent.
     ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// let unsent = session.sender().unsent(endpoint.queue_pair())?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`QueuePairError`].
     pub fn unsent(&mut self, queue_pair: QueuePair) -> Result<u32, QueuePairError> {
@@ -226,6 +305,13 @@ impl<'a> Sender<'a> {
     }
 
     /// Returns how many buffers a queue pair's transmit queue holds.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// let slots = session.sender().slots(endpoint.queue_pair())?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`QueuePairError`].

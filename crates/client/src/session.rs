@@ -116,6 +116,14 @@ impl Session {
     /// process ([`administration_socket`](crate::administration_socket)), the session uses it. Otherwise the session
     /// uses `path`, and has the rights that the server's policy grants.
     ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let options = Options { queue_pairs: 4, ..Options::default() };
+    /// let session = Session::attach("/run/towpath/tap0.sock", &options)?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`AttachError`].
     pub fn attach(path: impl AsRef<Path>, options: &Options) -> Result<Session, AttachError> {
@@ -141,6 +149,13 @@ impl Session {
     }
 
     /// Attaches over a connected socket, from a server in this process or from another process.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(socket: std::os::fd::OwnedFd) -> Result<(), Box<dyn std::error::Error>> {
+    /// let session = Session::attach_over(socket, &Options::default())?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`AttachError`].
@@ -217,12 +232,26 @@ impl Session {
     }
 
     /// Returns the part that sends.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint, packet: &[u8]) -> Result<(), Box<dyn std::error::Error>> {
+    /// session.sender().send_bytes(endpoint, packet)?;
+    /// # Ok(()) }
+    /// ```
     #[inline]
     pub fn sender(&mut self) -> Sender<'_> {
         Sender::new(&mut self.transmit, &self.status, &mut self.ready)
     }
 
     /// Returns the part that receives.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session) -> Result<(), Box<dyn std::error::Error>> {
+    /// session.receiver().receive(QueuePair::FIRST, 64, |packet| println!("{}", packet.len()))?;
+    /// # Ok(()) }
+    /// ```
     #[inline]
     pub fn receiver(&mut self) -> Receiver<'_> {
         // Applications often answer, so this prefetches the next free transmit buffer.
@@ -235,6 +264,19 @@ impl Session {
     /// Returns the parts that send and receive, so that the application sends while it reads a
     /// received packet in place. Both belong to one thread. The session waits again once both are
     /// dropped.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// let (mut sender, mut receiver) = session.split();
+    /// receiver.receive(endpoint.queue_pair(), 64, |packet| {
+    ///     if let Some(packet) = packet.contiguous() {
+    ///         let _ = sender.send_bytes(endpoint, packet);
+    ///     }
+    /// })?;
+    /// sender.flush()?;
+    /// # Ok(()) }
+    /// ```
     #[inline]
     pub fn split(&mut self) -> (Sender<'_>, Receiver<'_>) {
         if let Some(next) = self.transmit.free.next(0) {
@@ -245,18 +287,39 @@ impl Session {
     }
 
     /// Returns the part for out-of-band messages and connections.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// let message = session.oob().receive(endpoint)?;
+    /// # Ok(()) }
+    /// ```
     pub fn oob(&mut self) -> Oob<'_> {
         let (oob, apertures) = (self.oob.as_deref_mut(), self.apertures.as_deref_mut());
         Oob::new(&mut self.transmit, &self.status, oob, apertures)
     }
 
     /// Returns the part for requests to the apertures of peers.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// let id = session.requests().queue(endpoint, &Request::send(b"hello"))?;
+    /// # Ok(()) }
+    /// ```
     pub fn requests(&mut self) -> Requests<'_> {
         let table = self.apertures.as_mut().map(|apertures| &mut apertures.requests);
         Requests::new(&mut self.transmit, &self.status, table)
     }
 
     /// Returns the part that arms and fires tripwires.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, tripwire: Tripwire) {
+    /// session.tripwires().arm(tripwire);
+    /// # }
+    /// ```
     #[inline]
     pub fn tripwires(&mut self) -> Tripwires<'_> {
         let table = self.apertures.as_mut().and_then(|apertures| apertures.tripwires.as_mut());
@@ -264,6 +327,13 @@ impl Session {
     }
 
     /// Returns the server's grant to the session.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &Session) {
+    /// println!("{} at {}", session.info().mac, session.info().device);
+    /// # }
+    /// ```
     #[must_use]
     pub fn info(&self) -> &Info {
         &self.info
@@ -275,12 +345,28 @@ impl Session {
 
     /// Returns why the session is over, if it is, as far as the client knows. Only
     /// [`Session::wait`] and the calls before a sleep notice that the server has ended.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &Session) {
+    /// if let Some(lost) = session.lost() {
+    ///     println!("{lost}");
+    /// }
+    /// # }
+    /// ```
     #[must_use]
     pub fn lost(&self) -> Option<Lost> {
         self.status.check().err()
     }
 
     /// Returns the client's counts.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &Session) {
+    /// println!("{} packets received", session.statistics().received);
+    /// # }
+    /// ```
     #[must_use]
     pub fn statistics(&self) -> Statistics {
         let (sending, ticks) = (self.transmit.statistics, self.waiter.ticks());
@@ -299,6 +385,13 @@ impl Session {
     }
 
     /// Returns how many data bytes a transmit buffer holds. A longer packet takes several.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &Session) {
+    /// let is_one_buffer = 1514 <= session.transmit_buffer_bytes();
+    /// # }
+    /// ```
     #[must_use]
     pub fn transmit_buffer_bytes(&self) -> usize {
         self.transmit.pool.data_bytes()
@@ -306,6 +399,13 @@ impl Session {
 
     /// Returns how many bytes of packets the receive buffers of one lane hold. A flow uses one
     /// lane.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &Session) {
+    /// println!("bursts of up to {} bytes", session.receive_bytes());
+    /// # }
+    /// ```
     #[must_use]
     pub fn receive_bytes(&self) -> usize {
         self.receive.lane_bytes()
@@ -315,6 +415,15 @@ impl Session {
     /// The endpoint receives and sends nothing any more, and keeps its number until the application
     /// closes it. The session learns of it with the next event or when it sends, and
     /// [`Session::wait`] returns once.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &Session, endpoint: Endpoint) {
+    /// if session.is_revoked(endpoint) {
+    ///     println!("the policy grants the endpoint no more");
+    /// }
+    /// # }
+    /// ```
     #[inline]
     #[must_use]
     pub fn is_revoked(&self, endpoint: Endpoint) -> bool {
@@ -323,6 +432,13 @@ impl Session {
 
     /// Returns the number of endpoints that the server closed because its policy changed, as far as
     /// the client knows.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &Session) {
+    /// println!("{} endpoints are closed", session.revoked_endpoints());
+    /// # }
+    /// ```
     #[must_use]
     pub fn revoked_endpoints(&self) -> u64 {
         self.status.revoked()

@@ -23,6 +23,14 @@ pub struct Tripwire {
 
 impl Tripwire {
     /// Returns the number, by which importers of the memory import the tripwire.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint, tripwire: Tripwire, peer: OobAddress) -> Result<(), Box<dyn std::error::Error>> {
+    /// let number = tripwire.number().to_le_bytes();
+    /// session.oob().send(endpoint, peer, &number)?;
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn number(&self) -> u32 {
         self.number

@@ -36,6 +36,16 @@ impl<'a> Tripwires<'a> {
     /// Arms a tripwire: the next access of its kind fires it. The application then looks at the
     /// memory, and waits only if there is nothing new: an access before this call fires nothing.
     /// Costs a store and a barrier, and no system call. A tripwire of another session is ignored.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, tripwire: Tripwire, memory: &Memory, seen: u64) -> Result<(), Box<dyn std::error::Error>> {
+    /// session.tripwires().arm(tripwire);
+    /// if memory.load(0)? == seen {
+    ///     session.wait(None)?;
+    /// }
+    /// # Ok(()) }
+    /// ```
     #[inline]
     pub fn arm(&mut self, tripwire: Tripwire) {
         if self.status.is_parents()
@@ -46,6 +56,13 @@ impl<'a> Tripwires<'a> {
     }
 
     /// Ends the wait for a tripwire: from now on, accesses cost the accessing side nothing.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, tripwire: Tripwire) {
+    /// session.tripwires().disarm(tripwire);
+    /// # }
+    /// ```
     #[inline]
     pub fn disarm(&mut self, tripwire: Tripwire) {
         if self.status.is_parents()
@@ -57,6 +74,13 @@ impl<'a> Tripwires<'a> {
 
     /// Returns `true` if a tripwire is armed and has fired: one load of a word that the server
     /// writes.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, tripwire: Tripwire) {
+    /// let was_accessed = session.tripwires().has_fired(tripwire);
+    /// # }
+    /// ```
     #[inline]
     #[must_use]
     pub fn has_fired(&self, tripwire: Tripwire) -> bool {
@@ -66,6 +90,13 @@ impl<'a> Tripwires<'a> {
 
     /// Passes each tripwire that is armed and has fired to `found`, without events: one load for 64
     /// tripwires, and no system call. For a program that polls.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session) {
+    /// session.tripwires().for_each_fired(|tripwire| println!("{}", tripwire.number()));
+    /// # }
+    /// ```
     pub fn for_each_fired(&self, mut found: impl FnMut(Tripwire)) {
         let Some(table) = self.table.as_ref().filter(|_| self.status.is_parents()) else { return };
         table.own.for_each_fired(|number| found(Tripwire { number }));
@@ -74,6 +105,15 @@ impl<'a> Tripwires<'a> {
     /// Returns a tripwire that fired, and disarms it: the application looks at the memory, and arms
     /// it again if it waits for more. Only [`Session::wait`](crate::Session::wait) and
     /// [`Session::poll`](crate::Session::poll) take events.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session) -> Result<(), Box<dyn std::error::Error>> {
+    /// while let Some(tripwire) = session.tripwires().ready()? {
+    ///     println!("{} fired", tripwire.number());
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`Lost`].
@@ -91,6 +131,14 @@ impl<'a> Tripwires<'a> {
     /// this call told the server; `false` if the tripwire is not armed, or the server was told
     /// since it was armed. As long as the tripwire is not armed, the call costs a barrier and a
     /// load. It has no effect once the aperture has ended.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, aperture: &Aperture, tripwire: ImportedTripwire) -> Result<(), Box<dyn std::error::Error>> {
+    /// aperture.store(0, 1)?;
+    /// session.tripwires().trip(tripwire)?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`Lost`].

@@ -10,7 +10,6 @@ use towpath_waiting::Step;
 
 use crate::clock;
 use crate::error::{Lost, OpenError, Refusal};
-use crate::ids::QueuePair;
 use crate::news::{Awaited, NewsSource, SessionNews, SourceNews};
 use crate::options::WaitStrategy;
 use crate::reconnect::Resumable;
@@ -34,6 +33,16 @@ impl Session {
     /// beyond the clock's range never expire; zero only checks. Packets that were received before
     /// and not taken are news too. The client first flushes the transmit queues.
     ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session) -> Result<(), Box<dyn std::error::Error>> {
+    /// let second = std::time::Duration::from_secs(1);
+    /// if session.wait(Some(second))? {
+    ///     println!("there is news");
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`Lost`]: within milliseconds if the server ended in order; after
     /// [`crate::Options::resume_timeout`] if no server follows one that was killed.
@@ -44,6 +53,13 @@ impl Session {
     /// Waits until a source has news. Other news of the session does not end this wait: it stays for
     /// the next [`Session::wait`]. Nor does a server that resumes the session. Returns `false` when
     /// the timeout expires; `None` never expires, and zero only checks.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, source: &mut impl NewsSource) -> Result<(), Box<dyn std::error::Error>> {
+    /// session.wait_for(source, None)?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`Session::wait`], and those of the source.
@@ -117,6 +133,13 @@ impl Session {
 
     /// Changes the strategy of [`Session::wait`].
     ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session) -> Result<(), Box<dyn std::error::Error>> {
+    /// session.set_wait_strategy(WaitStrategy::Poll)?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`OpenError`], for example for a clock out of its range; then the old strategy stays in
     /// force.
@@ -179,48 +202,21 @@ impl Session {
         woken.map(|_| ())
     }
 
-    /// Returns whether a queue pair has news, without a system call, for callers that poll. Only
-    /// [`Session::wait`] notices that the server has ended.
-    ///
-    /// # Errors
-    /// [`Lost`].
-    pub fn poll(&mut self) -> Result<bool, Lost> {
-        self.has_news()
-    }
-
-    /// Returns a queue pair that has news. With waiting packets, this is the same queue pair until
-    /// the application takes them. Requested room is reported once.
-    ///
-    /// # Errors
-    /// [`Lost`].
-    pub fn ready(&mut self) -> Result<Option<QueuePair>, Lost> {
-        self.status.check()?;
-        let Some(unit) = self.first_ready()? else { return Ok(None) };
-        let pair = &mut self.transmit.pairs[unit as usize];
-        (pair.room, pair.room_told) = (false, false);
-        Ok(Some(QueuePair::new(pair.number)))
-    }
-
-    fn first_ready(&mut self) -> Result<Option<u32>, Lost> {
-        while let Some(unit) = self.ready.first() {
-            if self.transmit.pairs[unit as usize].wants {
-                self.transmit.poll_for_room(&self.status, &mut self.ready, unit as usize)?;
-            }
-            let has_room = self.transmit.pairs[unit as usize].room;
-            // This check follows the acknowledgement of the event: later packets are a new event.
-            match self.receive.pairs[unit as usize].queue.observe() {
-                Ok(0) if !has_room => self.ready.pop(),
-                Ok(_) => return Ok(Some(unit)),
-                Err(violation) => return Err(self.status.wrong(violation)),
-            }
-        }
-        Ok(None)
-    }
-
     /// Announces a sleep in the caller's epoll, and checks once more; the caller calls this before
     /// each sleep. `true`: there is news already, so the caller does not sleep. `false`:
     /// [`Session::as_fd`] becomes readable when there is news. After the sleep the caller calls
     /// [`Session::disarm`].
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session) -> Result<(), Box<dyn std::error::Error>> {
+    /// if !session.arm()? {
+    ///     // Here the program sleeps in its epoll until `session.as_fd()` is readable.
+    ///     session.disarm();
+    ///     session.take_notifications();
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`Lost`].
@@ -282,78 +278,17 @@ impl Session {
     }
 
     /// Ends an announced sleep, so that the server suppresses further notifications.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session) {
+    /// session.disarm();
+    /// # }
+    /// ```
     pub fn disarm(&mut self) {
         if self.status.is_parents() && self.event_lanes[0].sleeper.is_announced() {
             self.awake();
         }
-    }
-
-    /// Takes events. Returns whether any queue pair has news, new or left over.
-    pub(crate) fn has_news(&mut self) -> Result<bool, Lost> {
-        self.take_events()?;
-        let revoked = self.status.take_revoked();
-        // The client reports free space once, even if the caller never asks which queue pair has
-        // it.
-        if let Some(first) = self.ready.first() {
-            let pair = &mut self.transmit.pairs[first as usize];
-            pair.room &= !std::mem::take(&mut pair.room_told);
-        }
-        let first = self.first_ready()?;
-        if let Some(unit) = first {
-            let pair = &mut self.transmit.pairs[unit as usize];
-            pair.room_told = pair.room;
-        }
-        let tripped = self.apertures.as_mut().is_some_and(|one| one.has_fired_any());
-        let oob = self.oob.as_mut().map_or(Ok(None), |oob| oob.first_ready(true));
-        let oob = oob.map_err(|violation| self.status.wrong(violation))?;
-        Ok(first.is_some() || oob.is_some() || tripped || revoked)
-    }
-
-    /// Takes events, and records their news.
-    pub(crate) fn take_events(&mut self) -> Result<(), Lost> {
-        self.status.check()?;
-        self.transmit.notify_if_due();
-        let (pairs, ready) = (&mut self.receive.pairs, &mut self.ready);
-        let per_lane = self.transmit.per_lane as u32;
-        let (oob, apertures) = (&mut self.oob, &mut self.apertures);
-        let first_tripwire = per_lane + oob.as_ref().map_or(0, |oob| oob.len());
-        // All events that there can be: nothing sleeps while some are left.
-        let budget = first_tripwire + apertures.as_ref().map_or(0, |one| one.tripwires());
-        let (mut events, mut first) = (false, 0);
-        let mut outcome = Ok(0);
-        for lane in &mut self.event_lanes {
-            if let Ok(Some(expected)) = lane.events.expected()
-                && let Some(pair) = pairs.get((first + expected) as usize)
-            {
-                pair.queue.prefetch_news();
-            }
-            let taken = lane.events.take(budget, |queue_pair| {
-                events = true;
-                if queue_pair >= first_tripwire {
-                    if let Some(apertures) = apertures {
-                        apertures.record_event(queue_pair - first_tripwire);
-                    }
-                    return;
-                }
-                if queue_pair >= per_lane {
-                    if let Some(oob) = oob {
-                        oob.record_event(queue_pair - per_lane);
-                    }
-                    return;
-                }
-                ready.enter(first + queue_pair);
-            });
-            outcome = outcome.and(taken);
-            first += per_lane;
-        }
-        if let Err(violation) = outcome {
-            return Err(self.status.wrong(violation));
-        }
-        // The server marks an event when it has closed an endpoint.
-        if events {
-            self.status.update_revoked();
-        }
-        Ok(())
     }
 
     pub(crate) fn sleep(&mut self, timeout: Option<Duration>) -> Result<bool, Lost> {
@@ -381,6 +316,13 @@ impl Session {
 
     /// Empties the doorbell. A caller with its own epoll calls this after the doorbell became
     /// readable.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session) {
+    /// session.take_notifications();
+    /// # }
+    /// ```
     pub fn take_notifications(&mut self) {
         if !self.status.is_parents() {
             return;

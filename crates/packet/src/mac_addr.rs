@@ -129,7 +129,8 @@ impl FromStr for MacAddr {
     type Err = MacAddrError;
 
     fn from_str(text: &str) -> Result<MacAddr, MacAddrError> {
-        let separator = text.as_bytes().get(2).copied().filter(|byte| matches!(byte, b':' | b'-'));
+        let separator = text.as_bytes().get(2).copied();
+        let separator = separator.filter(|byte| matches!(byte, b':' | b'-'));
         let mut parts = text.split(char::from(separator.ok_or(MacAddrError)?));
         let mut octets = [0; 6];
         for octet in &mut octets {

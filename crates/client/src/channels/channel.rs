@@ -1,16 +1,14 @@
 //! A side of a channel: it sends, receives and waits.
 
 use towpath_memory::CommonMemory;
-use towpath_protocol::oob::PeerState;
 use towpath_queue::Violation;
 use towpath_queue::ring::{Next, RingEnd};
 
 use super::error::ChannelError;
 use super::own_part::OwnPart;
-use crate::error::{AccessError, Lost, OpenError};
+use crate::error::AccessError;
 use crate::memory::Aperture;
 use crate::options::Endpoint;
-use crate::session::Session;
 use crate::tripwire_table::{ImportedTripwire, Tripwire};
 
 /// One side of a channel between two applications: each sends messages to the other.
@@ -66,34 +64,20 @@ use crate::tripwire_table::{ImportedTripwire, Tripwire};
 /// hostile peer can do.
 #[derive(Debug)]
 pub struct Channel {
-    endpoint: Endpoint,
+    pub(super) endpoint: Endpoint,
     pub(super) ring: RingEnd<CommonMemory, CommonMemory>,
-    own: OwnPart,
-    peers_aperture: Aperture,
-    peers_tripwire: ImportedTripwire,
+    pub(super) own: OwnPart,
+    pub(super) peers_aperture: Aperture,
+    pub(super) peers_tripwire: ImportedTripwire,
     /// How many bytes of the next message a stream has taken.
     pub(super) taken: usize,
     /// `true` if this side has finished.
-    has_finished: bool,
+    pub(super) has_finished: bool,
     /// `true` if this side has received the peer's end.
-    peer_has_finished: bool,
-    violation: Option<Violation>,
+    pub(super) peer_has_finished: bool,
+    pub(super) violation: Option<Violation>,
     /// How the connection ended, once this side knows.
-    end: Option<ChannelError>,
-}
-
-/// Room for a message that the application writes piece by piece. Dropping it sends nothing.
-#[derive(Debug)]
-pub struct ReservedMessage<'a> {
-    channel: &'a mut Channel,
-    len: usize,
-}
-
-/// A received message. Dropping it consumes the message.
-#[derive(Debug)]
-pub struct ReceivedMessage<'a> {
-    channel: &'a mut Channel,
-    len: usize,
+    pub(super) end: Option<ChannelError>,
 }
 
 impl Channel {
@@ -120,6 +104,14 @@ impl Channel {
     }
 
     /// Returns the length in bytes of the longest message that this side can send.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(channel: &mut Channel) -> Result<(), Box<dyn std::error::Error>> {
+    /// let message = vec![7; channel.max_message()];
+    /// channel.send(&message)?;
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn max_message(&self) -> usize {
         self.ring.max_message()
@@ -127,73 +119,18 @@ impl Channel {
 
     /// Returns the tripwire that fires when this side sleeps and the channel has news. A program
     /// with several channels finds the channel by it ([`Tripwires::ready`](crate::Tripwires::ready)).
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, channel: &mut Channel) -> Result<(), Box<dyn std::error::Error>> {
+    /// if session.tripwires().ready()? == Some(channel.tripwire()) {
+    ///     println!("this channel has news");
+    /// }
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn tripwire(&self) -> Tripwire {
         self.own.tripwire
-    }
-
-    /// Sends a message, by one copy into the peer's memory. The peer sees it after the next
-    /// [`Channel::flush`], or earlier.
-    ///
-    /// # Errors
-    /// As [`Channel::reserve`].
-    #[inline]
-    pub fn send(&mut self, message: &[u8]) -> Result<(), ChannelError> {
-        let reserved = self.reserve(message.len())?;
-        reserved.channel.ring.write(0, message);
-        reserved.send();
-        Ok(())
-    }
-
-    /// Reserves room for a message of `len` bytes. Bytes that the application does not write are
-    /// arbitrary.
-    ///
-    /// # Errors
-    /// [`ChannelError::Full`], after which a wait of this channel ends when there is room for this
-    /// message; `TooLong`; `Finished`, after [`Channel::finish`]; `Closed`, `Gone`; `Violated`;
-    /// `Forked`.
-    #[inline]
-    pub fn reserve(&mut self, len: usize) -> Result<ReservedMessage<'_>, ChannelError> {
-        if let Some(end) = self.find_end()? {
-            return Err(end);
-        }
-        if self.has_finished || self.violation.is_some() {
-            return Err(self.violation.map_or(ChannelError::Finished, ChannelError::Violated));
-        }
-        match self.ring.find_room(len) {
-            Ok(true) => Ok(ReservedMessage { channel: self, len }),
-            Ok(false) => Err(self.no_room(len)),
-            Err(violation) => Err(self.violated(violation)),
-        }
-    }
-
-    #[cold]
-    fn no_room(&self, len: usize) -> ChannelError {
-        let max = self.ring.max_message();
-        if len > max { ChannelError::TooLong { len, max } } else { ChannelError::Full }
-    }
-
-    /// Returns the next message; `None` if there is none yet.
-    ///
-    /// # Errors
-    /// [`ChannelError::Finished`], `Closed` or `Gone`, after the messages that the peer published
-    /// before; `Violated`; `Forked`.
-    #[inline]
-    pub fn receive(&mut self) -> Result<Option<ReceivedMessage<'_>>, ChannelError> {
-        Ok(self.next_len()?.map(|len| ReceivedMessage { len: len - self.taken, channel: self }))
-    }
-
-    /// Copies the next message to a vector, which then has its length. Returns `false` if there is
-    /// none yet, and leaves the vector as it was.
-    ///
-    /// # Errors
-    /// As [`Channel::receive`].
-    #[inline]
-    pub fn receive_into(&mut self, message: &mut Vec<u8>) -> Result<bool, ChannelError> {
-        let Some(received) = self.receive()? else { return Ok(false) };
-        message.resize(received.len, 0);
-        received.channel.ring.read(received.channel.taken, message);
-        Ok(true)
     }
 
     /// Returns the length of the next message in bytes, with the part that a stream has taken; `None`
@@ -215,7 +152,7 @@ impl Channel {
     /// Returns how the channel ended, if it has. From then on, this side stores nothing into the
     /// peer's memory: another channel may have the place.
     #[inline]
-    fn find_end(&mut self) -> Result<Option<ChannelError>, ChannelError> {
+    pub(super) fn find_end(&mut self) -> Result<Option<ChannelError>, ChannelError> {
         match self.peers_aperture.check_valid() {
             Ok(()) => Ok(self.end),
             Err(AccessError::Forked) => Err(ChannelError::Forked),
@@ -241,100 +178,14 @@ impl Channel {
         }
     }
 
-    /// Returns `true` if a message may be there. What a peer writes behind its end is none.
-    #[inline]
-    pub(super) fn has_message(&self) -> bool {
-        !self.peer_has_finished && self.ring.has_message()
-    }
-
-    /// Returns `true` once if the room is there for which this side waits, or the peer broke the
-    /// protocol.
-    #[inline]
-    pub(super) fn has_wanted_room(&mut self) -> bool {
-        match self.ring.has_wanted_room() {
-            Ok(has_room) => has_room,
-            Err(violation) => {
-                self.violation = Some(violation);
-                true
-            }
-        }
-    }
-
-    /// Returns `true` if nothing more can come, or be sent.
-    #[inline]
-    pub(super) fn has_ended(&mut self, session: &Session) -> bool {
-        if self.peers_aperture.check_valid().is_err() || self.violation.is_some() {
-            return true;
-        }
-        // The engine ends the connection first, and its apertures some poll iterations later.
-        match session.peer_state(self.endpoint) {
-            PeerState::Connected => return false,
-            PeerState::Gone => self.end = Some(ChannelError::Gone),
-            _ => self.end = Some(ChannelError::Closed),
-        }
-        true
-    }
-
-    /// Shows the peer what this side sent, consumed and waits for, and wakes it if it sleeps.
-    pub(super) fn prepare_sleep(&mut self, session: &mut Session) -> Result<(), Lost> {
-        session.status.check()?;
-        self.find_end().map_err(|_| Lost::Forked)?;
-        self.ring.prepare_sleep();
-        self.flush(session)
-    }
-
-    /// Shows the peer all messages that were sent. Wakes the peer if it sleeps, and there are such
-    /// messages, or the room that it waits for. The application calls this after it has sent or
-    /// received what there was, and before it does something else; [`Channel::wait`] does so by
-    /// itself. If the peer is awake, this costs at most four stores to shared words, a barrier, and
-    /// loads; if there is nothing to show, loads alone. Once the channel has ended, it shows nothing.
-    ///
-    /// # Errors
-    /// [`Lost`].
-    #[inline]
-    pub fn flush(&mut self, session: &mut Session) -> Result<(), Lost> {
-        session.status.check()?;
-        self.find_end().map_err(|_| Lost::Forked)?;
-        match self.ring.flush() {
-            Some(fenced) => {
-                session.tripwires().trip_fenced(self.peers_tripwire, fenced).map(|_| ())
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// Ends this side's messages. The peer sees the end after the next [`Channel::flush`], or earlier;
-    /// its [`Channel::receive`] then returns [`ChannelError::Finished`].
-    ///
-    /// # Errors
-    /// [`ChannelError::Full`]: wait, and call again. Else as [`Channel::reserve`].
-    pub fn finish(&mut self) -> Result<(), ChannelError> {
-        self.reserve(0)?;
-        self.ring.append_end();
-        self.has_finished = true;
-        Ok(())
-    }
-
-    /// Closes the channel. The peer gets the messages that were sent, and then
-    /// [`ChannelError::Closed`]. The connection stays.
-    ///
-    /// # Errors
-    /// [`OpenError`].
-    pub fn close(mut self, session: &mut Session) -> Result<(), OpenError> {
-        self.prepare_sleep(session)?;
-        session.memories().release_imported_tripwire(self.peers_tripwire)?;
-        session.memories().release_aperture(self.peers_aperture)?;
-        self.own.release(session)
-    }
-
     /// `true` if this process opened the channel.
     #[inline]
-    fn is_parents(&self) -> bool {
+    pub(super) fn is_parents(&self) -> bool {
         self.peers_aperture.guard.is_parent()
     }
 
     #[inline]
-    fn check_parent(&self) -> Result<(), AccessError> {
+    pub(super) fn check_parent(&self) -> Result<(), AccessError> {
         if self.is_parents() { Ok(()) } else { Err(AccessError::Forked) }
     }
 
@@ -345,88 +196,6 @@ impl Channel {
     }
 }
 
-impl ReservedMessage<'_> {
-    /// Returns the length in bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// `true` if the message has no bytes.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Copies bytes into the message, from its byte `at` on.
-    ///
-    /// # Errors
-    /// [`AccessError::Range`], or `Forked`.
-    #[inline]
-    pub fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), AccessError> {
-        check_inside(at, bytes.len(), self.len)?;
-        self.channel.check_parent()?;
-        self.channel.ring.write(at, bytes);
-        Ok(())
-    }
-
-    /// Sends the message, as [`Channel::send`] does. Sends nothing in a child made by `fork`.
-    #[inline]
-    pub fn send(self) {
-        if self.channel.is_parents() {
-            self.channel.ring.append(self.len);
-        }
-    }
-}
-
-impl ReceivedMessage<'_> {
-    /// Returns the length in bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// `true` if the message has no bytes.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Copies bytes of the message, from its byte `at` on. A hostile peer can change them until
-    /// the copy is made, so a program decides by its copy alone.
-    ///
-    /// # Errors
-    /// [`AccessError::Range`], or `Forked`.
-    #[inline]
-    pub fn read(&self, at: usize, to: &mut [u8]) -> Result<(), AccessError> {
-        check_inside(at, to.len(), self.len)?;
-        self.channel.check_parent()?;
-        self.channel.ring.read(self.channel.taken + at, to);
-        Ok(())
-    }
-
-    /// Returns a copy of the message. In a child made by `fork`, the copy is all zeros.
-    #[must_use]
-    pub fn to_vec(&self) -> Vec<u8> {
-        let mut message = vec![0; self.len];
-        if self.channel.is_parents() {
-            self.channel.ring.read(self.channel.taken, &mut message);
-        }
-        message
-    }
-}
-
-impl Drop for ReceivedMessage<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        if !self.channel.is_parents() {
-            return;
-        }
-        let taken = std::mem::take(&mut self.channel.taken);
-        self.channel.ring.consume(taken + self.len);
-    }
-}
-
 /// Returns how the channel ended, of which the peer's aperture tells.
 #[cold]
 fn ended(reason: AccessError) -> ChannelError {
@@ -434,14 +203,5 @@ fn ended(reason: AccessError) -> ChannelError {
         AccessError::Gone => ChannelError::Gone,
         AccessError::Forked => ChannelError::Forked,
         _ => ChannelError::Closed,
-    }
-}
-
-#[inline]
-fn check_inside(offset: usize, len: usize, bytes: usize) -> Result<(), AccessError> {
-    if offset <= bytes && len <= bytes - offset {
-        Ok(())
-    } else {
-        Err(AccessError::Range { offset, len, bytes })
     }
 }

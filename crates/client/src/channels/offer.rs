@@ -45,6 +45,15 @@ pub struct ChannelOffer {
 impl ChannelOffer {
     /// Returns how many bytes of memory a ring of `ring_bytes` takes with its words, up to where
     /// another one may begin; `None` if no ring has that length.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// assert_eq!(ChannelOffer::memory_bytes(1000), None);
+    /// let bytes = ChannelOffer::memory_bytes(1024).ok_or("no ring")?;
+    /// assert!(bytes > 1024 && bytes.is_multiple_of(128));
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub const fn memory_bytes(ring_bytes: usize) -> Option<usize> {
         match RingShape::new(ring_bytes) {
@@ -60,6 +69,16 @@ impl ChannelOffer {
     /// peer then maps once.
     ///
     /// The next [`Sender::flush`](crate::Sender::flush) sends the message.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// let bytes = ChannelOffer::memory_bytes(1 << 16).ok_or("no ring")?;
+    /// let memory = session.memories().create(bytes, Sharing::MapWrite)?;
+    /// let offer = ChannelOffer::new(session, endpoint, (&memory, 0), 1 << 16)?;
+    /// session.sender().flush()?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`OpenChannelError`]; then nothing was offered.
@@ -107,6 +126,17 @@ impl ChannelOffer {
     /// Completes the channel, if a message of the endpoint is the peer's offer. Returns `None` for
     /// any other message, also for an offer of an application that is not the endpoint's peer.
     ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint, offer: &mut ChannelOffer) -> Result<(), Box<dyn std::error::Error>> {
+    /// while let Some(message) = session.oob().receive(endpoint)? {
+    ///     if let Some(channel) = offer.complete(session, &message)? {
+    ///         println!("messages of up to {} bytes", channel.max_message());
+    ///     }
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`OpenChannelError`]; the offer is then as before.
     pub fn complete(
@@ -150,6 +180,13 @@ impl ChannelOffer {
 
     /// Takes the offer back, unless it is complete.
     ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, offer: ChannelOffer) -> Result<(), Box<dyn std::error::Error>> {
+    /// offer.withdraw(session)?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`OpenError`].
     pub fn withdraw(self, session: &mut Session) -> Result<(), OpenError> {
@@ -171,6 +208,15 @@ impl Channel {
     /// call. Waits for the peer's offer, and drops other messages of the endpoint meanwhile; with a
     /// timeout of `None` without limit. The peer's messages to this side go through a ring of
     /// `ring_bytes` bytes: a power of two from 64 to 2^29, of which the longest message has 16 less.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, endpoint: Endpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// let patience = std::time::Duration::from_secs(10);
+    /// let mut channel = Channel::open(session, endpoint, 1 << 16, Some(patience))?;
+    /// channel.send(b"hello")?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`OpenChannelError`].

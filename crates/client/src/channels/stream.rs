@@ -31,6 +31,15 @@ pub struct ChannelStream<'a> {
 impl Channel {
     /// Returns a view of the channel as a stream of bytes. `timeout` limits each wait for the peer;
     /// with `None`, a call waits without limit.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, channel: &mut Channel) -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::io::Write;
+    ///
+    /// writeln!(channel.stream(session, None), "hello")?;
+    /// # Ok(()) }
+    /// ```
     pub fn stream<'a>(
         &'a mut self,
         session: &'a mut Session,
@@ -42,6 +51,15 @@ impl Channel {
 
 impl ChannelStream<'_> {
     /// Tells the peer that no more bytes follow, as [`Channel::finish`] does; waits for room.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, channel: &mut Channel) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut stream = channel.stream(session, None);
+    /// std::io::Write::write_all(&mut stream, b"the last bytes")?;
+    /// stream.finish()?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As a write.

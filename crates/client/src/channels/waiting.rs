@@ -45,10 +45,39 @@ pub(super) enum Awaited {
 }
 
 impl Channel {
+    /// Returns `true` if a message may be there. What a peer writes behind its end is none.
+    #[inline]
+    pub(super) fn has_message(&self) -> bool {
+        !self.peer_has_finished && self.ring.has_message()
+    }
+
+    /// Returns `true` once if the room is there for which this side waits, or the peer broke the
+    /// protocol.
+    #[inline]
+    pub(super) fn has_wanted_room(&mut self) -> bool {
+        match self.ring.has_wanted_room() {
+            Ok(has_room) => has_room,
+            Err(violation) => {
+                self.violation = Some(violation);
+                true
+            }
+        }
+    }
+
     /// Waits for a message, for room if the last [`Channel::send`] found none, or for the end of
     /// the channel; by the session's wait strategy, and whatever other news the session has.
     /// Flushes first. Returns `false` when the timeout expires; `None` never expires, and zero only
     /// checks. The call returns at once as long as there is a message that was not received.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, channel: &mut Channel) -> Result<(), Box<dyn std::error::Error>> {
+    /// channel.wait(session, None)?;
+    /// while let Some(message) = channel.receive()? {
+    ///     println!("{:?}", message.to_vec());
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`Session::wait`].
@@ -59,6 +88,15 @@ impl Channel {
     /// Waits as [`Channel::wait`] does, but not for messages: for the room that the last
     /// [`Channel::send`] did not find, or the end of the channel. Two sides that both wait for room,
     /// and receive nothing meanwhile, wait for ever.
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, channel: &mut Channel) -> Result<(), Box<dyn std::error::Error>> {
+    /// while channel.send(b"hello") == Err(ChannelError::Full) {
+    ///     channel.wait_for_room(session, None)?;
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As [`Session::wait`].
@@ -86,6 +124,15 @@ impl Channel {
     /// channels. Flushes first. Returns `true` if the channel has news already. Otherwise a message
     /// or room fires [`Channel::tripwire`], which [`Tripwires::ready`](crate::Tripwires::ready) returns. The end of the
     /// channel or its connection is news of the endpoint ([`Oob::ready`](crate::Oob::ready)).
+    ///
+    /// ```
+    /// # use towpath_client::*;
+    /// # fn example(session: &mut Session, channel: &mut Channel) -> Result<(), Box<dyn std::error::Error>> {
+    /// if !channel.arm(session)? {
+    ///     session.wait(None)?;
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`Lost`].

@@ -364,7 +364,7 @@ fn received_fragments_are_reassembled_or_expire() {
         for frame in &mut frames {
             // Addressed to the endpoint, and padded as on Ethernet.
             let mut fragment = Fragment::parse(frame.first_chunk().unwrap(), frame.len()).unwrap();
-            fragment.destination = own.into();
+            fragment.destination = own;
             fragment.write(frame.first_chunk_mut().unwrap());
             frame.resize(frame.len().max(60) + 7, 0xee);
         }
