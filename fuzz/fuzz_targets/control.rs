@@ -29,8 +29,8 @@ use towpath_protocol::message::{
 
 /// The length of a message of each kind, in bytes with its header; 0: no such kind. This repeats
 /// the module's table, so that a change of either is detected.
-const LENGTHS: [usize; 21] =
-    [0, 80, 96, 8, 72, 16, 12, 24, 24, 32, 8, 256, 24, 24, 16, 40, 24, 48, 40, 24, 16];
+const LENGTHS: [usize; 22] =
+    [0, 80, 96, 8, 72, 16, 12, 24, 24, 32, 8, 256, 24, 24, 16, 40, 24, 48, 40, 24, 16, 8];
 const ERROR: u16 = 11;
 /// The only kind whose message may be longer: a page of text follows.
 const REPORTED: u16 = 8;

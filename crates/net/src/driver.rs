@@ -218,8 +218,17 @@ impl SharedNetwork {
         let mut core = self.core();
         let Core { replacing, stack, .. } = &mut *core;
         let open = replacing.open_flows(link, stack, now);
+        if replacing::refuse_flows(link, stack, now) {
+            // The next round tells the sockets.
+            self.notify();
+        }
         drop(core);
-        open.map_or(Ok(()), |open| replacing::update_flows(link, &open))
+        let Some(open) = open else { return Ok(()) };
+        if replacing::update_flows(link, &open)? {
+            self.core().replacing.check_again();
+            self.notify();
+        }
+        Ok(())
     }
 
     /// Sends the waiting frames, or sets the flag `pending` for the holder of the link's lock.

@@ -29,17 +29,23 @@ pub trait Replacement {
     /// If the link can keep no further flow, or is dead.
     fn keep(&mut self, flow: &Flow) -> io::Result<()>;
 
-    /// Forgets the kept flows that are not open any more.
+    /// Forgets the kept flows that are not open any more, a few at a time. Returns `true` if there are more of them.
     ///
     /// # Errors
     /// If the link is dead.
-    fn retain(&mut self, open: &HashSet<Flow>) -> Result<(), LinkError>;
+    fn retain(&mut self, open: &HashSet<Flow>) -> Result<bool, LinkError>;
+
+    /// Returns a connection that begins here, and whose flow the other link has. The network fails the connection.
+    fn next_refused(&mut self) -> Option<Flow>;
 
     /// Lets the other link take over all packets that belong to no kept flow.
     ///
     /// # Errors
     /// If the link is dead.
     fn hand_over(&mut self) -> io::Result<()>;
+
+    /// Gives up a hand-over that has failed: the link continues as before [`Replacement::begin`].
+    fn cancel(&mut self);
 
     /// Returns `true` once the other link has taken over.
     fn is_taken_over(&self) -> bool;

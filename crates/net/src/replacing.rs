@@ -58,18 +58,38 @@ impl Replacing {
         self.check_at().filter(|at| now >= *at)?;
         self.is_shared = link.replacement().is_some_and(|one| one.is_shared());
         self.check_at = now + CHECK_INTERVAL;
-        self.is_shared.then(|| stack.flows().collect())
+        self.is_shared.then(|| open_flows(stack))
+    }
+
+    /// Has the next round look for flows that have ended.
+    pub(crate) fn check_again(&mut self) {
+        self.check_at = Instant::default();
     }
 }
 
-/// Has a link close the flows that have ended, and keep the new ones.
+/// Returns the flows that are open in the stack.
+pub(crate) fn open_flows(stack: &Stack) -> HashSet<Flow> {
+    stack.flows().chain(stack.half_open_flows()).collect()
+}
+
+/// Has a link close flows that have ended, and keep new ones. Returns `true` if more have ended.
 ///
 /// # Errors
 /// If the link is dead.
-pub(crate) fn update_flows(link: &mut dyn Link, open: &HashSet<Flow>) -> Result<(), LinkError> {
-    let Some(shared) = link.replacement() else { return Ok(()) };
-    shared.retain(open)?;
-    // One that cannot be kept now is tried again.
-    open.iter().for_each(|flow| drop(shared.keep(flow)));
-    Ok(())
+pub(crate) fn update_flows(link: &mut dyn Link, open: &HashSet<Flow>) -> Result<bool, LinkError> {
+    let Some(shared) = link.replacement() else { return Ok(false) };
+    let has_more = shared.retain(open)?;
+    // Without room for one, there is none for the others. The next update tries again.
+    let _ = open.iter().try_for_each(|flow| shared.keep(flow));
+    Ok(has_more)
+}
+
+/// Fails the connections that cannot begin, because another link has their flows. Returns `true` if there were any.
+pub(crate) fn refuse_flows(link: &mut dyn Link, stack: &mut Stack, now: Instant) -> bool {
+    let mut any = false;
+    while let Some(flow) = link.replacement().and_then(|one| one.next_refused()) {
+        stack.tcp_refuse(now, &flow);
+        any = true;
+    }
+    any
 }

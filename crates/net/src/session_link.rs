@@ -441,12 +441,22 @@ impl Replacement for SessionLink {
         self.whole().and_then(|(session, whole)| whole.keep(session, flow))
     }
 
-    fn retain(&mut self, open: &HashSet<Flow>) -> Result<(), LinkError> {
-        self.whole().map_or(Ok(()), |(session, whole)| whole.retain(session, open))
+    fn retain(&mut self, open: &HashSet<Flow>) -> Result<bool, LinkError> {
+        self.whole().map_or(Ok(false), |(session, whole)| whole.retain(session, open))
+    }
+
+    fn next_refused(&mut self) -> Option<Flow> {
+        self.whole().ok()?.1.next_refused()
     }
 
     fn hand_over(&mut self) -> io::Result<()> {
         self.whole().and_then(|(session, whole)| whole.hand_over(session))
+    }
+
+    fn cancel(&mut self) {
+        if let Endpoints::Whole(whole) = &mut self.endpoints {
+            whole.cancel();
+        }
     }
 
     fn is_taken_over(&self) -> bool {

@@ -209,13 +209,28 @@ impl Pool {
         Ok(host_number)
     }
 
-    /// Gives the addresses of a lease to one more session.
+    /// Gives the addresses of a lease to one more session of its holder.
     ///
     /// # Errors
-    /// Fails with [`PoolError::Taken`] if no session has the lease.
-    pub(crate) fn share(&mut self, lease: &Lease, terms: &Terms) -> Result<Lease, PoolError> {
+    /// Fails with [`PoolError::Taken`] if no session has the lease; [`PoolError::NotGranted`] if the terms do not allow all of
+    /// its addresses; [`PoolError::Reserved`] if the policy now reserves these for another application.
+    pub(crate) fn share(
+        &mut self,
+        lease: &Lease,
+        holder: &Holder,
+        terms: &Terms,
+    ) -> Result<Lease, PoolError> {
         if lease.shared || !self.taken.contains_key(&lease.host_number) {
             return Err(PoolError::Taken);
+        }
+        let [ipv4, ipv6] = [lease.ipv4.map(|one| one.0.into()), lease.ipv6.map(|one| one.0.into())];
+        let mut ips = [ipv4, ipv6].into_iter().flatten();
+        if let Some(other) = ips.find(|ip: &IpAddr| !terms.allow_address(*ip)) {
+            return Err(PoolError::NotGranted(other));
+        }
+        if self.is_anothers(lease.host_number, holder) {
+            let ip = ipv4.or(ipv6).unwrap_or(Ipv4Addr::UNSPECIFIED.into());
+            return Err(PoolError::Reserved(ip));
         }
         Ok(self.give(lease.host_number, terms))
     }
@@ -492,16 +507,17 @@ mod tests {
     fn a_shared_lease_lasts_until_its_last_session() {
         let mut pool = pool();
         let first = pool.lease(&holder("a"), None, &any()).unwrap();
-        let second = pool.share(&first, &any()).unwrap();
+        let second = pool.share(&first, &holder("a"), &any()).unwrap();
         assert_eq!((first, pool.given()), (second, 1));
         assert!(!pool.release(&first, holder("a")));
         assert_eq!(pool.lease_again(first.host_number(), &any()), Err(PoolError::Taken));
         assert!(pool.released.is_empty(), "the other session has the addresses");
         assert!(pool.release(&second, holder("a")));
         assert_eq!((pool.given(), pool.released.len()), (0, 1));
-        assert_eq!(pool.share(&first, &any()), Err(PoolError::Taken));
+        assert_eq!(pool.share(&first, &holder("a"), &any()), Err(PoolError::Taken));
         let shared = Lease::shared([2; 6], first.ipv4, None);
-        assert_eq!(pool.share(&shared, &any()), Err(PoolError::Taken), "not the pool's");
+        let refused = pool.share(&shared, &holder("a"), &any());
+        assert_eq!(refused, Err(PoolError::Taken), "not the pool's");
     }
 
     #[test]

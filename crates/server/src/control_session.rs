@@ -34,6 +34,8 @@ pub(crate) struct ControlSession {
     /// `true` if the application lets a session of the same user and name have the addresses too, and take over the flow
     /// rules.
     pub(crate) hands_over: bool,
+    /// `true` if the other session with the addresses ended before this one opened an endpoint for link control.
+    pub(crate) is_alone: bool,
     /// The last request for an endpoint that an earlier server carried out.
     pub(crate) resumed_request: ResumedRequest,
     /// The session's memories, apertures and tripwires; `None` if it can have none.
@@ -62,6 +64,7 @@ impl ControlSession {
             record,
             endpoints,
             hands_over: false,
+            is_alone: false,
             resumed_request,
             apertures,
         }

@@ -146,8 +146,13 @@ impl SessionAddresses {
     ///
     /// # Errors
     /// Fails with the line that the server sends to the peer.
-    pub(crate) fn share(&mut self, earlier: &Lease, terms: &Terms) -> Result<Lease, Refused> {
-        let lease = self.pool.share(earlier, terms);
+    pub(crate) fn share(
+        &mut self,
+        earlier: &Lease,
+        holder: &Holder,
+        terms: &Terms,
+    ) -> Result<Lease, Refused> {
+        let lease = self.pool.share(earlier, holder, terms);
         lease.map_err(|error| (refusal_of(&error), format!("attach: {error}")))
     }
 
@@ -171,7 +176,7 @@ impl SessionAddresses {
             }
             _ => {
                 let lease = match earlier {
-                    Some(earlier) => self.pool.share(earlier, terms),
+                    Some(earlier) => self.pool.share(earlier, holder, terms),
                     None => self.pool.lease_again(recorded.host_number, terms),
                 };
                 lease.map_err(|error| error.to_string())?

@@ -6,7 +6,9 @@
 
 use std::collections::HashMap;
 
-use towpath_packet::headers::{ETHERTYPE_ARP, Headers, PROTOCOL_ICMP, PROTOCOL_ICMPV6};
+use towpath_packet::headers::{
+    ETHERTYPE_ARP, Fragment, Headers, Network, PROTOCOL_ICMP, PROTOCOL_ICMPV6,
+};
 use towpath_packet::{FlowRule, FlowVlan};
 
 use super::destination::Destination;
@@ -50,14 +52,15 @@ impl Companions {
         self.by_place.is_empty()
     }
 
-    /// Appends the endpoints that get a copy of a packet: ARP, ICMP or ICMPv6. Leaves out those of the sessions that receive
-    /// the packet already.
+    /// Appends the endpoints that get a copy of a packet: ARP, ICMP, ICMPv6, or a later fragment, which has no ports. Leaves
+    /// out those of the sessions that receive the packet already.
     #[cold]
     #[inline(never)]
     pub(crate) fn append(&self, headers: &Headers, found: &mut Vec<Destination>) {
-        let is_link_control = headers.ethertype == ETHERTYPE_ARP
-            || matches!(headers.protocol(), Some(PROTOCOL_ICMP | PROTOCOL_ICMPV6));
-        if !is_link_control {
+        let is_for_all = headers.ethertype == ETHERTYPE_ARP
+            || matches!(headers.protocol(), Some(PROTOCOL_ICMP | PROTOCOL_ICMPV6))
+            || is_later_fragment(headers);
+        if !is_for_all {
             return;
         }
         let place = (headers.destination, headers.vlan.map(|tag| tag & NUMBER));
@@ -67,6 +70,15 @@ impl Companions {
             }
         }
     }
+}
+
+fn is_later_fragment(headers: &Headers) -> bool {
+    let fragment = match headers.network {
+        Network::Ipv4(ip) => ip.fragment,
+        Network::Ipv6(ip) => ip.fragment,
+        _ => return false,
+    };
+    matches!(fragment, Fragment::Later { .. })
 }
 
 #[cfg(test)]

@@ -324,8 +324,9 @@ impl Engine {
         let endpoint = |session: &Session| {
             session.receive.endpoints.get(number).map(|endpoint| endpoint.queue_pair)
         };
-        let Some(queue_pair) = self.sessions.get(key).and_then(endpoint) else { return };
+        let queue_pair = self.sessions.get(key).and_then(endpoint);
         self.remove_endpoint(key, number);
+        let Some(queue_pair) = queue_pair else { return };
         let Some(session) = self.sessions.get_mut(key) else { return };
         session.tell_revoked(number);
         self.notifier.touch(&mut session.receive, key, queue_pair);

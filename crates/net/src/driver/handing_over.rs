@@ -1,13 +1,12 @@
 //! The replacement of a network by another one: the flows that stay, and the end of the others.
 
-use std::collections::HashSet;
 use std::io;
 
 use towpath_stack::{Flow, Instant};
 
 use super::SharedNetwork;
 use crate::lock::lock;
-use crate::{Link, Replacement, error};
+use crate::{Link, Replacement, error, replacing};
 
 /// The flows for which the link's lock is held at once: each takes a request to the server.
 const FLOWS_AT_ONCE: usize = 16;
@@ -24,15 +23,38 @@ impl SharedNetwork {
     pub(crate) fn hand_over(&self) -> io::Result<()> {
         self.check_link()?;
         self.with_replacement(|link| link.begin())?;
+        let outcome = self.keep_and_hand_over();
+        if outcome.is_err() {
+            self.with_replacement(|link| {
+                link.cancel();
+                Ok(())
+            })?;
+        }
+        outcome
+    }
+
+    fn keep_and_hand_over(&self) -> io::Result<()> {
         self.core().replacing.is_shared = true;
+        // Flows of an earlier attempt that have ended since.
+        while self.with_replacement(|link| {
+            let flows = replacing::open_flows(&self.core().stack);
+            link.retain(&flows).map_err(|error| error::link(&error))
+        })? {}
         // Each connection that begins from now on has a flow before its first packet leaves.
-        let flows = self.with_replacement(|link| {
-            let flows: HashSet<Flow> = self.core().stack.flows().collect();
-            link.retain(&flows).map_err(|error| error::link(&error))?;
-            Ok(Vec::from_iter(flows))
-        })?;
+        let (flows, half_open): (Vec<Flow>, Vec<Flow>) = {
+            let core = self.core();
+            (core.stack.flows().collect(), core.stack.half_open_flows().collect())
+        };
         for some in flows.chunks(FLOWS_AT_ONCE) {
             self.with_replacement(|link| some.iter().try_for_each(|flow| link.keep(flow)))?;
+        }
+        // A flood of these does not prevent a hand-over: those without room begin anew with the other network.
+        for some in half_open.chunks(FLOWS_AT_ONCE) {
+            let kept =
+                self.with_replacement(|link| some.iter().try_for_each(|flow| link.keep(flow)));
+            if kept.is_err_and(|error| error.kind() == io::ErrorKind::QuotaExceeded) {
+                break;
+            }
         }
         self.with_replacement(|link| link.hand_over())
     }

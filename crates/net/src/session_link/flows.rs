@@ -24,7 +24,7 @@ const PROTOCOL_UDP: u8 = 17;
 /// The most frames that wait for their flow. TCP repeats one that finds no room.
 const MOST_HELD: usize = 256;
 
-/// The flows that the link closes per flush, once it shares its addresses no more. Each takes a request to the server.
+/// The flows that the link closes at once. Each takes a request to the server.
 const CLOSED_AT_ONCE: usize = 16;
 
 /// The first frame of a connection, which waits until the connection has its flow.
@@ -51,10 +51,14 @@ pub(super) struct Flows {
     control: Endpoint,
     open: HashMap<Flow, Endpoint>,
     held: Vec<Held>,
+    /// The connections that cannot begin, because the other link has their flows.
+    refused: Vec<Flow>,
     /// The connections that need flows.
     kept: Kept,
     /// `true` once no other link has the addresses.
     ends: bool,
+    /// `true` if no other link has the addresses, although the link still needs the endpoint for link control.
+    alone: bool,
     /// The packets that closed flows had lost.
     lost_by_closed: u64,
 }
@@ -66,8 +70,22 @@ impl Flows {
     /// [`OpenError`].
     pub(super) fn new(session: &mut Session, rule: Rule) -> Result<Flows, OpenError> {
         let control = session.open(&rule.link_control())?;
-        let (open, held, kept) = (HashMap::new(), Vec::new(), Kept::All);
-        Ok(Flows { rule, control, open, held, kept, ends: false, lost_by_closed: 0 })
+        Ok(Flows {
+            rule,
+            control,
+            open: HashMap::new(),
+            held: Vec::new(),
+            refused: Vec::new(),
+            kept: Kept::All,
+            ends: false,
+            alone: false,
+            lost_by_closed: 0,
+        })
+    }
+
+    /// Ends the flows with the next flushes.
+    pub(super) fn give_up(&mut self) {
+        self.ends = true;
     }
 
     /// Chooses the connections that need flows from now on; all at first.
@@ -77,7 +95,7 @@ impl Flows {
 
     /// Opens the endpoint for link control again, if the server has closed it.
     pub(super) fn reopen(&mut self, session: &mut Session) -> io::Result<()> {
-        self.ends = false;
+        (self.ends, self.alone) = (false, false);
         if session.is_revoked(self.control) {
             let closed = self.control;
             self.close(session, closed).map_err(|error| crate::error::link(&error))?;
@@ -120,7 +138,8 @@ impl Flows {
         if !self.held.is_empty() {
             self.send_held(session)?;
         }
-        if !self.ends && !session.is_revoked(self.control) {
+        let is_over = self.alone && !needs_control;
+        if !self.ends && !is_over && !session.is_revoked(self.control) {
             return Ok(false);
         }
         self.end(session, needs_control)
@@ -136,8 +155,11 @@ impl Flows {
                 {
                     self.control
                 }
-                // The other link has the flow, or the session has no endpoint left: the connection cannot begin now. TCP
-                // repeats the frame, or gives up.
+                Err(OpenError::Refused { refusal: Refusal::InUse, .. }) => {
+                    self.refused.push(flow);
+                    continue;
+                }
+                // The session has no endpoint left: the connection cannot begin now. TCP repeats the frame, or gives up.
                 Err(error) => match lost_by(error) {
                     Some(lost) => return Err(lost),
                     None => continue,
@@ -157,10 +179,9 @@ impl Flows {
     #[cold]
     fn end(&mut self, session: &mut Session, needs_control: bool) -> Result<bool, LinkError> {
         if needs_control {
-            return match self.reopen(session) {
-                Ok(()) => Ok(false),
-                Err(cause) => Err(LinkError::from(cause)),
-            };
+            self.reopen(session).map_err(LinkError::from)?;
+            self.alone = true;
+            return Ok(false);
         }
         self.ends = true;
         let some: Vec<Flow> = self.open.keys().take(CLOSED_AT_ONCE).copied().collect();
@@ -187,6 +208,11 @@ impl Flows {
         Ok(endpoint)
     }
 
+    /// Returns a connection that cannot begin, because the other link has its flow.
+    pub(super) fn next_refused(&mut self) -> Option<Flow> {
+        self.refused.pop()
+    }
+
     /// Keeps a flow, unless the endpoint for all packets, or the host itself, receives its packets.
     ///
     /// # Errors
@@ -198,7 +224,7 @@ impl Flows {
         self.open_flow(session, &plain(flow)).map(drop).map_err(refused)
     }
 
-    /// Closes the flows that are not open any more.
+    /// Closes flows that are not open any more, a few at a time. Returns `true` if there are more.
     ///
     /// # Errors
     /// If the session is over.
@@ -206,11 +232,12 @@ impl Flows {
         &mut self,
         session: &mut Session,
         open: &HashSet<Flow>,
-    ) -> Result<(), LinkError> {
+    ) -> Result<bool, LinkError> {
         let open: HashSet<Flow> = open.iter().map(plain).collect();
-        let ended: Vec<Flow> =
-            self.open.keys().filter(|one| !open.contains(one)).copied().collect();
-        ended.iter().try_for_each(|flow| self.close_flow(session, flow))
+        let mut over = self.open.keys().filter(|one| !open.contains(one)).copied();
+        let ended: Vec<Flow> = over.by_ref().take(CLOSED_AT_ONCE).collect();
+        let has_more = over.next().is_some();
+        ended.iter().try_for_each(|flow| self.close_flow(session, flow)).map(|()| has_more)
     }
 
     fn close_flow(&mut self, session: &mut Session, flow: &Flow) -> Result<(), LinkError> {

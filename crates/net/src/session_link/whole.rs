@@ -24,6 +24,8 @@ pub(super) struct Whole {
     flows: Option<Box<Flows>>,
     /// `true` if another link may take over.
     hands_over: bool,
+    /// `true` from the begin of a hand-over on, until it fails.
+    begun: bool,
 }
 
 impl Whole {
@@ -33,7 +35,7 @@ impl Whole {
     /// # Errors
     /// [`OpenError`].
     pub(super) fn new(session: &mut Session, rule: Rule) -> Result<Whole, OpenError> {
-        let mut whole = Whole { rule, all: None, flows: None, hands_over: false };
+        let mut whole = Whole { rule, all: None, flows: None, hands_over: false, begun: false };
         if session.info().replaces {
             whole.flows = Some(Box::new(Flows::new(session, rule)?));
         } else {
@@ -92,7 +94,7 @@ impl Whole {
             None => Ok(()),
             Some(flows) => {
                 // The link that hands over needs the endpoint also without another link: the next one may come.
-                let needs_control = self.hands_over || self.all.is_none();
+                let needs_control = self.begun || self.hands_over || self.all.is_none();
                 if flows.flush(session, needs_control)? {
                     self.flows = None;
                 }
@@ -124,14 +126,26 @@ impl Whole {
             }
             None => self.flows = Some(Box::new(Flows::new(session, self.rule).map_err(refused)?)),
         }
+        self.begun = true;
         Ok(())
+    }
+
+    /// As [`Replacement::cancel`](crate::Replacement::cancel).
+    pub(super) fn cancel(&mut self) {
+        if self.hands_over {
+            return;
+        }
+        self.begun = false;
+        if let Some(flows) = &mut self.flows {
+            flows.give_up();
+        }
     }
 
     /// As [`Replacement::keep`](crate::Replacement::keep).
     pub(super) fn keep(&mut self, session: &mut Session, flow: &Flow) -> io::Result<()> {
         match &mut self.flows {
             Some(flows) => flows.keep(session, flow),
-            None => Ok(()),
+            None => Err(io::Error::other("the link keeps flows only while it is replaced")),
         }
     }
 
@@ -140,8 +154,13 @@ impl Whole {
         &mut self,
         session: &mut Session,
         open: &HashSet<Flow>,
-    ) -> Result<(), LinkError> {
-        self.flows.as_mut().map_or(Ok(()), |flows| flows.retain(session, open))
+    ) -> Result<bool, LinkError> {
+        self.flows.as_mut().map_or(Ok(false), |flows| flows.retain(session, open))
+    }
+
+    /// As [`Replacement::next_refused`](crate::Replacement::next_refused).
+    pub(super) fn next_refused(&mut self) -> Option<Flow> {
+        self.flows.as_mut()?.next_refused()
     }
 
     /// As [`Replacement::hand_over`](crate::Replacement::hand_over).

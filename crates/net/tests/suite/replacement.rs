@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use towpath_client::{Options, Session};
 use towpath_device_testing::loopback;
-use towpath_net::{Network, SessionLink, SocketError, TcpListener, TcpStream, UdpSocket};
+use towpath_net::{
+    Flow, Link, Network, Replacement, SessionLink, SocketError, TcpListener, TcpStream, UdpSocket,
+};
 use towpath_protocol::store::MemoryStore;
 use towpath_server::{Config, Server, Subnet, Subnets};
 
@@ -69,7 +71,15 @@ fn beyond(wired: &Wired, last: u8) -> Network {
 
 /// Attaches a network that replaces an earlier one of its name.
 fn replacing(server: &Server, name: &str) -> Network {
-    attach(server, &Options { replace: Some(LONG), ..SessionLink::options(name) })
+    let options = Options { replace: Some(LONG), ..SessionLink::options(name) };
+    let session = loop {
+        match Session::attach_over(server.connect().unwrap(), &options) {
+            Ok(session) => break session,
+            // Another session of the name ends.
+            Err(error) => assert!(error.to_string().contains("ask again"), "{error}"),
+        }
+    };
+    Network::builder().over(session).unwrap()
 }
 
 fn address(network: &Network) -> SocketAddr {
@@ -367,10 +377,142 @@ fn a_network_without_enough_endpoints_says_so() {
     assert!(all.iter_mut().all(|stream| ask(stream, 1) == b'o'));
     assert_eq!(old.hand_over().unwrap_err().kind(), ErrorKind::QuotaExceeded);
     assert!(all.iter_mut().all(|stream| ask(stream, 2) == b'o'));
-    drop(all.pop());
-    eventually("one is closed", || old.connections() == 2);
+    // It continues as before, with more connections than a hand-over could keep.
+    let more = (0..5).map(|_| TcpStream::connect(&client, at).unwrap());
+    let mut more: Vec<TcpStream> = more.collect();
+    assert!(more.iter_mut().all(|stream| ask(stream, 2) == b'o'));
+    drop((more, all.pop()));
+    eventually("some are closed", || old.connections() == 2);
     old.hand_over().unwrap();
     assert!(all.iter_mut().all(|stream| ask(stream, 3) == b'o'));
     drop((all, client, old));
+    wired.stop();
+}
+
+/// Returns `true` if a session of the server has an endpoint for link control.
+fn has_link_control(server: &Server) -> bool {
+    let report = towpath_client::report_over(server.connect().unwrap()).unwrap();
+    report.to_string().contains("copies of ARP")
+}
+
+/// The new network keeps nothing for a replacement once the old one has ended, whichever step that comes before.
+#[test]
+fn a_replacement_leaves_nothing_behind() {
+    let wired = wired();
+    for before_the_link in [true, false] {
+        let name = format!("web {before_the_link}");
+        let old = network(&wired.near, &name);
+        old.hand_over().unwrap();
+        assert!(has_link_control(&wired.near));
+        let options = Options { replace: Some(LONG), ..SessionLink::options(&name) };
+        let session = Session::attach_over(wired.near.connect().unwrap(), &options).unwrap();
+        let new = if before_the_link {
+            drop(old);
+            eventually("the old session has ended", || !has_link_control(&wired.near));
+            Network::builder().over(session).unwrap()
+        } else {
+            let new = Network::builder().over(session).unwrap();
+            drop(old);
+            new
+        };
+        new.take_over().unwrap();
+        eventually("the endpoint is closed", || !has_link_control(&wired.near));
+        drop(new);
+    }
+    wired.stop();
+}
+
+/// The old application ends without a hand-over, while the new one waits. The new one gets the same addresses.
+#[test]
+fn a_network_that_ends_leaves_its_addresses_to_the_one_that_waits() {
+    let wired = wired();
+    for round in 0..10 {
+        let name = format!("web {round}");
+        let old = network(&wired.near, &name);
+        let at = address(&old);
+        let ending = std::thread::spawn(move || drop(old));
+        let options = Options { replace: Some(LONG), ..SessionLink::options(&name) };
+        let session = loop {
+            match Session::attach_over(wired.near.connect().unwrap(), &options) {
+                Ok(session) => break session,
+                Err(error) => {
+                    let text = error.to_string();
+                    assert!(text.contains("handed over") || text.contains("ask again"), "{text}");
+                }
+            }
+        };
+        ending.join().unwrap();
+        assert_eq!(address(&Network::builder().over(session).unwrap()), at);
+    }
+    wired.stop();
+}
+
+#[test]
+fn fragments_and_new_sockets_of_the_old_network() {
+    let wired = wired();
+    let client = beyond(&wired, 211);
+    let old = network(&wired.near, "dns");
+    let at = SocketAddr::new(address(&old).ip(), 6000);
+    let peer = UdpSocket::bind(&client, "0.0.0.0:5000").unwrap();
+    let socket = UdpSocket::bind(&old, at).unwrap();
+    socket.connect(SocketAddr::new(address(&client).ip(), 5000)).unwrap();
+    socket.set_read_timeout(Some(LONG)).unwrap();
+    old.hand_over().unwrap();
+    let new = replacing(&wired.near, "dns");
+    new.take_over().unwrap();
+    eventually("taken over", || old.is_taken_over());
+    for len in [600, 6000] {
+        peer.send_to(&vec![7; len], at).unwrap();
+        assert_eq!(socket.recv(&mut [0; 8000]).unwrap(), len);
+    }
+    // Nothing can reach a new socket without a peer.
+    let later = UdpSocket::bind(&old, "0.0.0.0:0").unwrap();
+    later.set_read_timeout(Some(LONG)).unwrap();
+    assert_eq!(later.recv_from(&mut [0; 8]).unwrap_err().kind(), ErrorKind::AddrNotAvailable);
+    // The other network has this connection's addresses and ports.
+    let listener = TcpListener::bind(&client, "0.0.0.0:9").unwrap();
+    let to = SocketAddr::new(address(&client).ip(), 9);
+    let from = SocketAddr::new(at.ip(), 50_000);
+    let _first = TcpStream::connect_from(&old, from, to).unwrap();
+    let _accepted = listener.accept().unwrap();
+    let refused = TcpStream::connect_from(&new, from, to).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::AddrInUse, "{refused}");
+    drop((peer, socket, later, old, new, client));
+    wired.stop();
+}
+
+/// The end of an earlier network becomes known in the middle of the next hand-over.
+#[test]
+fn an_end_amid_a_hand_over_costs_no_flow() {
+    let wired = wired();
+    let old = network(&wired.near, "web");
+    old.hand_over().unwrap();
+    let options = Options { replace: Some(LONG), ..SessionLink::options("web") };
+    let session = Session::attach_over(wired.near.connect().unwrap(), &options).unwrap();
+    let own = session.info().ipv4.unwrap().0;
+    let mut link = SessionLink::new(session).unwrap();
+    link.take_over().unwrap();
+    link.begin().unwrap();
+    drop(old);
+    // The server closes the endpoint for link control, and the link opens another one.
+    let opened = |server: &Server| {
+        let report = towpath_client::report_over(server.connect().unwrap()).unwrap();
+        let sessions = report["sessions"].as_array().unwrap().len();
+        (sessions, report.to_string().contains("copies of ARP"))
+    };
+    eventually("the old session has ended", || opened(&wired.near).0 == 1);
+    eventually("the link knows", || {
+        link.has_news().unwrap();
+        link.receive(32, &mut |_, _| ()).unwrap();
+        link.flush().unwrap();
+        opened(&wired.near).1
+    });
+    let remote = "10.77.0.99:9".parse().unwrap();
+    let flow = Flow { protocol: 6, local: SocketAddr::new(own.into(), 7), remote };
+    link.keep(&flow).unwrap();
+    link.hand_over().unwrap();
+    let report = towpath_client::report_over(wired.near.connect().unwrap()).unwrap().to_string();
+    assert!(link.is_shared() && report.contains("10.77.0.99"), "{report}");
+    drop(link);
     wired.stop();
 }

@@ -135,6 +135,11 @@ impl Terms {
                     "your user may not open promiscuous endpoints; run the application as root, {ask}"
                 ));
             }
+            Some(Listening::LinkControl) if !self.allow_every_flow() => {
+                return Err(format!(
+                    "your user may use only some ports or ethertypes, and so no endpoint for link control; leave it out, {ask}"
+                ));
+            }
             Some(_) => return Ok(()),
             None => {}
         }

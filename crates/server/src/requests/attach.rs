@@ -69,7 +69,7 @@ impl Control {
             return Err((Refusal::Limit, format!("attach: {text}")));
         }
         let lease = match earlier {
-            Some(earlier) => self.addresses.share(&earlier, &terms)?,
+            Some(earlier) => self.addresses.share(&earlier, &holder, &terms)?,
             None => self.addresses.lease(shared, &holder, wanted, &terms)?,
         };
         // The memory of another session gets no packet for this session.

@@ -2,7 +2,7 @@
 //! have while they are open.
 
 use towpath_engine::coalescing;
-use towpath_engine::commands::Command;
+use towpath_engine::commands::{Command, Listening};
 use towpath_engine::last_sent::LastSent;
 use towpath_engine::neighbours::MAX_REQUESTS;
 use towpath_engine::rights::Rights;
@@ -70,7 +70,12 @@ impl Control {
         }
         let reply = Reply::Opened(token, number, port);
         let (addresses, engines) = (&mut self.addresses, &mut self.engines);
+        let is_control = opened.listening == Some(Listening::LinkControl);
+        let is_last = is_control && std::mem::take(&mut of.session.is_alone);
         enter_endpoint(of, (number, taken), opened, addresses, engines, reply);
+        if is_last {
+            self.end_link_control(&lease);
+        }
         Ok(())
     }
 

@@ -74,25 +74,43 @@ impl Control {
         holder: &Holder,
         wanted: Option<Ipv4Addr>,
     ) -> Result<Option<Lease>, Refused> {
-        let theirs = self
-            .connections
-            .sessions()
-            .filter(|one| one.application.peer.uid == holder.uid && is_used(one));
-        let theirs = theirs.filter_map(Connection::session);
-        let named = theirs.filter(|one| one.name == holder.name && !one.lease.shared);
         let has = |lease: &Lease, ip| lease.ipv4.is_some_and(|(own, _)| own == ip);
-        let named = named.filter(|one| wanted.is_none_or(|ip| has(&one.lease, ip)));
-        match named.max_by_key(|one| one.number) {
-            None => Ok(None),
-            Some(earlier) if earlier.hands_over => Ok(Some(earlier.lease)),
-            Some(ControlSession { number, name, .. }) => {
-                let text = format!(
-                    "attach: session {number} ({name}) has not handed over its addresses; let its application hand \
-                     over, or end it"
-                );
-                Err((Refusal::InUse, text))
-            }
-        }
+        let named =
+            self.sessions_of(holder).filter(|(_, one)| wanted.is_none_or(|ip| has(&one.lease, ip)));
+        let Some((is_used, earlier)) = named.max_by_key(|(_, one)| one.number) else {
+            return Ok(None);
+        };
+        let ControlSession { number, name, .. } = earlier;
+        let text = match (is_used, earlier.hands_over) {
+            (true, true) => return Ok(Some(earlier.lease)),
+            (true, false) => format!(
+                "attach: session {number} ({name}) has not handed over its addresses; let its application hand over, \
+                 or end it"
+            ),
+            (false, _) => format!(
+                "attach: session {number} ({name}) begins or ends, and has the addresses; ask again"
+            ),
+        };
+        Err((Refusal::InUse, text))
+    }
+
+    /// Returns the sessions of a user and a name that have addresses of their own, each with `true` if an application uses
+    /// it.
+    fn sessions_of<'a>(
+        &'a self,
+        holder: &'a Holder,
+    ) -> impl Iterator<Item = (bool, &'a ControlSession)> {
+        let theirs =
+            self.connections.sessions().filter(|one| one.application.peer.uid == holder.uid);
+        let theirs = theirs.filter_map(|one| Some((is_used(one), one.session()?)));
+        theirs.filter(|(_, one)| one.name == holder.name && !one.lease.shared)
+    }
+
+    /// Returns the lease with an index in the pool that a session of the same user and name has: the other session replaced
+    /// it, or it the other one.
+    pub(crate) fn shared_lease(&self, holder: &Holder, host_number: u32) -> Option<Lease> {
+        let mut leases = self.sessions_of(holder).map(|(_, one)| one.lease);
+        leases.find(|lease| lease.host_number() == host_number)
     }
 
     /// Returns `true` if another session has the addresses of a connection's session, of its own or as its replacement.
@@ -142,7 +160,7 @@ impl Control {
     }
 
     /// Closes the endpoint for link control of a session, if it is the last one with these addresses: all packets are for
-    /// this session again.
+    /// this session again. If the session has yet to open the endpoint, the server closes it then.
     pub(crate) fn end_link_control(&mut self, lease: &Lease) {
         let has = |one: &&Connection| {
             let session = one.session();
@@ -156,12 +174,27 @@ impl Control {
         let Some(token) = self.connections.token_of(session) else { return };
         let is_control =
             |one: &ControlEndpoint| one.listening == Some(Listening::LinkControl) && !one.revoked;
-        let number = self.connections.session(token).and_then(|session| {
-            session.endpoints.all().find(|(_, one)| is_control(one)).map(|(number, _)| number)
-        });
+        let Some(only) = self.connections.session_mut(token) else { return };
+        let mut all = only.endpoints.all();
+        let number = all.find(|(_, one)| is_control(one)).map(|(number, _)| number);
+        drop(all);
+        only.is_alone = number.is_none();
         let Some(number) = number else { return };
         self.give_up(TakenEndpoint { token, session, number });
         self.command(Command::RevokeEndpoint { session, number }, Reply::Closed(None, None));
+    }
+
+    /// Closes the endpoints for link control of the sessions that are the last ones with their addresses, after the start of
+    /// the server: the other application may have ended while no server ran.
+    pub(crate) fn end_link_controls(&mut self) {
+        let has_control = |one: &ControlSession| {
+            let mut opened = one.endpoints.all();
+            !one.hands_over && opened.any(|(_, one)| one.listening == Some(Listening::LinkControl))
+        };
+        let sessions = self.connections.sessions().filter_map(Connection::session);
+        let leases: Vec<Lease> =
+            sessions.filter(|one| has_control(one)).map(|one| one.lease).collect();
+        leases.iter().for_each(|lease| self.end_link_control(lease));
     }
 
     /// Closes an endpoint whose flow rule another session takes over, except in the engines.

@@ -158,6 +158,7 @@ impl Control {
         }
         self.pages.users().into_iter().for_each(|uid| self.forget_user_page(uid));
         self.restore_imports();
+        self.end_link_controls();
         unused.append(&mut self.restore_released(released));
         position.begin(Phase::None);
         for (name, socket) in ports {
@@ -252,7 +253,7 @@ impl Control {
         let admission = admission.map_err(|(_, text)| (CLOSED_BY_POLICY, text))?;
         let account = admission.account(uid);
         let holder = Holder { uid, name: recorded.name.clone() };
-        let earlier = self.replaced_session(&holder, None).ok().flatten();
+        let earlier = self.shared_lease(&holder, recorded.addresses.host_number);
         let (recorded_addresses, terms) = (&recorded.addresses, &admission.terms);
         let lease =
             self.addresses.lease_again(recorded_addresses, &holder, terms, earlier.as_ref());
@@ -317,7 +318,7 @@ impl Control {
         let opened = read_open(&endpoint.request, application, session, &self.addresses);
         let mut opened = opened.map_err(text)?;
         if endpoint.revoked {
-            return Err("the policy does not grant it".to_owned());
+            return Err("the earlier server had closed it".to_owned());
         }
         let rules = self.addresses.rules();
         opened.settings = endpoint.settings.clone();

@@ -229,9 +229,20 @@ impl Stack {
         self.udp.revoke(&mut self.host, &mut self.memberships, is_ipv4, port);
     }
 
-    /// Returns the addresses of all connections, half-open ones included, and of UDP sockets with a peer.
+    /// Returns the addresses of all connections, except half-open ones, and of UDP sockets with a peer.
     pub fn flows(&self) -> impl Iterator<Item = Flow> + '_ {
         self.tcp.flows().chain(self.udp.flows(&self.host))
+    }
+
+    /// Returns the addresses of half-open connections, which listeners have yet to give out.
+    pub fn half_open_flows(&self) -> impl Iterator<Item = Flow> + '_ {
+        self.tcp.half_open_flows()
+    }
+
+    /// Fails a connection that has begun here with [`SocketError::AddressInUse`](crate::SocketError::AddressInUse), because
+    /// another host with the same addresses has its flow.
+    pub fn tcp_refuse(&mut self, now: Instant, flow: &Flow) {
+        self.tcp.refuse_flow(now, &mut self.host, flow);
     }
 
     /// Fails the listeners, and receiving by UDP sockets without a peer, with

@@ -4,8 +4,9 @@ use super::state::State;
 use super::table::Tcp;
 use super::tuple::Tuple;
 use super::{TcpState, connection::Connection};
+use crate::host::Host;
 use crate::ip;
-use crate::{Flow, ListenerId, SocketId, SocketInfo, TcpId};
+use crate::{Flow, Instant, ListenerId, SocketError, SocketId, SocketInfo, TcpId};
 
 impl Connection {
     /// Returns the state that applications see.
@@ -20,11 +21,27 @@ impl Connection {
     }
 }
 
+fn flow(Tuple { local, remote }: Tuple) -> Flow {
+    Flow { protocol: ip::TCP, local, remote }
+}
+
 impl Tcp {
-    /// Returns the addresses of all connections, also of half-open ones.
+    /// Returns the addresses of all connections that are not half-open.
     pub(crate) fn flows(&self) -> impl Iterator<Item = Flow> + '_ {
-        let connections = self.by_tuple.keys().copied().chain(self.half_open.tuples());
-        connections.map(|Tuple { local, remote }| Flow { protocol: ip::TCP, local, remote })
+        self.by_tuple.keys().copied().map(flow)
+    }
+
+    /// Returns the addresses of half-open connections.
+    pub(crate) fn half_open_flows(&self) -> impl Iterator<Item = Flow> + '_ {
+        self.half_open.tuples().map(flow)
+    }
+
+    /// Fails a connection that has begun here, because its addresses and ports are in use elsewhere.
+    pub(crate) fn refuse_flow(&mut self, now: Instant, host: &mut Host, flow: &Flow) {
+        let tuple = Tuple { local: flow.local, remote: flow.remote };
+        if let Some(index) = self.by_tuple.get(&tuple).copied() {
+            self.fail(now, host, index, SocketError::AddressInUse);
+        }
     }
 
     /// Returns all listeners and connections.

@@ -36,6 +36,8 @@ pub(crate) struct Udp {
     /// Sockets that found no room to send, each at most once.
     waiting: Vec<UdpId>,
     recent: Recent,
+    /// `true` if another host has taken over the addresses.
+    handed_over: bool,
 }
 
 impl Udp {
@@ -47,6 +49,7 @@ impl Udp {
             bindings: Bindings::new(),
             waiting: Vec::new(),
             recent: Recent::new(),
+            handed_over: false,
         }
     }
 
@@ -83,7 +86,7 @@ impl Udp {
             dropped: 0,
             error: None,
             revoked: false,
-            handed_over: false,
+            handed_over: self.handed_over,
             told: false,
             waits: false,
             options: UdpOptions::default(),
@@ -256,6 +259,7 @@ impl Udp {
 
     /// Fails receiving by the sockets that have no peer, once they have no datagram left.
     pub(crate) fn hand_over(&mut self, host: &mut Host) {
+        self.handed_over = true;
         for (socket, index) in self.sockets.iter_mut().zip(0..) {
             let Some(socket) = socket else { continue };
             socket.handed_over = true;

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use rustix::process::Signal;
-use towpath_client::{Options, Rule};
+use towpath_client::{Options, Rule, Session};
 use towpath_net::{Network, TcpListener};
 
 use crate::policies::attach_by;
@@ -149,5 +149,36 @@ fn another_user_replaces_nothing() {
             let refused = second.open(&rule.taken_over()).unwrap_err();
             assert!(refused.to_string().contains("open: "), "{refused}");
         }
+    });
+}
+
+/// A session that shares its addresses with one that it replaces is resumed with these, also beside other sessions of the same
+/// user and name.
+#[test]
+fn a_replacing_session_is_resumed_beside_others_of_its_name() {
+    towpath_testkit::isolated!(|| {
+        if !tun("replacing::a_replacing_session_is_resumed_beside_others_of_its_name") {
+            return;
+        }
+        let directory = Directory::new();
+        let mut server = serve(&directory, "s.sock", &ARGUMENTS);
+        let options = Options { name: "web".to_owned(), ..Options::default() };
+        let attach = |options: &Options| Session::attach(&server.socket, options).unwrap();
+        let mut first = attach(&options);
+        first.open(&Rule::new()).unwrap();
+        first.hand_over().unwrap();
+        let mut beside = attach(&options);
+        beside.open(&Rule::new()).unwrap();
+        let ipv4 = first.info().ipv4.map(|(ip, _)| ip);
+        let mut second = attach(&Options { ipv4, replace: Some(LIMIT), ..options.clone() });
+        assert!(second.info().replaces);
+        second.open(&Rule::new().taken_over()).unwrap();
+        kill(&server, &mut 0);
+        for (port, session) in (7..).zip([&mut first, &mut beside, &mut second]) {
+            session.open(&Rule::new().udp(port)).unwrap();
+        }
+        assert_eq!(second.info().mac, first.info().mac);
+        drop((first, beside, second));
+        assert!(server.stop(Signal::TERM).success());
     });
 }

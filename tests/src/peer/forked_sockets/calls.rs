@@ -326,7 +326,12 @@ fn link(caller: &mut Caller, mut link: SessionLink) {
     caller.denied("SessionLink::hand_over", || link.hand_over());
     let flow = Flow { protocol: 6, local: any, remote: any };
     // Without flows there is nothing to keep, to forget or to take over.
-    caller.silent("SessionLink::keep", || link.keep(&flow).is_ok());
+    caller.silent("SessionLink::keep", || link.keep(&flow).is_err());
+    caller.silent("SessionLink::next_refused", || link.next_refused().is_none());
+    caller.silent("SessionLink::cancel", || {
+        link.cancel();
+        true
+    });
     caller.silent("SessionLink::retain", || link.retain(&HashSet::new()).is_ok());
     caller.silent("SessionLink::take_over", || link.take_over().is_ok());
     caller.silent("SessionLink::lost", || link.lost() == 0);

@@ -59,3 +59,16 @@ fn a_flow_rule_changes_hands_between_two_packets() {
     world.poll_until_done();
     assert_eq!(received(&mut world, &mut far, &mut applications), [0, 0, 1]);
 }
+
+/// The session that has the rule closes in the same batch of commands.
+#[test]
+fn a_rule_of_a_session_that_closes_is_taken_over() {
+    let mut world = World::new(WaitStrategy::Poll);
+    let mut far = DeviceFarEnd::new(Box::new(world.take_far()));
+    let mut applications = vec![attach(&world, 1, None)];
+    world.poll_until_done();
+    world.give(Command::RemoveSession { number: 1, reason: 0, at_once: true });
+    applications.push(attach(&world, 2, Some(1)));
+    world.poll_until_done();
+    assert_eq!(received(&mut world, &mut far, &mut applications), [0, 1]);
+}
