@@ -842,6 +842,8 @@ fn another_sessions_endpoint_is_refused() {
 #[test]
 fn answers_are_sent_from_inside_of_a_receive() {
     const PACKETS: u32 = 1000;
+    /// Fewer than a receive queue has buffers: the engine drops none.
+    const MOST_ON_THE_WAY: u32 = 128;
     for mode in [EngineStrategy::Block, EngineStrategy::Poll] {
         let (server, _far) = serve(mode);
         let (mut a, mut b) = (attach(&server, "asks"), attach(&server, "answers"));
@@ -850,13 +852,13 @@ fn answers_are_sent_from_inside_of_a_receive() {
         let (pair, (mac_a, mac_b)) = (from_b.queue_pair(), (a.info().mac, b.info().mac));
         let (mut asked, mut answered) = (0, 0);
         while answered < PACKETS {
-            while asked < PACKETS && a.sender().has_room(from_a, 1514).unwrap() {
+            while asked < PACKETS.min(answered + MOST_ON_THE_WAY) {
                 let packet = frame(mac_b, mac_a, asked);
                 a.sender().send_bytes(from_a, &packet).unwrap();
                 asked += 1;
             }
             a.sender().flush().unwrap();
-            assert!(b.wait(Some(PATIENCE)).unwrap());
+            b.wait(Some(Duration::from_millis(1))).unwrap();
             let (mut sender, mut receiver) = b.split();
             let room = sender.slots(pair).unwrap() - sender.unsent(pair).unwrap();
             receiver
@@ -876,7 +878,8 @@ fn answers_are_sent_from_inside_of_a_receive() {
             while answered < asked && a.wait(Some(Duration::from_millis(1))).unwrap() {
                 a.receiver()
                     .receive(pair, 64, |packet| {
-                        assert_eq!(packet.contiguous().unwrap(), frame(mac_a, mac_b, answered));
+                        let expected = frame(mac_a, mac_b, answered);
+                        assert!(packet.contiguous() == Some(&expected[..]), "answer {answered}");
                         answered += 1;
                     })
                     .unwrap();
