@@ -178,7 +178,7 @@ impl Memory {
     /// # use towpath_client::*;
     /// # fn example(memory: &Memory) -> Result<(), Box<dyn std::error::Error>> {
     /// memory.write(64, b"for the peer")?;
-    /// // Whoever loads 1 sees the bytes, too.
+    /// // A reader that loads 1 also sees the bytes.
     /// memory.store(0, 1)?;
     /// # Ok(()) }
     /// ```

@@ -181,8 +181,8 @@ impl Drop for Passed<'_> {
 /// /// A frame that holds the whole PDU "hello".
 /// fn frame(channel: u32, id: u32) -> Vec<u8> {
 ///     let fragment = Fragment {
-///         destination: [2, 0, 0, 0, 0, 1],
-///         source: [2, 0, 0, 0, 0, 2],
+///         destination: [2, 0, 0, 0, 0, 1].into(),
+///         source: [2, 0, 0, 0, 0, 2].into(),
 ///         channel,
 ///         id,
 ///         total: 5,
