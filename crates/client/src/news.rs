@@ -8,6 +8,33 @@ use crate::session::Session;
 /// News that an application waits for with [`Session::wait_for`], such as messages in memory that
 /// it shares with another one. A source says whether there is any, and arranges that some event of
 /// the session ends a sleep.
+///
+/// ```no_run
+/// use std::sync::atomic::{AtomicU64, Ordering};
+/// use towpath_client::{Lost, NewsSource, Session};
+///
+/// /// A word that a thread of this process changes. That thread also wakes the session, by a packet.
+/// struct Changes<'a> {
+///     word: &'a AtomicU64,
+///     seen: u64,
+/// }
+///
+/// impl NewsSource for Changes<'_> {
+///     fn has_news(&mut self, _: &mut Session) -> Result<bool, Lost> {
+///         Ok(self.word.load(Ordering::Acquire) != self.seen)
+///     }
+///
+///     fn prepare_sleep(&mut self, _: &mut Session) -> Result<(), Lost> {
+///         Ok(())
+///     }
+///
+///     fn end_sleep(&mut self, _: &mut Session) {}
+/// }
+///
+/// fn wait(session: &mut Session, changes: &mut Changes<'_>) -> Result<bool, Lost> {
+///     session.wait_for(changes, None)
+/// }
+/// ```
 pub trait NewsSource {
     /// Returns `true` if there is news. A waiting session calls this often.
     ///

@@ -97,6 +97,16 @@ impl Rule {
     /// receives, instead of packets by a rule: see [`Session::hand_over`](crate::Session::hand_over). The rule has no field but
     /// the VLAN. The server closes the endpoint once no other session has the address. The endpoint sends what one of
     /// [`Rule::new`] does. A session has at most one such endpoint.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use towpath_client::{Options, Rule, Session};
+    /// let mut session = Session::attach("/run/towpath/eth0.sock", &Options::default())?;
+    /// let control = session.open(&Rule::new().link_control())?;
+    /// session.hand_over()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn link_control(self) -> Rule {
         Rule { flags: self.flags | message::OPEN_LINK_CONTROL, ..self }
@@ -106,6 +116,19 @@ impl Rule {
     /// ([`Options::replace`](crate::Options::replace)). Each packet reaches one of the two endpoints. The server closes the
     /// earlier endpoint ([`Session::is_revoked`](crate::Session::is_revoked)). If no endpoint has the rule, it opens as usual.
     /// Not for endpoints with out-of-band messages.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::Duration;
+    /// use towpath_client::{Options, Rule, Session};
+    ///
+    /// let replace = Some(Duration::from_secs(60));
+    /// let options = Options { name: "web".to_owned(), replace, ..Options::default() };
+    /// let mut session = Session::attach("/run/towpath/eth0.sock", &options)?;
+    /// let endpoint = session.open(&Rule::new().udp(7).taken_over())?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn taken_over(self) -> Rule {
         Rule { flags: self.flags | message::OPEN_TAKE_OVER, ..self }

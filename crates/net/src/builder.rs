@@ -128,6 +128,17 @@ impl NetworkBuilder {
     /// Replaces the newest network of the same user and name, which another process has. [`NetworkBuilder::attach`] waits up to
     /// `timeout` for that process to call [`Network::hand_over`], or to end, and gets the same addresses. Then call
     /// [`Network::take_over`]. If there is no such network, attaches as usual.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::Duration;
+    /// use towpath_net::Network;
+    ///
+    /// let builder = Network::builder().name("web").replacing(Duration::from_secs(60));
+    /// let network = builder.attach("/run/towpath/eth0.sock")?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn replacing(mut self, timeout: Duration) -> NetworkBuilder {
         self.options.replace = Some(timeout);
         self

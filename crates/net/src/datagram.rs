@@ -64,6 +64,19 @@ impl ReceivedDatagram {
 
     /// Returns the datagrams in the buffer that the call filled, at least one.
     ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (host, peer) = (switch.host()?, switch.host()?);
+    /// # let receiver = UdpSocket::bind(&peer, "10.0.0.2:7")?;
+    /// UdpSocket::bind(&host, "0.0.0.0:0")?.send_to(b"question", "10.0.0.2:7")?;
+    /// let mut buffer = [0; 65_535];
+    /// let received = receiver.recv_datagram(&mut buffer)?;
+    /// let datagrams: Vec<&[u8]> = received.datagrams(&buffer).collect();
+    /// assert_eq!(datagrams, [b"question"]);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Panics
     /// If `buffer` is shorter than `len`.
     pub fn datagrams<'a>(&self, buffer: &'a [u8]) -> impl Iterator<Item = &'a [u8]> + use<'a> {

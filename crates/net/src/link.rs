@@ -111,7 +111,7 @@ pub enum PortProtocol {
 ///
 /// impl Link for End {
 ///     fn info(&self) -> LinkInfo {
-///         LinkInfo { mac: self.mac, mtu: 1500, offload: Offload::default() }
+///         LinkInfo { mac: self.mac.into(), mtu: 1500, offload: Offload::default() }
 ///     }
 ///
 ///     fn sleep_fd(&self) -> io::Result<OwnedFd> {

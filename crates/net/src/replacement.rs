@@ -10,7 +10,23 @@ use crate::{LinkError, Network};
 /// What a link does so that a network of another process can replace this network, or this network another one. See
 /// [`Network::hand_over`] and [`Network::take_over`].
 ///
-/// The network calls these methods under its lock for the link, and not under the stack's lock: they may make system calls.
+/// The network calls these methods under its lock for the link. All but [`Replacement::is_shared`],
+/// [`Replacement::is_taken_over`] and [`Replacement::next_refused`] may make system calls: the network does not hold the stack's
+/// lock.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use towpath_client::Session;
+/// use towpath_net::{Link, Replacement, SessionLink};
+///
+/// let session = Session::attach("/run/towpath/eth0.sock", &SessionLink::options("web"))?;
+/// let mut link = SessionLink::new(session)?;
+/// // `None` for a session with an endpoint for each port.
+/// let replacement: Option<&mut dyn Replacement> = link.replacement();
+/// assert!(replacement.is_none_or(|one| !one.is_shared()));
+/// # Ok(())
+/// # }
+/// ```
 pub trait Replacement {
     /// Returns `true` if the link shares its addresses with another link. The network then tells the link of the flows that
     /// have ended.

@@ -590,6 +590,19 @@ impl UdpSocket {
     /// path's MTU is that of the network, until a router reports a smaller one. Protocols that look for the MTU
     /// themselves use this, such as QUIC (RFC 9000, 14). The network never fragments with addresses of the host.
     ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let host = switch.host()?;
+    /// use std::io::ErrorKind;
+    ///
+    /// let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// socket.set_dont_fragment(true)?;
+    /// let too_long = socket.send_to(&[0; 1500], "10.0.0.2:7").unwrap_err();
+    /// assert_eq!(too_long.kind(), ErrorKind::InvalidInput);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// Never, while the socket lives.
     pub fn set_dont_fragment(&self, dont_fragment: bool) -> io::Result<()> {
@@ -597,6 +610,15 @@ impl UdpSocket {
     }
 
     /// Returns the value set by [`UdpSocket::set_dont_fragment`].
+    ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let host = switch.host()?;
+    /// let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// assert!(!socket.dont_fragment()?);
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// Never, while the socket lives.

@@ -487,6 +487,13 @@ impl PduEndpoint {
     /// Returns how many transmit buffers are free, as last reclaimed. Sending and
     /// [`PduEndpoint::has_room`] reclaim those that the server has completed.
     ///
+    /// ```no_run
+    /// # fn example(mut pdus: towpath_pdu::PduEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+    /// println!("{} buffers are free", pdus.free_buffers()?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Lost`].
     pub fn free_buffers(&mut self) -> Result<usize, Lost> {

@@ -7,7 +7,7 @@ use crate::public_items::sources;
 use crate::structure::repository;
 
 /// The crates whose methods have examples.
-const CRATES: &[&str] = &["net", "pdu"];
+const CRATES: &[&str] = &["client", "net", "pdu"];
 
 /// Returns the name of a public function, or of a public trait, that a line declares. A trait that is not at the margin is
 /// in a private module.

@@ -55,6 +55,16 @@ impl UdpSocket {
 
     /// Returns the value set by [`UdpSocket::set_gro`].
     ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let host = switch.host()?;
+    /// let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// socket.set_gro(true)?;
+    /// assert!(socket.gro()?);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// [`LinkError::Forked`](crate::LinkError::Forked).
     pub fn gro(&self) -> io::Result<bool> {

@@ -11,6 +11,20 @@ impl UdpSocket {
     /// Receives a datagram with the fields of its header; the part beyond the buffer's length is lost, and
     /// [`ReceivedDatagram::datagram_bytes`] shows it. With [`UdpSocket::set_gro`], receives several of them.
     ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (host, peer) = (switch.host()?, switch.host()?);
+    /// # let receiver = UdpSocket::bind(&peer, "10.0.0.2:7")?;
+    /// let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// socket.set_ttl(3)?;
+    /// socket.send_to(b"question", "10.0.0.2:7")?;
+    /// let mut buffer = [0; 4];
+    /// let received = receiver.recv_datagram(&mut buffer)?;
+    /// assert_eq!((received.len, received.datagram_bytes, received.ttl), (4, 8, 3));
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
     /// # Errors
     /// As [`UdpSocket::recv_from`].
     pub fn recv_datagram(&self, buffer: &mut [u8]) -> io::Result<ReceivedDatagram> {
@@ -25,6 +39,22 @@ impl UdpSocket {
     ///
     /// The call locks the network once for all datagrams, as Linux's `recvmmsg` makes one system call. It returns 0 at once if
     /// `buffers` is empty. With [`UdpSocket::set_gro`], a buffer may hold several datagrams.
+    ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (host, peer) = (switch.host()?, switch.host()?);
+    /// # let receiver = UdpSocket::bind(&peer, "10.0.0.2:7")?;
+    /// use std::io::IoSliceMut;
+    ///
+    /// let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// socket.send_to(b"question", "10.0.0.2:7")?;
+    /// let (mut one, mut other, mut received) = ([0; 2048], [0; 2048], Vec::new());
+    /// let mut buffers = [IoSliceMut::new(&mut one), IoSliceMut::new(&mut other)];
+    /// assert_eq!(receiver.recv_many(&mut buffers, &mut received)?, 1);
+    /// println!("{} bytes from {}", received[0].len, received[0].from);
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// As [`UdpSocket::recv_from`]. An error after the first datagram comes with the next call.
@@ -71,6 +101,22 @@ impl UdpSocket {
     /// The call locks the network once for all datagrams, as Linux's `sendmmsg` makes one system call. With
     /// [`DatagramToSend::segment_bytes`], one element of `datagrams` is several datagrams, which the call sends all or not
     /// at all.
+    ///
+    /// ```
+    /// # use towpath_net::UdpSocket;
+    /// # let switch = towpath_net::testing::Switch::new();
+    /// # let (host, peer) = (switch.host()?, switch.host()?);
+    /// # let receiver = UdpSocket::bind(&peer, "10.0.0.2:7")?;
+    /// use towpath_net::DatagramToSend;
+    ///
+    /// let socket = UdpSocket::bind(&host, "0.0.0.0:0")?;
+    /// let to = receiver.local_addr()?;
+    /// let datagrams = [DatagramToSend::new(b"one", to), DatagramToSend::new(b"another", to)];
+    /// assert_eq!(socket.send_many(&datagrams)?, 2);
+    /// assert_eq!(receiver.recv(&mut [0; 2048])?, 3);
+    /// assert_eq!(receiver.recv(&mut [0; 2048])?, 7);
+    /// # std::io::Result::Ok(())
+    /// ```
     ///
     /// # Errors
     /// As [`UdpSocket::send_to`] for the first datagram; [`io::ErrorKind::AddrNotAvailable`] if its source is not an address

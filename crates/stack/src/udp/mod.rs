@@ -196,13 +196,11 @@ impl Udp {
                 host.send(now, header, hop, &mut head, piece, 6)
             })
         };
-        if !send_to(route.to) {
-            return Err(SocketError::WouldBlock);
-        }
-        if is_looped {
+        let is_sent = send_to(route.to);
+        if is_sent && is_looped {
             send_to(NextHop::Own);
         }
-        Ok(())
+        if is_sent { Ok(()) } else { Err(SocketError::WouldBlock) }
     }
 
     /// Reports the sockets that wait for room in the outbox, once half of it is free: enough to
