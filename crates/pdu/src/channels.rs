@@ -282,8 +282,8 @@ impl Channels {
     /// # /// A frame that holds a part of the PDU "hello" of channel 7.
     /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
     /// #     let fragment = Fragment {
-    /// #         destination: [2, 0, 0, 0, 0, 1],
-    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         destination: [2, 0, 0, 0, 0, 1].into(),
+    /// #         source: [2, 0, 0, 0, 0, 2].into(),
     /// #         channel: 7,
     /// #         id,
     /// #         total: 5,
@@ -320,8 +320,8 @@ impl Channels {
     /// # /// A frame that holds a part of the PDU "hello" of channel 7.
     /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
     /// #     let fragment = Fragment {
-    /// #         destination: [2, 0, 0, 0, 0, 1],
-    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         destination: [2, 0, 0, 0, 0, 1].into(),
+    /// #         source: [2, 0, 0, 0, 0, 2].into(),
     /// #         channel: 7,
     /// #         id,
     /// #         total: 5,
@@ -354,8 +354,8 @@ impl Channels {
     /// # /// A frame that holds a part of the PDU "hello" of channel 7.
     /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
     /// #     let fragment = Fragment {
-    /// #         destination: [2, 0, 0, 0, 0, 1],
-    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         destination: [2, 0, 0, 0, 0, 1].into(),
+    /// #         source: [2, 0, 0, 0, 0, 2].into(),
     /// #         channel: 7,
     /// #         id,
     /// #         total: 5,
@@ -415,8 +415,8 @@ impl Channels {
     /// # /// A frame that holds a part of the PDU "hello" of channel 7.
     /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
     /// #     let fragment = Fragment {
-    /// #         destination: [2, 0, 0, 0, 0, 1],
-    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         destination: [2, 0, 0, 0, 0, 1].into(),
+    /// #         source: [2, 0, 0, 0, 0, 2].into(),
     /// #         channel: 7,
     /// #         id,
     /// #         total: 5,
@@ -462,8 +462,8 @@ impl Channels {
     /// # /// A frame that holds a part of the PDU "hello" of channel 7.
     /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
     /// #     let fragment = Fragment {
-    /// #         destination: [2, 0, 0, 0, 0, 1],
-    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         destination: [2, 0, 0, 0, 0, 1].into(),
+    /// #         source: [2, 0, 0, 0, 0, 2].into(),
     /// #         channel: 7,
     /// #         id,
     /// #         total: 5,
@@ -501,8 +501,8 @@ impl Channels {
     /// # /// A frame that holds a part of the PDU "hello" of channel 7.
     /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
     /// #     let fragment = Fragment {
-    /// #         destination: [2, 0, 0, 0, 0, 1],
-    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         destination: [2, 0, 0, 0, 0, 1].into(),
+    /// #         source: [2, 0, 0, 0, 0, 2].into(),
     /// #         channel: 7,
     /// #         id,
     /// #         total: 5,
@@ -542,8 +542,8 @@ impl Channels {
     /// # /// A frame that holds a part of the PDU "hello" of channel 7.
     /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
     /// #     let fragment = Fragment {
-    /// #         destination: [2, 0, 0, 0, 0, 1],
-    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         destination: [2, 0, 0, 0, 0, 1].into(),
+    /// #         source: [2, 0, 0, 0, 0, 2].into(),
     /// #         channel: 7,
     /// #         id,
     /// #         total: 5,
@@ -574,8 +574,8 @@ impl Channels {
     /// # /// A frame that holds a part of the PDU "hello" of channel 7.
     /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
     /// #     let fragment = Fragment {
-    /// #         destination: [2, 0, 0, 0, 0, 1],
-    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         destination: [2, 0, 0, 0, 0, 1].into(),
+    /// #         source: [2, 0, 0, 0, 0, 2].into(),
     /// #         channel: 7,
     /// #         id,
     /// #         total: 5,

@@ -61,8 +61,8 @@ impl ReceiveCounters {
     /// # /// A frame that holds a part of the PDU "hello" of channel 7.
     /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
     /// #     let fragment = Fragment {
-    /// #         destination: [2, 0, 0, 0, 0, 1],
-    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         destination: [2, 0, 0, 0, 0, 1].into(),
+    /// #         source: [2, 0, 0, 0, 0, 2].into(),
     /// #         channel: 7,
     /// #         id,
     /// #         total: 5,
@@ -96,8 +96,8 @@ impl ReceiveCounters {
     /// # /// A frame that holds a part of the PDU "hello" of channel 7.
     /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
     /// #     let fragment = Fragment {
-    /// #         destination: [2, 0, 0, 0, 0, 1],
-    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         destination: [2, 0, 0, 0, 0, 1].into(),
+    /// #         source: [2, 0, 0, 0, 0, 2].into(),
     /// #         channel: 7,
     /// #         id,
     /// #         total: 5,

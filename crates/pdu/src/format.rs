@@ -77,8 +77,8 @@ impl Fragment {
     /// # /// A frame that holds a part of the PDU "hello" of channel 7.
     /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
     /// #     let fragment = Fragment {
-    /// #         destination: [2, 0, 0, 0, 0, 1],
-    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         destination: [2, 0, 0, 0, 0, 1].into(),
+    /// #         source: [2, 0, 0, 0, 0, 2].into(),
     /// #         channel: 7,
     /// #         id,
     /// #         total: 5,
@@ -156,8 +156,8 @@ impl Fragment {
     /// ```
     /// # use towpath_pdu::{Fragment, OVERHEAD_BYTES};
     /// let fragment = Fragment {
-    ///     destination: [2, 0, 0, 0, 0, 1],
-    ///     source: [2, 0, 0, 0, 0, 2],
+    ///     destination: [2, 0, 0, 0, 0, 1].into(),
+    ///     source: [2, 0, 0, 0, 0, 2].into(),
     ///     channel: 7,
     ///     id: 1,
     ///     total: 5,
@@ -193,8 +193,8 @@ impl Fragment {
     /// # /// A frame that holds a part of the PDU "hello" of channel 7.
     /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
     /// #     let fragment = Fragment {
-    /// #         destination: [2, 0, 0, 0, 0, 1],
-    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         destination: [2, 0, 0, 0, 0, 1].into(),
+    /// #         source: [2, 0, 0, 0, 0, 2].into(),
     /// #         channel: 7,
     /// #         id,
     /// #         total: 5,

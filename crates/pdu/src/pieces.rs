@@ -19,8 +19,8 @@ impl<'f, I: Iterator<Item = &'f [u8]>> Pieces<I> {
     /// # /// A frame that holds a part of the PDU "hello" of channel 7.
     /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
     /// #     let fragment = Fragment {
-    /// #         destination: [2, 0, 0, 0, 0, 1],
-    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         destination: [2, 0, 0, 0, 0, 1].into(),
+    /// #         source: [2, 0, 0, 0, 0, 2].into(),
     /// #         channel: 7,
     /// #         id,
     /// #         total: 5,

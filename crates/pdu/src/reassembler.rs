@@ -116,8 +116,8 @@ impl Reassembler {
     /// # /// A frame that holds a part of the PDU "hello" of channel 7.
     /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
     /// #     let fragment = Fragment {
-    /// #         destination: [2, 0, 0, 0, 0, 1],
-    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         destination: [2, 0, 0, 0, 0, 1].into(),
+    /// #         source: [2, 0, 0, 0, 0, 2].into(),
     /// #         channel: 7,
     /// #         id,
     /// #         total: 5,
@@ -323,8 +323,8 @@ impl Reassembler {
     /// # /// A frame that holds a part of the PDU "hello" of channel 7.
     /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
     /// #     let fragment = Fragment {
-    /// #         destination: [2, 0, 0, 0, 0, 1],
-    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         destination: [2, 0, 0, 0, 0, 1].into(),
+    /// #         source: [2, 0, 0, 0, 0, 2].into(),
     /// #         channel: 7,
     /// #         id,
     /// #         total: 5,
@@ -362,8 +362,8 @@ impl Reassembler {
     /// # /// A frame that holds a part of the PDU "hello" of channel 7.
     /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
     /// #     let fragment = Fragment {
-    /// #         destination: [2, 0, 0, 0, 0, 1],
-    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         destination: [2, 0, 0, 0, 0, 1].into(),
+    /// #         source: [2, 0, 0, 0, 0, 2].into(),
     /// #         channel: 7,
     /// #         id,
     /// #         total: 5,
@@ -395,8 +395,8 @@ impl Reassembler {
     /// # /// A frame that holds a part of the PDU "hello" of channel 7.
     /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
     /// #     let fragment = Fragment {
-    /// #         destination: [2, 0, 0, 0, 0, 1],
-    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         destination: [2, 0, 0, 0, 0, 1].into(),
+    /// #         source: [2, 0, 0, 0, 0, 2].into(),
     /// #         channel: 7,
     /// #         id,
     /// #         total: 5,
@@ -426,8 +426,8 @@ impl Reassembler {
     /// # /// A frame that holds a part of the PDU "hello" of channel 7.
     /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
     /// #     let fragment = Fragment {
-    /// #         destination: [2, 0, 0, 0, 0, 1],
-    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         destination: [2, 0, 0, 0, 0, 1].into(),
+    /// #         source: [2, 0, 0, 0, 0, 2].into(),
     /// #         channel: 7,
     /// #         id,
     /// #         total: 5,
@@ -458,8 +458,8 @@ impl Reassembler {
     /// # /// A frame that holds a part of the PDU "hello" of channel 7.
     /// # fn frame(id: u32, offset: usize, part: &[u8]) -> Vec<u8> {
     /// #     let fragment = Fragment {
-    /// #         destination: [2, 0, 0, 0, 0, 1],
-    /// #         source: [2, 0, 0, 0, 0, 2],
+    /// #         destination: [2, 0, 0, 0, 0, 1].into(),
+    /// #         source: [2, 0, 0, 0, 0, 2].into(),
     /// #         channel: 7,
     /// #         id,
     /// #         total: 5,
