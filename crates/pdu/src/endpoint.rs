@@ -518,7 +518,7 @@ impl PduEndpoint {
     ///
     /// ```no_run
     /// # fn example(mut pdus: towpath_pdu::PduEndpoint) -> Result<(), Box<dyn std::error::Error>> {
-    /// println!("endpoint {} of the session", pdus.endpoint().number());
+    /// println!("endpoint {} of the session", pdus.endpoint().id());
     /// # Ok(())
     /// # }
     /// ```

@@ -46,7 +46,7 @@ impl<'a> Pdu<'a> {
     /// ```
     /// # fn example(pdu: towpath_pdu::Pdu<'_>) {
     /// // The lowest bit of the first byte marks group addresses (IEEE 802).
-    /// let is_to_group = pdu.destination()[0] & 1 != 0;
+    /// let is_to_group = pdu.destination().is_multicast();
     /// # }
     /// ```
     #[must_use]
