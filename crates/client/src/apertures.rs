@@ -16,7 +16,7 @@ use crate::tripwire_table::{ImportedTripwire, Tripwire};
 /// The part of a session that asks the server for memory, apertures and tripwires
 /// ([`Session::memories`]).
 ///
-/// Each call waits for the server's answer. If the server was killed, the call goes on once another
+/// Each call waits for the server's answer. If the server was killed, the call continues once another
 /// server has resumed the session, so this part borrows all of the session.
 #[derive(Debug)]
 pub struct Memories<'a> {

@@ -284,10 +284,10 @@ pub enum SendError {
         /// The number of queue pairs of this session.
         queue_pairs: u32,
     },
-    /// The server closed the endpoint, because its policy changed.
+    /// The server closed the endpoint: its policy changed, or another session took over the flow rule.
     #[error(
-        "the driver server closed the endpoint, because its policy changed; ask the administrator \
-         for a grant, and open another endpoint"
+        "the driver server closed the endpoint: its policy changed, or another session took over the \
+         endpoint's flow rule; ask the administrator for a grant, or use the other session"
     )]
     Revoked,
     /// The payload of an out-of-band message is too long: at most 64 bytes, or 56 of a request.

@@ -18,7 +18,7 @@ use crate::transmit::Transmit;
 /// [`Options::oob_slots`](crate::Options::oob_slots).
 ///
 /// Messages leave with the next [`Sender::flush`](crate::Sender::flush) or
-/// [`Session::wait`](crate::Session::wait)(crate::Session::wait).
+/// [`Session::wait`](crate::Session::wait).
 pub struct Oob<'a> {
     transmit: &'a mut Transmit,
     status: &'a Status,

@@ -43,10 +43,10 @@ pub struct Options {
     pub ipv4: Option<Ipv4Addr>,
     /// The requested kind of addresses.
     pub addresses: Addresses,
-    /// `Some`: replaces an earlier session, the newest of the same user and name. The session gets its addresses
-    /// ([`Info::replaces`]) once that session's application has handed over ([`crate::Session::hand_over`]). Attaching waits
-    /// so long for that. If there is no such session with addresses of its own, the session gets addresses as usual.
-    /// `None`, the default: replaces no session.
+    /// `Some`: the new session replaces an earlier session, the newest session of the same user and name that has addresses
+    /// of its own. The new session gets the addresses of the earlier session ([`Info::replaces`]) once the application of the
+    /// earlier session has handed over ([`crate::Session::hand_over`]). Attaching waits at most this time for that. Without
+    /// an earlier session, the new session gets addresses as usual. `None`, the default: replaces no session.
     pub replace: Option<Duration>,
     /// `true` to ask for a hardware queue of the session's own, from which packets come without a
     /// copy by the server. Attaching fails if the policy grants none or none is free;
@@ -228,8 +228,8 @@ pub struct Info {
     /// it uses, and learns link addresses from the endpoint of
     /// [`Rule::neighbours`](crate::Rule::neighbours).
     pub shared: bool,
-    /// `true` if another session has the same addresses, which this session is to replace, or which replaces this session
-    /// ([`Options::replace`]).
+    /// `true` if another session has the same addresses: this session replaces that session, or that session replaces this
+    /// session ([`Options::replace`]). The server says so when the session attaches, and when a session is resumed.
     pub replaces: bool,
     /// `true` if no endpoint can receive all packets: the addresses are shared, or the grant limits
     /// ports or ethertypes.

@@ -35,7 +35,7 @@ pub(crate) struct Receive {
 /// [`Session::split`](crate::Session::split)).
 ///
 /// It takes no time to get a receiver, so an application gets one where it receives, or keeps one.
-/// Dropping it changes nothing: packets that wait go on waiting.
+/// Dropping it changes nothing: packets that wait stay in the queue.
 pub struct Receiver<'a> {
     receive: &'a mut Receive,
     status: &'a Status,

@@ -6,12 +6,12 @@ use crate::error::OpenError;
 use crate::session::Session;
 
 impl Session {
-    /// Lets a session that replaces this one have its addresses, and take over its flow rules. That is a session of the same
-    /// user and name with [`Options::replace`](crate::Options::replace). This session receives as before until the other one
-    /// takes a rule over ([`Rule::taken_over`](crate::Rule::taken_over)).
+    /// Lets a new session have the addresses of this session, and take over its flow rules. The new session has the same
+    /// user and name, and [`Options::replace`](crate::Options::replace). This session receives as before until the new
+    /// session takes a rule over ([`Rule::taken_over`](crate::Rule::taken_over)).
     ///
-    /// To keep flows, such as open connections, the application opens an endpoint for each before, with a rule of all
-    /// addresses and ports: the more specific rule wins. It opens an endpoint of
+    /// To keep flows, such as open connections, the application first opens an endpoint for each flow, with both addresses
+    /// and both ports in its rule: the more specific rule wins. It opens an endpoint of
     /// [`Rule::link_control`](crate::Rule::link_control) too, to learn link addresses afterwards. `Network::hand_over` of
     /// towpath-net does all of this.
     ///

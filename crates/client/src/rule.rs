@@ -93,10 +93,11 @@ impl Rule {
         Rule { flags: message::OPEN_NEIGHBOURS, ..Rule::default() }
     }
 
-    /// Receives a copy of each ARP, ICMP and ICMPv6 packet to the session's MAC address that another session with that address
-    /// receives, instead of packets by a rule: see [`Session::hand_over`](crate::Session::hand_over). The rule has no field but
-    /// the VLAN. The server closes the endpoint once no other session has the address. The endpoint sends what one of
-    /// [`Rule::new`] does. A session has at most one such endpoint.
+    /// Receives no packets by a rule, but copies of the link control of the session's MAC address: ARP, ICMP and ICMPv6
+    /// packets, and later fragments, that another session with this address receives. See
+    /// [`Session::hand_over`](crate::Session::hand_over). The rule has no field but the VLAN. The server closes the endpoint
+    /// when the last other session with the address ends. The endpoint may send what an endpoint of [`Rule::new`] may send.
+    /// A session has at most one such endpoint.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

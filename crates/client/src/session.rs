@@ -60,7 +60,7 @@ pub struct Session {
     pub(crate) oob: Option<Box<OobQueues>>,
     /// The session's apertures and tripwires, if it can have any.
     pub(crate) apertures: Option<Box<Apertures>>,
-    /// The counts of waiting. The parts have the others.
+    /// The sleeps, wake-ups and resumptions; the other fields are zero.
     pub(crate) statistics: Statistics,
     /// What the client needs when the server is killed; `None` if no server resumes the session.
     pub(crate) resumable: Option<Resumable>,
@@ -343,8 +343,9 @@ impl Session {
         self.info = info;
     }
 
-    /// Returns why the session is over, if it is, as far as the client knows. Only
-    /// [`Session::wait`] and the calls before a sleep notice that the server has ended.
+    /// Returns why the session is over, if it is, as far as the client knows.
+    /// [`Session::wait`], [`Session::arm`] and requests to the server notice that the server has ended. Calls
+    /// that send and receive do not.
     ///
     /// ```
     /// # use towpath_client::*;
@@ -411,8 +412,9 @@ impl Session {
         self.receive.lane_bytes()
     }
 
-    /// Returns `true` if the server closed an endpoint of this session because its policy changed.
-    /// The endpoint receives and sends nothing any more, and keeps its number until the application
+    /// Returns `true` if the server closed an endpoint of this session: its policy changed, another session
+    /// took over the endpoint's flow rule ([`Session::hand_over`]), or an endpoint for link control has no
+    /// more use ([`Rule::link_control`](crate::Rule::link_control)). The endpoint receives and sends nothing any more, and keeps its number until the application
     /// closes it. The session learns of it with the next event or when it sends, and
     /// [`Session::wait`] returns once.
     ///
@@ -420,7 +422,7 @@ impl Session {
     /// # use towpath_client::*;
     /// # fn example(session: &Session, endpoint: Endpoint) {
     /// if session.is_revoked(endpoint) {
-    ///     println!("the policy grants the endpoint no more");
+    ///     println!("the server has closed the endpoint");
     /// }
     /// # }
     /// ```
@@ -430,8 +432,8 @@ impl Session {
         self.status.is_revoked(endpoint)
     }
 
-    /// Returns the number of endpoints that the server closed because its policy changed, as far as
-    /// the client knows.
+    /// Returns the number of endpoints of which [`Session::is_revoked`] is `true`, as far as the client
+    /// knows.
     ///
     /// ```
     /// # use towpath_client::*;

@@ -30,13 +30,13 @@ pub(crate) struct Transmit {
     pub(crate) direct_bytes: usize,
     pub(crate) pool: TransmitPool,
     pub(crate) free: FreeBuffers,
-    /// The buffers that the application reserved, and has dropped without sending them.
+    /// The pool as the reserved buffers know it, with the dropped buffers that the client has yet to free.
     pub(crate) lent: Arc<LentBuffers>,
     pub(crate) expedited_queue_pair: Option<QueuePair>,
     pub(crate) hold: DoorbellHold,
     /// Queue pairs with packets that are not published.
     pub(crate) dirty: Vec<u32>,
-    /// The counts of sending. The others are zero.
+    /// The counts that sending changes; the other fields are zero.
     pub(crate) statistics: Statistics,
 }
 

@@ -236,8 +236,8 @@ pub enum Listening {
     Promiscuous,
     /// The endpoint receives a copy of every packet in either direction.
     Capture,
-    /// The endpoint receives a copy of each ARP, ICMP and ICMPv6 packet to its session's MAC address that an endpoint of
-    /// another session receives.
+    /// The endpoint receives a copy of each ARP, ICMP and ICMPv6 packet, and of each later fragment, to its session's MAC
+    /// address that an endpoint of another session receives.
     LinkControl,
 }
 

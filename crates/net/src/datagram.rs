@@ -38,7 +38,7 @@ use towpath_stack::{Outgoing, Received};
 pub struct ReceivedDatagram {
     /// The number of bytes in the buffer.
     pub len: usize,
-    /// The length of each datagram in the buffer but the last, in bytes. The last one may be shorter. It is `len`, for one
+    /// The length in bytes of each datagram in the buffer, except the last, which may be shorter. Equals `len`, for one
     /// datagram, unless [`UdpSocket::set_gro`](crate::UdpSocket::set_gro) is on.
     pub stride: usize,
     /// The length of the datagrams in the buffer. It exceeds `len` if the buffer was too short for one datagram; the rest is
@@ -121,8 +121,8 @@ pub struct DatagramToSend<'a> {
     pub tos: Option<u8>,
     /// The time to live (IPv4) or hop limit (IPv6), 1 to 255.
     pub ttl: Option<NonZeroU8>,
-    /// Each so many bytes of the data become a datagram, and the rest the last one (`UDP_SEGMENT` of udp(7)). `None`, the
-    /// default, for one datagram. The network sends all of these datagrams or, without room, none. It does not fragment
+    /// The length in bytes of the datagrams into which the network cuts the data; the last datagram may be shorter
+    /// (`UDP_SEGMENT` of udp(7)). `None`, the default, for one datagram. The network sends all of these datagrams or, without room, none. It does not fragment
     /// them.
     ///
     /// Limits: 64 datagrams; 65 507 bytes in all over IPv4, and 65 527 over IPv6; for each datagram the path's MTU, without

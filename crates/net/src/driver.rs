@@ -212,7 +212,7 @@ impl SharedNetwork {
         }
     }
 
-    /// Has the link keep new flows and close those that have ended, once in a while, if it shares its addresses.
+    /// Has the link keep new flows and close ended flows, when it is time, during a replacement.
     fn update_flows(&self, link: &mut dyn Link) -> Result<(), LinkError> {
         let now = self.clock.now();
         let mut core = self.core();

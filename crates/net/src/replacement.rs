@@ -51,13 +51,14 @@ pub trait Replacement {
     /// If the link is dead.
     fn retain(&mut self, open: &HashSet<Flow>) -> Result<bool, LinkError>;
 
-    /// Returns a connection that begins here, and whose flow the other link has. The network fails the connection.
+    /// Removes and returns the flow of a connection that cannot begin here, because the other link has the flow; `None` if
+    /// there is none. The network fails the connection.
     fn next_refused(&mut self) -> Option<Flow>;
 
     /// Lets the other link take over all packets that belong to no kept flow.
     ///
     /// # Errors
-    /// If the link is dead.
+    /// If the server refuses, for instance because the session has a hardware queue; if the link is dead.
     fn hand_over(&mut self) -> io::Result<()>;
 
     /// Gives up a hand-over that has failed: the link continues as before [`Replacement::begin`].
@@ -66,10 +67,10 @@ pub trait Replacement {
     /// Returns `true` once the other link has taken over.
     fn is_taken_over(&self) -> bool;
 
-    /// Takes over all packets that belong to no flow which the earlier link keeps. Does nothing if this link replaces none.
+    /// Takes over all packets that belong to no flow which the earlier link keeps. Does nothing if this link replaces no other link.
     ///
     /// # Errors
-    /// If the link is dead.
+    /// If the server refuses the endpoint for all packets, or the link is dead.
     fn take_over(&mut self) -> io::Result<()>;
 }
 
@@ -85,7 +86,8 @@ impl Network {
     /// [`io::ErrorKind::AddrNotAvailable`]. The same holds for receiving by UDP sockets without a peer. A program then
     /// finishes its connections ([`Network::drain`]), and ends. It may still make new connections.
     ///
-    /// Each kept flow takes an endpoint of the session: 1024 by default
+    /// Each kept flow takes an endpoint of the session, beside the endpoint for all packets and that for link control. A
+    /// session has 1024 endpoints by default
     /// ([`Options::endpoints`](towpath_client::Options::endpoints), in [`NetworkBuilder::session`](crate::NetworkBuilder::session)).
     ///
     /// ```no_run
@@ -114,7 +116,8 @@ impl Network {
     /// # Errors
     /// [`io::ErrorKind::Unsupported`] if the session has an endpoint for each port: it shares the host's addresses, or its
     /// ports are limited. [`io::ErrorKind::QuotaExceeded`] if the session has too few endpoints for the open flows: this
-    /// network then continues as before. If the link is dead.
+    /// network then continues as before. [`io::ErrorKind::InvalidInput`] if this network has yet to call
+    /// [`Network::take_over`] itself. [`io::ErrorKind::Other`] if the session has a hardware queue. If the link is dead.
     ///
     /// [`TcpListener::accept`]: crate::TcpListener::accept
     pub fn hand_over(&self) -> io::Result<()> {
@@ -158,7 +161,8 @@ impl Network {
     /// ```
     ///
     /// # Errors
-    /// If the link is dead.
+    /// [`io::ErrorKind::PermissionDenied`], [`io::ErrorKind::AddrInUse`] or [`io::ErrorKind::QuotaExceeded`] if the server
+    /// refuses the endpoint for all packets; if the link is dead.
     pub fn take_over(&self) -> io::Result<()> {
         self.checked()?.take_over()
     }

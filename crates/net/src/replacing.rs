@@ -7,7 +7,7 @@ use towpath_stack::{Flow, Instant, SocketError, Stack};
 
 use crate::{Link, LinkError};
 
-/// The interval at which a network that shares its addresses closes the flows that have ended.
+/// The interval at which a network closes the flows that have ended, while another network has the same addresses.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How far the replacement of a network has got.
@@ -79,7 +79,7 @@ pub(crate) fn open_flows(stack: &Stack) -> HashSet<Flow> {
 pub(crate) fn update_flows(link: &mut dyn Link, open: &HashSet<Flow>) -> Result<bool, LinkError> {
     let Some(shared) = link.replacement() else { return Ok(false) };
     let has_more = shared.retain(open)?;
-    // Without room for one, there is none for the others. The next update tries again.
+    // After the first refusal, the session has no endpoint for further flows either. The next update tries again.
     let _ = open.iter().try_for_each(|flow| shared.keep(flow));
     Ok(has_more)
 }

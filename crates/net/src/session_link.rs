@@ -45,7 +45,7 @@ pub struct SessionLink {
 
 /// The endpoints of a session's host.
 enum Endpoints {
-    /// One for all packets.
+    /// An endpoint for all packets, and those that a replacement needs.
     Whole(Box<Whole>),
     /// One for each port.
     ByPort(Box<Ports>),

@@ -385,7 +385,7 @@ impl TcpStream {
     ///
     /// # Errors
     /// [`io::ErrorKind::NotConnected`] before the peer has answered a connect, and once the connection is over: after a
-    /// reset, or after both ends of the stream.
+    /// reset, or once both sides have ended their direction.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         self.stack(Stack::tcp_peer)
     }

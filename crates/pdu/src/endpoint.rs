@@ -505,7 +505,7 @@ impl PduEndpoint {
     /// ```no_run
     /// # fn example(mut pdus: towpath_pdu::PduEndpoint) -> Result<(), Box<dyn std::error::Error>> {
     /// let info = pdus.session().info();
-    /// println!("this endpoint is at {:02x?}, with an MTU of {} bytes", info.mac, info.mtu);
+    /// println!("this endpoint is at {}, with an MTU of {} bytes", info.mac, info.mtu);
     /// # Ok(())
     /// # }
     /// ```

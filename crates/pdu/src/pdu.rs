@@ -33,7 +33,7 @@ impl<'a> Pdu<'a> {
     ///
     /// ```
     /// # fn example(pdu: towpath_pdu::Pdu<'_>) {
-    /// println!("from {:02x?}", pdu.source());
+    /// println!("from {}", pdu.source());
     /// # }
     /// ```
     #[must_use]
@@ -45,7 +45,6 @@ impl<'a> Pdu<'a> {
     ///
     /// ```
     /// # fn example(pdu: towpath_pdu::Pdu<'_>) {
-    /// // The lowest bit of the first byte marks group addresses (IEEE 802).
     /// let is_to_group = pdu.destination().is_multicast();
     /// # }
     /// ```
@@ -73,7 +72,7 @@ impl<'a> Pdu<'a> {
     ///
     /// ```
     /// # fn example(pdu: towpath_pdu::Pdu<'_>) {
-    /// println!("PDU {} of {:02x?}", pdu.id(), pdu.source());
+    /// println!("PDU {} of {}", pdu.id(), pdu.source());
     /// # }
     /// ```
     #[must_use]

@@ -42,7 +42,7 @@ pub mod store;
 /// | 9 | the version after 0.1.0 | the server pages have a line of accounts; [`message::OPEN_WITHIN_VLAN`] |
 /// | 10 | the version after 0.1.0 | [`oob`]: queues of messages, [`message::OPEN_OUT_OF_BAND`] |
 /// | 11 | the version after 0.1.0 | [`apertures`] and [`requests`]: [`message::Attach`] has two more fields; [`layout::ALLOCATES_SINCE`] |
-/// | 12 | the version after 0.1.0 | hand-over: [`message::ATTACH_REPLACE`], [`message::OPEN_TAKE_OVER`], [`message::OPEN_LINK_CONTROL`] |
+/// | 12 | the version after 0.1.0 | hand-over: [`message::Message::HandOver`], [`message::ATTACH_REPLACE`], [`message::REPLACES`], [`message::OPEN_TAKE_OVER`], [`message::OPEN_LINK_CONTROL`] |
 pub const VERSION: u16 = 12;
 /// The oldest version that a server speaks.
 pub const OLDEST_VERSION: u16 = 8;

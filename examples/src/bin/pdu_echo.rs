@@ -12,9 +12,8 @@ use std::collections::VecDeque;
 use std::error::Error;
 use std::ffi::OsString;
 use std::process::ExitCode;
-use towpath_client::MacAddr;
 
-use towpath_pdu::{Options, PduEndpoint, SendError, Session, SessionOptions};
+use towpath_pdu::{MacAddr, Options, PduEndpoint, SendError, Session, SessionOptions};
 
 /// The maximum number of answers kept while there is no room; the program drops further ones, as
 /// any network does.
@@ -38,7 +37,7 @@ fn serve([path]: [OsString; 1]) -> Result<(), Box<dyn Error>> {
             if answers.len() < KEPT {
                 let mut bytes = Vec::new();
                 pdu.append_to(&mut bytes);
-                answers.push_back((pdu.source().octets().into(), pdu.channel(), bytes));
+                answers.push_back((pdu.source(), pdu.channel(), bytes));
             }
         })?;
         while let Some((to, channel, bytes)) = answers.front() {

@@ -7,8 +7,8 @@
 //! cargo run --bin quic -- kernel DIRECTORY 10.77.0.2:4433,20
 //! ```
 //!
-//! With `kernel` in place of the server's socket, a socket of the kernel is used. The directory has the certificate and the
-//! key. Who starts first makes both. A number after the address is how often the client sends all streams;
+//! With `kernel` in place of the server's socket, the program uses a socket of the kernel. The directory has the certificate and the
+//! key. The program that starts first makes both. A number after the address is how often the client sends all streams;
 //! by default once. Such a client sends no large packets: the server of a veth in generic mode loses them
 //! (docs/coexistence.md).
 

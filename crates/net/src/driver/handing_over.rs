@@ -48,7 +48,8 @@ impl SharedNetwork {
         for some in flows.chunks(FLOWS_AT_ONCE) {
             self.with_replacement(|link| some.iter().try_for_each(|flow| link.keep(flow)))?;
         }
-        // A flood of these does not prevent a hand-over: those without room begin anew with the other network.
+        // A flood of half-open connections does not prevent a hand-over: the new network resets a connection
+        // for which there is no endpoint.
         for some in half_open.chunks(FLOWS_AT_ONCE) {
             let kept =
                 self.with_replacement(|link| some.iter().try_for_each(|flow| link.keep(flow)));

@@ -34,12 +34,13 @@ struct Held {
     meta: Meta,
 }
 
-/// The connections that need flows.
+/// The connections that need endpoints of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kept {
-    /// All: the other link has the endpoint for all packets, or takes it over.
+    /// All connections: the other link has the endpoint for all packets, or is to take it over.
     All,
-    /// Those that begin here, so that they have no flow of the other link. This link has the endpoint for all packets.
+    /// The connections that this host begins. This link has the endpoint for all packets, which receives the packets of
+    /// accepted connections.
     Begun,
 }
 
@@ -49,13 +50,14 @@ pub(super) struct Flows {
     rule: Rule,
     /// The endpoint for link control.
     control: Endpoint,
+    /// The endpoints of flows.
     open: HashMap<Flow, Endpoint>,
     held: Vec<Held>,
     /// The connections that cannot begin, because the other link has their flows.
     refused: Vec<Flow>,
     /// The connections that need flows.
     kept: Kept,
-    /// `true` once no other link has the addresses.
+    /// `true` if the next flushes close all flows.
     ends: bool,
     /// `true` if no other link has the addresses, although the link still needs the endpoint for link control.
     alone: bool,
@@ -303,7 +305,7 @@ fn flow_of(frame: &[u8]) -> Option<(Flow, First)> {
     Some((Flow { protocol, local, remote }, first))
 }
 
-/// Returns the session's error as that of a link.
+/// Returns the link's error if the session is over; `None` if the server refused a request.
 fn lost_by(error: OpenError) -> Option<LinkError> {
     match error {
         OpenError::Lost(lost) => Some(lost.into()),

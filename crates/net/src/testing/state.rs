@@ -21,7 +21,7 @@ use crate::driver::SharedNetwork;
 use crate::lock::lock;
 
 const ETHERNET_BYTES: usize = 14;
-/// The bytes of a frame of which a fault chooses one.
+/// The number of bytes behind the Ethernet header in which a fault inverts a bit, also of a longer frame.
 const MTU: usize = 1500;
 /// How long a step of the clock waits for the hosts to handle what is due.
 pub(super) const PATIENCE: Duration = Duration::from_millis(20);
@@ -72,7 +72,7 @@ pub(super) struct State {
     /// Frames that the filter holds, with the indices of their receivers.
     pub(super) held: VecDeque<(usize, Vec<u8>)>,
     pub(super) counters: SwitchCounters,
-    /// The frames that took a way of some time so far.
+    /// The number of the latest frame on its way to a host, by which frames of one time keep their order.
     under_way: u64,
 }
 

@@ -84,9 +84,9 @@ pub const OPEN_OUT_OF_BAND: u32 = 64;
 /// hand-over message. The engine gives the rule to the new endpoint and closes the earlier one between two packets.
 /// Without such an endpoint, opens as usual. Excludes [`OPEN_OUT_OF_BAND`] and ways to listen without a rule.
 pub const OPEN_TAKE_OVER: u32 = 128;
-/// Receives a copy of each ARP, ICMP and ICMPv6 packet to the session's MAC address which another session with that
-/// address receives. For sessions with addresses of their own; excludes a flow rule. The endpoint sends as one of a rule
-/// without fields.
+/// Receives a copy of each ARP, ICMP and ICMPv6 packet, and of each later fragment, to the session's MAC address which
+/// another session with that address receives. For sessions with addresses of their own; excludes a flow rule. The
+/// endpoint may send what an endpoint of a rule without fields may send.
 pub const OPEN_LINK_CONTROL: u32 = 256;
 /// All `OPEN_…` bits.
 pub const OPEN_ALL: u32 = 511;

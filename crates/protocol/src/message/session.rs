@@ -44,8 +44,8 @@ pub const ATTACH_SHARED: u32 = 2;
 
 /// Asks for a hardware queue of the session's own.
 pub const ATTACH_OWN_QUEUE: u32 = 4;
-/// Asks for the addresses of the session that replaces an earlier one: those of the newest session of the same user and
-/// name, if there is one with addresses of its own. Otherwise, the session gets addresses as usual.
+/// Asks for the addresses of an earlier session, which the new session replaces: the newest session of the same user
+/// and name that has addresses of its own. Without such a session, the new session gets addresses as usual.
 pub const ATTACH_REPLACE: u32 = 8;
 /// All `ATTACH_…` bits.
 pub const ATTACH_ALL: u32 = 15;

@@ -1,7 +1,7 @@
 //! The replacement of a session by another session of the same user and name, without an interruption.
 //!
 //! 1. The earlier application gives each open connection an endpoint with the connection's exact flow. Then it sends a
-//!    hand-over message. It goes on receiving all other packets.
+//!    hand-over message. It continues to receive all other packets.
 //! 2. The new application attaches and gets the same addresses. It receives nothing yet.
 //! 3. The new application opens endpoints and takes the flow rules over. Each change of hands is one step of the engine, so
 //!    each packet has a receiver.
@@ -23,7 +23,7 @@ use crate::engines::Reply;
 use crate::open::read_open;
 use crate::refusal::Refused;
 
-/// An endpoint of another session.
+/// An endpoint whose flow rule another session takes over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TakenEndpoint {
     /// The token of the session's connection.
@@ -106,14 +106,15 @@ impl Control {
         theirs.filter(|(_, one)| one.name == holder.name && !one.lease.shared)
     }
 
-    /// Returns the lease with an index in the pool that a session of the same user and name has: the other session replaced
-    /// it, or it the other one.
+    /// Returns the lease with an index in the pool, if a session of the same user and name has it: one of the two sessions
+    /// replaces the other session.
     pub(crate) fn shared_lease(&self, holder: &Holder, host_number: u32) -> Option<Lease> {
         let mut leases = self.sessions_of(holder).map(|(_, one)| one.lease);
         leases.find(|lease| lease.host_number() == host_number)
     }
 
-    /// Returns `true` if another session has the addresses of a connection's session, of its own or as its replacement.
+    /// Returns `true` if another session has the addresses of a connection's session: one of the two sessions replaces the
+    /// other session.
     pub(crate) fn has_companion(&self, token: u64) -> bool {
         let Some(session) = self.connections.session(token) else { return false };
         let (number, host_number) = (session.number, session.lease.host_number());
@@ -197,7 +198,7 @@ impl Control {
         leases.iter().for_each(|lease| self.end_link_control(lease));
     }
 
-    /// Closes an endpoint whose flow rule another session takes over, except in the engines.
+    /// Marks an endpoint as revoked, in the record too, and forgets its flow rule. The caller has the engines close it.
     pub(super) fn give_up(&mut self, taken: TakenEndpoint) {
         let Some(of) = self.connections.with_session(taken.token) else { return };
         let Some(opened) = of.session.endpoints.get_mut(taken.number) else { return };
