@@ -20,8 +20,6 @@ use towpath_client::{
     SendError, Session,
 };
 
-const TCP: u8 = 6;
-
 fn main() -> ExitCode {
     let about = "Sends out-of-band messages back; with an address, sends lines there.";
     towpath_examples::run("oob_echo SOCKET [ADDRESS:PORT]", about, act)
@@ -35,7 +33,8 @@ fn act([path, to]: [OsString; 2]) -> Result<(), Box<dyn Error>> {
     }
     let to = to.to_string_lossy();
     let at: SocketAddr = to.parse().map_err(|_| format!("{to}: not as 10.77.0.2:7"))?;
-    ask(session, OobAddress { ip: at.ip(), protocol: TCP, port: at.port() })
+    // Protocol 6 is TCP.
+    ask(session, OobAddress { ip: at.ip(), protocol: 6, port: at.port() })
 }
 
 /// Accepts connections, each at an endpoint of its own, and answers.
