@@ -312,6 +312,7 @@ fn control() -> Vec<(&'static str, Vec<u8>)> {
             0,
         ),
         ("release", Message::Release(Release { kind: RELEASE_APERTURE, number: 1 }), 0),
+        ("hand-over", Message::HandOver, 0),
         ("done", Message::Done, 0),
         ("done-too-many-descriptors", Message::Done, 8),
         ("error", refused.clone(), 0),
