@@ -395,7 +395,7 @@ impl LentBuffer {
         let bytes = pool.memory.range(pool.offset + start, len)?;
         // SAFETY: the range is inside of the pool, which is mapped for writing as long as `memory`
         // lives. Only this process writes the pool, the server reads only buffers that are in a
-        // queue, and the buffer is neither free nor in a queue: this value alone stands for it, and
+        // queue, and the buffer is neither free nor in a queue: only this value stands for it, and
         // `&mut self` is the only access.
         Some(unsafe { std::slice::from_raw_parts_mut(bytes.as_ptr(), len) })
     }

@@ -8,7 +8,7 @@
 //!
 //! # Many connections in one thread
 //!
-//! Bytes that a peer does not read yet wait in the program, which meanwhile reads nothing more from this peer.
+//! Bytes that a peer does not read yet wait in the program. Until they are sent, the program reads nothing more from this peer.
 //!
 //! ```
 //! use std::collections::HashMap;

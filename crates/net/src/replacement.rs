@@ -8,7 +8,12 @@ use towpath_stack::Flow;
 use crate::{LinkError, Network};
 
 /// What a link does so that a network of another process can replace this network, or this network another one. See
-/// [`Network::hand_over`] and [`Network::take_over`].
+/// [`Network::hand_over`] and [`Network::take_over`]. A flow is the addresses and ports of a socket and its peer; the other link
+/// is the one that replaces this link, or that this link replaces.
+///
+/// To hand over, the network calls [`begin`](Replacement::begin), [`retain`](Replacement::retain) until nothing is left,
+/// [`keep`](Replacement::keep) for each open flow, and [`hand_over`](Replacement::hand_over); after a failure,
+/// [`cancel`](Replacement::cancel). While the link shares its addresses, the network calls `retain` and `keep` once a second.
 ///
 /// The network calls these methods under its lock for the link. All but [`Replacement::is_shared`],
 /// [`Replacement::is_taken_over`] and [`Replacement::next_refused`] may make system calls: the network does not hold the stack's
@@ -143,7 +148,7 @@ impl Network {
 
     /// Takes over from the network that this one replaces: new connections, and datagrams that are for no socket with a peer
     /// there, arrive here from now on. Call it once the listeners are bound. Before, this network receives nothing but the
-    /// packets of its own connections. Does nothing if this network replaces none.
+    /// packets of its own connections. Does nothing if this network replaces no other network.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

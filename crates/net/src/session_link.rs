@@ -315,7 +315,11 @@ impl Link for SessionLink {
     }
 
     fn room(&mut self, len: usize) -> bool {
-        self.session.sender().has_room_in(QUEUE_PAIR, len) == Ok(true)
+        let has_room = match &self.endpoints {
+            Endpoints::Whole(whole) => whole.has_room(),
+            Endpoints::ByPort(_) => true,
+        };
+        has_room && self.session.sender().has_room_in(QUEUE_PAIR, len) == Ok(true)
     }
 
     fn transmit(&mut self, len: usize, meta: Meta, fill: &mut dyn FnMut(&mut [u8])) -> bool {

@@ -35,7 +35,7 @@ impl Channel {
     /// messages, or the room that it waits for. The application calls this after it has sent or
     /// received what there was, and before it does something else; [`Channel::wait`] does so by
     /// itself. If the peer is awake, this costs at most four stores to shared words, a barrier, and
-    /// loads; if there is nothing to show, loads alone. Once the channel has ended, it shows nothing.
+    /// loads; if there is nothing to show, only loads. Once the channel has ended, it shows nothing.
     ///
     /// ```
     /// # use towpath_client::*;

@@ -213,7 +213,7 @@ impl ReceivedMessage<'_> {
     }
 
     /// Copies bytes of the message, from its byte `at` on. A hostile peer can change them until
-    /// the copy is made, so a program decides by its copy alone.
+    /// the copy is made, so a program decides only by its copy.
     ///
     /// ```
     /// # use towpath_client::*;

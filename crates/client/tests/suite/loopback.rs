@@ -838,7 +838,7 @@ fn another_sessions_endpoint_is_refused() {
     server.stop().unwrap();
 }
 
-/// An application reads a packet in place, and writes its answer in place meanwhile.
+/// An application writes its answer in place while it reads the packet in place.
 #[test]
 fn answers_are_sent_from_inside_of_a_receive() {
     const PACKETS: u32 = 1000;

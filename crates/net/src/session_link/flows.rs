@@ -8,20 +8,17 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use towpath_client::{Endpoint, OpenError, Refusal, Rule, Session};
-use towpath_packet::headers::{Headers, Network};
+use towpath_client::{Endpoint, OpenError, Refusal, Rule, SendError, Session};
+use towpath_packet::headers::{
+    ETHERTYPE_IPV4, ETHERTYPE_IPV6, Headers, Network, PROTOCOL_TCP, PROTOCOL_UDP,
+};
 use towpath_packet::transport::{Transport, tcp_flags};
 use towpath_stack::{Flow, Meta};
 
 use super::ports::refused;
 use crate::LinkError;
 
-const ETHERTYPE_IPV4: u16 = 0x0800;
-const ETHERTYPE_IPV6: u16 = 0x86dd;
-const PROTOCOL_TCP: u8 = 6;
-const PROTOCOL_UDP: u8 = 17;
-
-/// The most frames that wait for their flow. TCP repeats one that finds no room.
+/// The most frames that wait for their flow. The link has no room for another frame until a flush.
 const MOST_HELD: usize = 256;
 
 /// The flows that the link closes at once. Each takes a request to the server.
@@ -34,7 +31,7 @@ struct Held {
     meta: Meta,
 }
 
-/// The connections that need endpoints of their own.
+/// The connections that need an endpoint each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kept {
     /// All connections: the other link has the endpoint for all packets, or is to take it over.
@@ -118,12 +115,15 @@ impl Flows {
             Some(endpoint) => Some(*endpoint),
             None if !needs_flow || self.ends => Some(self.control),
             None => {
-                if self.held.len() < MOST_HELD {
-                    self.held.push(Held { flow, frame: frame.to_vec(), meta });
-                }
+                self.held.push(Held { flow, frame: frame.to_vec(), meta });
                 None
             }
         }
+    }
+
+    /// Returns `true` if no further frame can wait for its flow.
+    pub(super) fn is_full(&self) -> bool {
+        self.held.len() >= MOST_HELD
     }
 
     /// Opens the flows of the frames that wait, and sends these. Returns `true` once the link needs no flows any more.
@@ -167,12 +167,15 @@ impl Flows {
                     None => continue,
                 },
             };
-            // Without room, TCP repeats the frame.
-            let _ = session.sender().send(endpoint, frame.len(), meta, |parts| {
+            let sent = session.sender().send(endpoint, frame.len(), meta, |parts| {
                 if let [whole] = parts {
                     whole.copy_from_slice(&frame);
                 }
             });
+            if sent == Err(SendError::Full) {
+                // The next flush tries again.
+                self.held.push(Held { flow, frame, meta });
+            }
         }
         Ok(())
     }

@@ -54,6 +54,12 @@ impl Whole {
         }
     }
 
+    /// Returns `true` unless too many frames wait for their flows.
+    #[inline]
+    pub(super) fn has_room(&self) -> bool {
+        self.flows.as_ref().is_none_or(|flows| !flows.is_full())
+    }
+
     /// Queues a frame, as [`Link::transmit`](crate::Link::transmit).
     pub(super) fn transmit(
         &mut self,
@@ -62,6 +68,9 @@ impl Whole {
         meta: Meta,
         fill: &mut dyn FnMut(&mut [u8]),
     ) -> bool {
+        if !self.has_room() {
+            return false;
+        }
         // A buffer has room for the longest packet.
         let sent = match (&mut self.flows, self.all) {
             (None, Some(all)) => session.sender().send(all, len, meta, |parts| {
